@@ -22,7 +22,7 @@ from ringmaster.flows.retraining.train_models import train
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED
-from ringmaster.tasks.retraining.runs import INTERRUPTED, RunRecord
+from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord
 
 
 @LocalFlow.of
@@ -60,7 +60,7 @@ def _held(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
     checks = look(run)
     chosen = choose_jobs(run, checks)
     result = train(run, checks, chosen, seed=seed)
-    if result is not None and result.status == INTERRUPTED:
+    if result is not None and result.status == RetrainingStatus.INTERRUPTED:
         verdicts = interrupted(run, checks, result)
     else:
         verdicts = judge_all(run, checks, chosen, result)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.engine import LOST, EngineNode
+from ringmaster.tasks.execution.engine import EngineNode
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, UNTIL
 
@@ -105,7 +106,7 @@ class FakeEngine:
             if not is_fenced:
                 self.unfenced[name] = {device for gang in gangs for device in gang.call.devices if device[0] == name}
             for gang in gangs:
-                self.end(gang, LOST, f"node {name} is lost")
+                self.end(gang, OutcomeStatus.LOST, f"node {name} is lost")
         self.lost = {}
         return list(self.there.values())
 
@@ -116,6 +117,9 @@ class FakeEngine:
         if self.there.pop(node, None) is not None:
             assert not any(node in gang.nodes for gang in self.gangs.values()), f"{node} is given back while in use"
             self.released.append(node)
+
+    def catch_up(self):
+        """Does nothing: events are passed on as they come."""
 
     def is_fenced(self, node):
         return node not in self.unfenced
@@ -134,14 +138,14 @@ class FakeEngine:
         gang = FakeGang(call, future, step_s, first, first, order.last_step, self.now_s + self.startup_s)
         self.gangs[call.number] = gang
         self._begin_chunk(gang)
-        call.on_event({"event": "ready", "step": first, "startup_s": self.startup_s})
+        call.on_event(Ready(step=first, startup_s=self.startup_s))
         return future
 
     def adopt(self, number, *, on_event):
         """Takes over a gang of the same engine under another executor. Its former events are not repeated."""
         if number not in self.gangs:
             future = Future()
-            future.set_result(Outcome(status=LOST))
+            future.set_result(Outcome(status=OutcomeStatus.LOST))
             return future
         gang = self.gangs[number]
         gang.call, gang.future = replace(gang.call, on_event=on_event), Future()
@@ -218,7 +222,7 @@ class FakeEngine:
 
     def _go_on(self, gang):
         if gang.chunk:
-            gang.call.on_event({"event": "steps", "first_step": gang.step, "seconds": [gang.step_s] * gang.chunk})
+            gang.call.on_event(Steps(first_step=gang.step, seconds=(gang.step_s,) * gang.chunk))
         gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
         if gang.step < gang.last_step and not gang.stops:
             self._begin_chunk(gang)

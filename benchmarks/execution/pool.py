@@ -110,7 +110,7 @@ def short_segments(*, num_nodes: int = NUM_NODES, num_jobs: int = NUM_JOBS, num_
             batch = pool.submit(jobs, profiles=profiles)
             pool.wait(batch, seconds=10 * num_segments * SEGMENT_S / num_nodes)
         segments = pool.segments(batch)
-        starts_s = [word.content["startup_s"] for word in pool.said(batch, "ready")]
+        starts_s = [word.content.startup_s for word in pool.said(batch, "ready")]
         makespan_s = max(s.ended_s for s in segments) - min(s.started_s for s in segments)
         planned_s = -(-num_segments // num_nodes) * SEGMENT_S
         return {

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ringmaster.tasks.execution.engine import LOST, EngineNode, SegmentCall
+from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
 from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 
 
 class TwoNodes:
@@ -40,6 +41,9 @@ class TwoNodes:
     def release(self, node: str) -> None:
         """Does nothing: both nodes stay."""
 
+    def catch_up(self) -> None:
+        """Does nothing: events are passed on as they come."""
+
     def is_fenced(self, node: str) -> bool:
         """Returns True: no node is ever lost."""
         return True
@@ -51,7 +55,7 @@ class TwoNodes:
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
         """Returns a lost outcome: no gang outlives the process that started it."""
         future: Future[Outcome] = Future()
-        future.set_result(Outcome(status=LOST))
+        future.set_result(Outcome(status=OutcomeStatus.LOST))
         return future
 
     def send(self, number: int, command: str) -> None:

@@ -99,6 +99,8 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
     try:
         requests = Requests(database)
         for batch, _ in Journal(database, batch="").get(runs_fact(str(flow_run.id)), {}).values():
-            requests.ask(wishes.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}")
+            requests.ask(
+                wishes.RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}"
+            )
     finally:
         database.close()

@@ -43,7 +43,7 @@ from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.stage import Profiled, UnfitJobs, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
-from ringmaster.tasks.storage.journal import DONE, FAILED, RUNNING, STOPPED, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
@@ -91,7 +91,7 @@ class LocalRun:
         self._failures: list[JobEnded] = []
         self._groups = ChosenGroups()
         self.journal.put("started_s", self.journal.get("started_s", self._began_at_s))  # resuming keeps deadlines
-        self.journal.put("status", RUNNING)
+        self.journal.put("status", JobStatus.RUNNING)
         self.journal.put(FLOW_RUN_PAGE, flow_run_page())
 
     # -- the steps -----------------------------------------------------------------------------------------------------
@@ -99,7 +99,9 @@ class LocalRun:
     def profile(self) -> None:
         """Measures what is not known of the jobs. Raises InputError if jobs cannot take a step."""
         node_context, began_s = self._context.node_context, time.monotonic()
-        are_over = [name for name, record in self.journal.jobs().items() if record.status in (DONE, STOPPED)]
+        are_over = [
+            name for name, record in self.journal.jobs().items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)
+        ]
         failed = failures_told(but=are_over)
         try:
             profiled = profile_jobs(
@@ -229,7 +231,9 @@ class LocalRun:
         )
         begin(self.journal, self.batch.jobs, faults=profiled.faults)
         records = self.journal.jobs()
-        self._failures = [failure(name, why) for name, why in profiled.faults.items() if records[name].status == FAILED]
+        self._failures = [
+            failure(name, why) for name, why in profiled.faults.items() if records[name].status == JobStatus.FAILED
+        ]
         for event in self._failures:
             self.recorder.listen(event)
         if self.sweep_scheduler is not None:

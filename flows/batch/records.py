@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.profiling.reasons import refusal_lines
 from ringmaster.tasks.profiling.stage import Failed, Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.storage.journal import FAILED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.interface.values import to_json
 
@@ -85,13 +85,13 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
 def log_decision(event: ExecutionEvent) -> None:
     """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
     if line := describe(event):
-        has_failed = isinstance(event, JobEnded) and event.status == FAILED
+        has_failed = isinstance(event, JobEnded) and event.status == JobStatus.FAILED
         get_run_logger().log(logging.ERROR if has_failed else logging.INFO, Text.from_markup(line).plain)
 
 
 def failure(job: str, why: str) -> JobEnded:
     """Returns the event of a job that failed before any executor had it."""
-    return JobEnded(job=job, status=FAILED, message=why, details={})
+    return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
 
 
 def failures_told(*, but: Iterable[str] = ()) -> Failed:

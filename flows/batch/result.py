@@ -11,7 +11,7 @@ from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.recording.mlflow_writer import FUSION
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
 
@@ -59,10 +59,10 @@ class BatchResult:
         """Returns one line: "2 of 4 jobs are done; failed: a (its loss is NaN); cancelled: b"."""
         others: dict[str, list[str]] = {}
         for job in self.jobs:
-            if job["status"] != DONE:
+            if job["status"] != JobStatus.DONE:
                 why = f" ({job['message']})" if job["message"] else ""
                 others.setdefault(job["status"], []).append(job["name"] + why)
-        num_done = sum(job["status"] == DONE for job in self.jobs)
+        num_done = sum(job["status"] == JobStatus.DONE for job in self.jobs)
         parts = [f"{num_done} of {len(self.jobs)} jobs are done"]
         return "; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()])
 
@@ -143,7 +143,7 @@ def _status(statuses: Collection[str]) -> str:
     """Returns the status of a batch from those of its jobs."""
     if not set(statuses) <= set(ENDED):
         return "interrupted"
-    return next((status for status in (FAILED, CANCELLED) if status in statuses), DONE)
+    return next((status for status in (JobStatus.FAILED, JobStatus.CANCELLED) if status in statuses), JobStatus.DONE)
 
 
 def longest_idle_s(segments: Sequence[SegmentRecord]) -> float:
@@ -196,7 +196,7 @@ def _punctuality(job: str, batch: Batch, journal: Journal) -> dict[str, float | 
     if job not in batch.deadlines_s:
         return {}
     ends = [segment.ended_s for segment in journal.segments(job) if segment.ended_s is not None]
-    is_done = journal.jobs()[job].status == DONE
+    is_done = journal.jobs()[job].status == JobStatus.DONE
     ended_s = max(ends) - journal.get("started_s") if ends and is_done else None
     return {"deadline_s": batch.deadlines_s[job], "ended_s": ended_s}
 

@@ -136,7 +136,7 @@ def _runs_on_pool() -> Iterator[_Run]:
         return
     from ringmaster.flows.pool.asking import open_database
     from ringmaster.tasks.pool.handed_over import pending
-    from ringmaster.tasks.pool.submissions import SUBMITTED, Submissions
+    from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
     from ringmaster.tasks.storage.journal import Journal
 
     with open_database(address) as database:
@@ -144,7 +144,7 @@ def _runs_on_pool() -> Iterator[_Run]:
         every = submissions.names()
         newest = {name: key for key, name, _ in every}
         for key, name, status in every:
-            if status != SUBMITTED and newest[name] != key:
+            if status != BatchStatus.SUBMITTED and newest[name] != key:
                 continue
             submission = submissions.find(key)
             assert submission is not None, "its name is there"
@@ -155,9 +155,9 @@ def _runs_on_pool() -> Iterator[_Run]:
 
 def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    from ringmaster.tasks.storage.journal import FAILED
+    from ringmaster.tasks.storage.journal import JobStatus
 
-    status = FAILED if found.is_over else "handed over"
+    status = JobStatus.FAILED if found.is_over else "handed over"
     known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
     return [{**known, "job": job} for job in found.jobs]
 

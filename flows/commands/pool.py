@@ -113,9 +113,10 @@ def set_priority(
 def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
     """Asks, and prints what the executor answers; exit 1 where none has answered yet."""
     from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+    from ringmaster.tasks.pool.requests import RequestKind
 
     with open_database(pool_address()) as database:
-        answers = ask_about(database, kind, batch=batch, jobs=jobs or (), **more)
+        answers = ask_about(database, RequestKind(kind), batch=batch, jobs=jobs or (), **more)
     if as_json:
         print_json([vars(answer) for answer in answers])
     else:

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.tasks.pool.requests import DONE, OPEN, Requests
-from ringmaster.tasks.pool.submissions import SUBMITTED, Submissions
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 
@@ -63,7 +63,7 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
 
 def ask_about(
     database: Database,
-    kind: str,
+    kind: RequestKind,
     *,
     batch: str,
     jobs: Sequence[str] = (),
@@ -84,12 +84,18 @@ def ask_about(
     }
     with in_time(patience_s) as is_over:
         found = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
-    faults = [str(r.answer.get("message", r.status)) for r in found.values() if r.status not in (DONE, OPEN)]
+    faults = [
+        str(r.answer.get("message", r.status))
+        for r in found.values()
+        if r.status not in (RequestStatus.DONE, RequestStatus.OPEN)
+    ]
     if faults:
         raise InputError(faults)
     late = "no executor has answered yet: it is done once one leads (`ringmaster pool executor`)"
     return [
-        Answer(batch=key, is_done=request.status == DONE, message=str(request.answer.get("message", late)))
+        Answer(
+            batch=key, is_done=request.status == RequestStatus.DONE, message=str(request.answer.get("message", late))
+        )
         for key, request in found.items()
     ]
 
@@ -112,7 +118,7 @@ def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, l
     Raises InputError, which lists the existing names, if there is nothing of that name.
     """
     every = Submissions(database).names()
-    standing = {key: name for key, name, status in every if status == SUBMITTED}
+    standing = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED}
     chosen = [key for key in standing if key == batch] or [key for key, name in standing.items() if name == batch]
     if not chosen:
         there = ", ".join(sorted({f"{name} ({key})" for key, name in standing.items()})) or "none"

@@ -14,7 +14,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
@@ -66,7 +66,7 @@ def own_node() -> Iterator[PoolNode | None]:
 
 def is_here(node: NodeRecord) -> bool:
     """Returns whether this process runs on that node, by the variable that the node's worker sets or by host name."""
-    return node.status == SERVING and node.name == os.environ.get(settings.OWN_NODE, platform.node())
+    return node.status == NodeStatus.SERVING and node.name == os.environ.get(settings.OWN_NODE, platform.node())
 
 
 def healthy(node: NodeRecord) -> Node:
@@ -108,15 +108,15 @@ def lent(
     if idle_within_s is None:
         idle_within_s = math.inf if wanted.presses else IDLE_WITHIN_S
     content = {"node": node.name, "for": whose, "beats": 0, **asdict(wanted)}
-    number = requests.ask(wishes.LEND, content)
+    number = requests.ask(wishes.RequestKind.LEND, content)
     until_s = time.monotonic() + idle_within_s
     with ExitStack() as stack:
-        stack.callback(requests.answer, number, status=wishes.WITHDRAWN)
+        stack.callback(requests.answer, number, status=wishes.RequestStatus.WITHDRAWN)
         stack.enter_context(requests.renewed(lambda: number, every_s=beat_every_s))
         answer = requests.wait(number, until=lambda: time.monotonic() > until_s or is_withdrawn(requests, number))
-        if answer.status == wishes.OPEN:
+        if answer.status == wishes.RequestStatus.OPEN:
             raise DevicesBusy(f"{wanted.least} devices of {node.name} were not idle within {idle_within_s:.0f} s")
-        if answer.status != wishes.GRANTED:
+        if answer.status != wishes.RequestStatus.GRANTED:
             why = answer.answer.get("message", answer.status)
             raise NodeGone([f"the devices of {node.name} cannot be had for trials: {why}"])
         yield tuple(node.devices[int(name.rpartition(":")[2])] for name in answer.answer["devices"])
@@ -124,4 +124,4 @@ def lent(
 
 def is_withdrawn(requests: Requests, number: int) -> bool:
     """Returns whether a request was withdrawn."""
-    return requests.read(number).status == wishes.WITHDRAWN
+    return requests.read(number).status == wishes.RequestStatus.WITHDRAWN

@@ -42,10 +42,10 @@ from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.events import Listener, Planned
+from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
 from ringmaster.tasks.execution.steering import GOAL, SteeringRequest
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import Entry, EventLog
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.handed_over import followed
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import Requests
@@ -171,10 +171,10 @@ class PooledRun:
         self._profiled: Profiled | None = None
         self._weights: Mapping[str, Path] = {}
         self._preflights: Mapping[str, Preflight] = {}
-        self._entries: Iterator[Entry] = iter(())
+        self._events: Iterator[ExecutionEvent] = iter(())
         self._listeners: list[Listener] = []
         self._submission = run.submissions.find(run.id)
-        self._shown_until = 0
+        self._shown_until = Position()
         if self._submission is not None:
             if options.resume or run.journal.get(IS_OVER):
                 self._shown_until = reopen(run, self._submission)
@@ -209,9 +209,9 @@ class PooledRun:
             current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
         begun(self.batch, settings.home())
         self._follow()
-        for entry in self._entries:
-            self._show(entry)
-            if isinstance(entry.event, Planned):
+        for event in self._events:
+            self._show(event)
+            if isinstance(event, Planned):
                 return
 
     @contextmanager
@@ -221,8 +221,8 @@ class PooledRun:
 
     def run(self) -> bool:
         """Follows the batch to its end. Returns True; raises TerminationSignal if Prefect ends this process alone."""
-        for entry in self._entries:
-            self._show(entry)
+        for event in self._events:
+            self._show(event)
         if self._is_left.is_set():
             self.recorder.close(patience_s=0.0)
             raise TerminationSignal(signal.SIGTERM)
@@ -298,14 +298,13 @@ class PooledRun:
         """Begins to record the batch, and to read its events from the event log."""
         run, submission = self._run, self._submission
         assert submission is not None, "the jobs are submitted"
-        event_log = EventLog(run.database)
+        events = BatchEvents(run.database, run.id)
         self._preflights = preflights_of(submission, self.journal.get("surveyed", {}))
         self.recorder = PoolRecorder(
             run.ledger,
             self.journal,
             batch=self.batch,
-            told=event_log,
-            key=run.id,
+            events=events,
             notice=notices(),
             tensors=TensorStore(settings.tensors(settings.home())),
         )
@@ -329,16 +328,14 @@ class PooledRun:
         self._silence.daemon = True
         self._stack.callback(self._silence.cancel)
         self._silence.start()
-        self._entries = event_log.follow(
-            run.id, self._shown_until, until=lambda: self._is_left.is_set() or run.has_ended()
-        )
+        self._events = events.follow(self._shown_until, until=lambda: self._is_left.is_set() or run.has_ended())
 
-    def _show(self, entry: Entry) -> None:
+    def _show(self, event: ExecutionEvent) -> None:
         self._silence.cancel()
-        if isinstance(entry.event, Planned):
-            self._keep_first_plan(entry.event)
+        if isinstance(event, Planned):
+            self._keep_first_plan(event)
         for listener in self._listeners:
-            listener(entry.event)
+            listener(event)
 
     def _keep_first_plan(self, event: Planned) -> None:
         """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""
@@ -351,7 +348,7 @@ class PooledRun:
 
         def ask(steering: SteeringRequest) -> None:
             if steering and not run.has_ended():
-                Requests(run.database).ask(wishes.DIRECT, {"batch": run.id, **steering.to_json()})
+                Requests(run.database).ask(wishes.RequestKind.DIRECT, {"batch": run.id, **steering.to_json()})
 
         scheduler.begin(self.journal, submission.jobs, num_slots=_num_devices(run))
         ask(scheduler.asked())
@@ -399,7 +396,7 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
             is_left.set()
             return
         notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
-        run.ask(wishes.CANCEL)
+        run.ask(wishes.RequestKind.CANCEL)
 
     with stopped_by_signals(act):
         yield is_left

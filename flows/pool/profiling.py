@@ -26,7 +26,7 @@ from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.pool.nodes import SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
@@ -153,7 +153,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
 
 def _measure(node_context: NodeContext, database: Database) -> Profiled:
     notice, node = current_view.get().notice, node_context.cluster.nodes[0]
-    serving = [healthy(each) for each in Nodes(database).all() if each.status == SERVING]
+    serving = [healthy(each) for each in Nodes(database).all() if each.status == NodeStatus.SERVING]
     kind = node_context.cluster.device_kind()
     alike = [each for each in serving if _is_like(each, node, kind)]
     return profile_task(
@@ -191,7 +191,7 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
     kind = next(iter(batch.devices)) if isinstance(batch.devices, Mapping) else None
     told = False
     while True:
-        nodes = [node for node in Nodes(database).all() if node.status == SERVING and healthy(node).devices]
+        nodes = [node for node in Nodes(database).all() if node.status == NodeStatus.SERVING and healthy(node).devices]
         wanted = [node for node in nodes if kind in (None, node.devices[0].kind)]
         if wanted:
             return wanted

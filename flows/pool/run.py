@@ -14,11 +14,11 @@ from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.submissions import ENDED, Submission, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import DONE, PAUSED, STOPPED, WAITING, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.values import digest
 
 IS_OVER = "is_over"
@@ -54,31 +54,31 @@ class PoolRun:
         """All batches of the pool."""
         return Submissions(self.database)
 
-    def ask(self, kind: str) -> None:
+    def ask(self, kind: wishes.RequestKind) -> None:
         """Sends the executor a request about the whole batch."""
         Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
 
     def has_ended(self) -> bool:
         """Returns whether all jobs have ended, and all their events are in the log."""
-        return self.submissions.status(self.id) == ENDED
+        return self.submissions.status(self.id) == BatchStatus.ENDED
 
 
-def reopen(run: PoolRun, submission: Submission) -> int:
+def reopen(run: PoolRun, submission: Submission) -> Position:
     """Resumes the jobs of a batch that were cancelled or paused, or have failed, after somebody has fixed the cause.
 
-    Returns the number of the last event before that.
+    Returns the position after the last event before that.
     """
     records = run.journal.jobs()
     if not run.has_ended():
-        if any(record.status == PAUSED for record in records.values()):
-            run.ask(wishes.RESUME)
-        return 0
+        if any(record.status == JobStatus.PAUSED for record in records.values()):
+            run.ask(wishes.RequestKind.RESUME)
+        return Position()
     # The executor has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
-    again = [job.name for job in submission.jobs if records[job.name].status not in (DONE, STOPPED)]
+    again = [job.name for job in submission.jobs if records[job.name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
     for name in again:
-        run.journal.write_job(name, status=WAITING, message="")
-    last = EventLog(run.database).newest(run.id)
+        run.journal.write_job(name, status=JobStatus.WAITING, message="")
+    last = BatchEvents(run.database, run.id).newest()
     if again:
         run.journal.put_all({"since_s": time.time(), "is_recorded": False, IS_OVER: False})
         run.submissions.reopen(run.id)
@@ -123,8 +123,8 @@ def newest_run(batch: Batch, database: Database, home: Path) -> tuple[str, Path]
             ]
         )
     journal = Journal(database, batch=same[-1])
-    is_done = all(record.status == DONE for record in journal.jobs().values())
-    if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == ENDED:
+    is_done = all(record.status == JobStatus.DONE for record in journal.jobs().values())
+    if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == BatchStatus.ENDED:
         if was_being_started(batch, home):
             return None
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])

@@ -25,7 +25,8 @@ from ringmaster.tasks.execution.events import (
     Waiting,
 )
 from ringmaster.tasks.execution.orders import called
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, STOPPED
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
 
 
 class View:
@@ -158,9 +159,8 @@ class LiveView(View):
 
     def _move(self, event: GangSaid) -> None:
         said = event.event
-        if said["event"] == "steps" and event.number in self._bar_of and self._leads[event.number] == event.job:
-            step = said["first_step"] + len(said["losses"])
-            self._bars.update(self._bar_of[event.number], completed=step, loss=f"{said['losses'][-1]:.3f}")
+        if isinstance(said, Steps) and event.number in self._bar_of and self._leads[event.number] == event.job:
+            self._bars.update(self._bar_of[event.number], completed=said.step, loss=f"{said.losses[-1]:.3f}")
 
 
 @contextmanager
@@ -186,16 +186,16 @@ def describe(event: ExecutionEvent) -> str:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}"
-        case GangSaid(event={"event": "checkpoint_failed", "message": message}):
+        case GangSaid(event=CheckpointFailed(message=message)):
             return f"[yellow]warning:[/] {escape(message)}"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"[yellow]{segment.job}: {escape(outcome.message)}; {decision}[/]"
         case JobEnded(job=job, status=status, details=details, message=message):
-            if status == CANCELLED:
+            if status == JobStatus.CANCELLED:
                 return f"[yellow]{job} is cancelled:[/] {escape(message)}"
-            if status == STOPPED:
+            if status == JobStatus.STOPPED:
                 return f"{job} is {escape(message)}"
-            if status != DONE:
+            if status != JobStatus.DONE:
                 return f"[red]{job} has failed:[/] {escape(message)}"
             return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"
         case Waiting(holders=holders):

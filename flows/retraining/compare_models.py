@@ -25,7 +25,7 @@ from ringmaster.tasks.promotion.task import promote_task
 from ringmaster.tasks.retraining.observing import references_of, scored_features
 from ringmaster.tasks.retraining.production import with_tokenizer_of
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json
 
@@ -91,7 +91,7 @@ def _is_to_be_compared(check: Checked, chosen: Chosen, result: BatchResult | Non
         return not check.due.is_due
     if result is None:  # an earlier process of this run has trained it
         return True
-    return any((row := row_of(job.name, result)) and row["status"] == DONE for job in _jobs(check))
+    return any((row := row_of(job.name, result)) and row["status"] == JobStatus.DONE for job in _jobs(check))
 
 
 def _jobs(check: Checked) -> list[Job]:
@@ -127,7 +127,7 @@ def _not_compared(
         why = "its champion was deleted from the registry during the retraining run; the next one handles it"
         return replace(model_result, outcome=FAILED, why=why)
     row = None if result is None else row_of(name, result)
-    if row is not None and row["status"] != DONE:
+    if row is not None and row["status"] != JobStatus.DONE:
         return replace(model_result, outcome=FAILED, why=row["message"] or row["status"])
     return _decided_before(run, check, now, model_result)
 

@@ -20,7 +20,7 @@ from ringmaster.tasks.retraining.dates import num_missed
 from ringmaster.tasks.retraining.frozen import drop_others
 from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED
 from ringmaster.tasks.retraining.report import LEFT, ModelResult, RetrainingReport, cost_of_batch
-from ringmaster.tasks.retraining.runs import DONE, FAILED, INTERRUPTED
+from ringmaster.tasks.retraining.runs import RetrainingStatus
 from ringmaster.tasks.retraining.selection import unit_of
 
 KEEP_RUNS = 14  # runs whose copies of files are stored
@@ -51,8 +51,8 @@ def close(
         "batch": None if result is None else result.to_json(),
         "report": report.markdown(with_picture=False),
     }
-    if status == INTERRUPTED:
-        run.save(status=INTERRUPTED)
+    if status == RetrainingStatus.INTERRUPTED:
+        run.save(status=RetrainingStatus.INTERRUPTED)
         return {**answer, "faults": []}
     faults = [*_recorded(run, report, status), *_posted(run, report, answer)]
     for fault in faults:
@@ -108,9 +108,13 @@ def _report(
 
 
 def _status(model_results: Sequence[ModelResult], result: BatchResult | None) -> str:
-    if result is not None and result.status == INTERRUPTED:
-        return INTERRUPTED
-    return FAILED if any(model_result.outcome == MODEL_FAILED for model_result in model_results) else DONE
+    if result is not None and result.status == RetrainingStatus.INTERRUPTED:
+        return RetrainingStatus.INTERRUPTED
+    return (
+        RetrainingStatus.FAILED
+        if any(model_result.outcome == MODEL_FAILED for model_result in model_results)
+        else RetrainingStatus.DONE
+    )
 
 
 def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list[str]:
@@ -126,7 +130,7 @@ def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list
         ledger.write_table(run_id, "models.json", [model_result.to_json() for model_result in report.model_results])
         ledger.log_metrics(run_id, [MetricPoint(name, float(value)) for name, value in report.figures().items()])
         ledger.set_note(run_id, report.markdown(with_picture=False))
-        ledger.finish_run(run_id, "FINISHED" if status == DONE else "FAILED")
+        ledger.finish_run(run_id, "FINISHED" if status == RetrainingStatus.DONE else "FAILED")
     except LedgerError as error:
         return [f"the report is not in MLflow: {error}"]
     return []

@@ -25,7 +25,7 @@ from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.stage import ServingVersions, standings
 from ringmaster.tasks.retraining.dates import Clock
 from ringmaster.tasks.retraining.production import Production, with_tagged
-from ringmaster.tasks.retraining.runs import SKIPPED, RetrainingRuns, RunHeld, RunRecord
+from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunHeld, RunRecord
 from ringmaster.tasks.storage.database import Database, file_url
 
 LEASE_RETRY_S = 1.0
@@ -170,7 +170,7 @@ def _answered(runs: RetrainingRuns, name: str, key: str, *, is_forced: bool) -> 
     if known is not None and known.is_over and not is_forced:
         return known
     if (later := runs.after(name, f"{key}.99")) is not None:
-        return RunRecord(name=name, run_date=key, status=SKIPPED, content={"later": later.run_date})
+        return RunRecord(name=name, run_date=key, status=RetrainingStatus.SKIPPED, content={"later": later.run_date})
     return None
 
 

@@ -26,7 +26,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.compare import ranked
 from ringmaster.tasks.retraining.observing import Trained, input_features, references_of
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json
 
@@ -152,7 +152,7 @@ def _recorded(run: RetrainingRun, check: Checked, result: BatchResult) -> dict[s
     return {
         name: run.ledger.resolve_model(row["model_uri"])
         for name, row in rows.items()
-        if row is not None and row["status"] == DONE and row["model_uri"]
+        if row is not None and row["status"] == JobStatus.DONE and row["model_uri"]
     }
 
 

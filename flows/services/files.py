@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from ringmaster.techniques.interface.values import from_json, to_json
 READY_FILE = "RINGMASTER_READY_FILE"
 """Environment variable that names the file in which a service with `says_ready` reports that it is ready."""
 
-WAITING, STARTING, UP, DONE = "waiting", "starting", "up", "done"
-ENDING, ENDED = "ending", "ended"
+
+class ServiceStatus(StrEnum):
+    """The states of a service."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    UP = "up"
+    DONE = "done"
+    ENDING = "ending"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True)

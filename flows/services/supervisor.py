@@ -23,18 +23,7 @@ from pathlib import Path
 
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
-from ringmaster.flows.services.files import (
-    DONE,
-    ENDED,
-    ENDING,
-    READY_FILE,
-    STARTING,
-    UP,
-    WAITING,
-    Service,
-    ServiceFiles,
-    ServiceState,
-)
+from ringmaster.flows.services.files import READY_FILE, Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.process_ids import ProcessId, reap
 
 logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__
@@ -60,7 +49,7 @@ class Child:
     """
 
     service: Service
-    status: str = WAITING
+    status: str = ServiceStatus.WAITING
     process: ProcessId | None = None
     descriptor: int | None = None
     since_s: float = 0.0
@@ -143,14 +132,16 @@ class Supervisor:
     def step(self) -> None:
         """Starts the services that are due, and checks whether started ones are up."""
         for child in self._children.values():
-            if child.status == WAITING and self._clock() >= child.due_s and self._may_start(child):
+            if child.status == ServiceStatus.WAITING and self._clock() >= child.due_s and self._may_start(child):
                 self._start(child)
-            if child.status == STARTING and not child.service.once:
+            if child.status == ServiceStatus.STARTING and not child.service.once:
                 self._look_at(child)
         self._tell()
 
     def _may_start(self, child: Child) -> bool:
-        return all(self._children[name].status in (UP, DONE) for name in child.service.after)
+        return all(
+            self._children[name].status in (ServiceStatus.UP, ServiceStatus.DONE) for name in child.service.after
+        )
 
     def _start(self, child: Child) -> None:
         service = child.service
@@ -176,7 +167,7 @@ class Supervisor:
 
     def _watch(self, child: Child, process: ProcessId, descriptor: int) -> None:
         child.process, child.descriptor = process, descriptor
-        child.status, child.since_s, child.message = STARTING, self._clock(), ""
+        child.status, child.since_s, child.message = ServiceStatus.STARTING, self._clock(), ""
         self._selector.register(descriptor, selectors.EVENT_READ, child)
 
     def _adopt(self, state: ServiceState) -> None:
@@ -188,12 +179,12 @@ class Supervisor:
         if process is not None and descriptor is not None:
             self._watch(child, process, descriptor)
             child.num_restarts = state.num_restarts
-        elif state.status == DONE:
-            child.status = DONE
+        elif state.status == ServiceStatus.DONE:
+            child.status = ServiceStatus.DONE
 
     def _look_at(self, child: Child) -> None:
         if self._is_ready(child):
-            child.status, child.since_s, child.message = UP, self._clock(), ""
+            child.status, child.since_s, child.message = ServiceStatus.UP, self._clock(), ""
             logger.info("%s is up", child.service.name)
         elif child.service.says_ready:
             child.message = "it does not lead or serve yet"
@@ -211,16 +202,16 @@ class Supervisor:
         code = self._let_go(child)
         now_s = self._clock()
         if child.service.once and code == 0:
-            child.status, child.since_s = DONE, now_s
+            child.status, child.since_s = ServiceStatus.DONE, now_s
             return
-        if child.status == UP and now_s - child.since_s >= LASTED_S:
+        if child.status == ServiceStatus.UP and now_s - child.since_s >= LASTED_S:
             child.num_failures = 0
         self._try_later(child, child.message or f"ended with {code}")
 
     def _try_later(self, child: Child, message: str) -> None:
         now_s = self._clock()
         child.message = message
-        child.status, child.since_s, child.due_s = WAITING, now_s, now_s + delay_s(child.num_failures)
+        child.status, child.since_s, child.due_s = ServiceStatus.WAITING, now_s, now_s + delay_s(child.num_failures)
         logger.warning("%s: %s; starting it in %.0f s", child.service.name, message, delay_s(child.num_failures))
         child.num_failures += 1
         child.num_restarts += 1
@@ -236,22 +227,22 @@ class Supervisor:
     def _patience_s(self) -> float | None:
         """Returns how long to wait for an event; None for no limit."""
         statuses = {child.status for child in self._children.values()}
-        if STARTING in statuses:
+        if ServiceStatus.STARTING in statuses:
             return LOOK_EVERY_S
-        waits = [c.due_s - self._clock() for c in self._children.values() if c.status == WAITING]
+        waits = [c.due_s - self._clock() for c in self._children.values() if c.status == ServiceStatus.WAITING]
         return max(min(waits), LOOK_EVERY_S) if waits else None
 
     def _end_all(self) -> None:
         for child in reversed(self._children.values()):
             if child.process is not None:
-                child.status = ENDING
+                child.status = ServiceStatus.ENDING
                 self._tell()
                 in_order = child.process.end(grace_s=child.service.grace_s, group=child.service.group)
                 child.message = (
                     "" if in_order else f"killed: it had not ended {child.service.grace_s:.0f} s after SIGTERM"
                 )
                 self._let_go(child)
-            child.status = ENDED
+            child.status = ServiceStatus.ENDED
         self._tell()
 
     def _tell(self) -> None:

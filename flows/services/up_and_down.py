@@ -23,7 +23,7 @@ from ringmaster.flows.output import error_console
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.services.arrivals import Members
 from ringmaster.flows.services.databases import make_databases
-from ringmaster.flows.services.files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
+from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
 from ringmaster.flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults, mlflow_logging_file
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import ProcessId
@@ -194,8 +194,8 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             if state.num_restarts > restarts.get(state.name, 0):
                 _print_log(files, state, console)
                 return False
-            said = here[state.name]() if state.status == UP and state.name in here else ""
-            if state.status in (UP, DONE) and said is not None:
+            said = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
+            if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and said is not None:
                 done.add(state.name)
                 console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}", highlight=False)
         if done == set(names):
@@ -219,7 +219,7 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
         for state in reversed(files.states()):
             if state.status != shown.get(state.name):
                 shown[state.name] = state.status
-                if state.status not in (UP, DONE):
+                if state.status not in (ServiceStatus.UP, ServiceStatus.DONE):
                     console.print(_line(state), highlight=False)
         if ended:
             return
@@ -232,7 +232,11 @@ def _living(files: ServiceFiles) -> list[ServiceState]:
 
 def _survivors(files: ServiceFiles) -> list[tuple[ServiceState, Service]]:
     services = {service.name: service for service in files.services()} if files.states() else {}
-    return [(state, services[state.name]) for state in files.states() if state.lives() and state.status != ENDED]
+    return [
+        (state, services[state.name])
+        for state in files.states()
+        if state.lives() and state.status != ServiceStatus.ENDED
+    ]
 
 
 def _line(state: ServiceState) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ringmaster.tasks.planning.charts.drawing import seconds_text
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.timeline.run_timeline import RunTimeline
 
@@ -77,7 +77,11 @@ class NodeAlarms:
     def look(self, records: Iterable[NodeRecord]) -> list[Alarm]:
         """Returns the alarms for nodes and devices that were lost since the last call."""
         now = {record.name: record for record in records}
-        found = [_node_lost(was) for name, was in self._before.items() if name not in now and was.status != LEAVING]
+        found = [
+            _node_lost(was)
+            for name, was in self._before.items()
+            if name not in now and was.status != NodeStatus.LEAVING
+        ]
         for name, record in now.items():
             known = self._before[name].health if name in self._before else {}
             found += [_device_lost(record, number) for number in record.health if number not in known]

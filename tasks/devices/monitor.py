@@ -32,6 +32,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.devices.probes import Probe, Sample, is_ours, pids_are_known, probes
+from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ WORD_EVERY_S = 10.0
 STRANGER_SAMPLES = 5  # consecutive samples with a foreign process before its device counts as unusable
 SILENT_AFTER_S = 30.0  # the time without a sample after which a hanging driver's GPUs count as unusable
 
-TELEMETRY = "telemetry"
 MEANS = ("utilization", "memory_bytes", "memory_share", "power_w", "power_share", "temperature_c", "clock_mhz")
 
 
@@ -104,13 +104,13 @@ class Telemetry:
         with self._lock:
             self._meters[segment] = meter
 
-    def words(self) -> dict[int, dict[str, Any]]:
+    def words(self) -> dict[int, DeviceTelemetry]:
         """Returns the telemetry events of the segments whose last event is WORD_EVERY_S old, by segment."""
         with self._lock:
             due = [number for number, meter in self._meters.items() if self._clock() - meter.said_s >= WORD_EVERY_S]
             return {number: self._word(self._meters[number]) for number in due}
 
-    def end(self, segment: int) -> dict[str, Any] | None:
+    def end(self, segment: int) -> DeviceTelemetry | None:
         """Stops measuring a segment; returns its last telemetry event, or None if it was not measured."""
         with self._lock:
             meter = self._meters.pop(segment, None)
@@ -153,7 +153,7 @@ class Telemetry:
             return
         meter.energy_j[number] = meter.energy_j.get(number, 0.0) + used_j
 
-    def _word(self, meter: _Meter) -> dict[str, Any]:
+    def _word(self, meter: _Meter) -> DeviceTelemetry:
         devices = {}
         for number in meter.numbers:
             samples = meter.samples.get(number, [])
@@ -163,7 +163,7 @@ class Telemetry:
                 means["energy_j"] = meter.energy_j[number]
             devices[str(number)] = {"kind": self._devices[number].kind, **means}
         meter.samples, meter.said_s = {}, self._clock()
-        return {"event": TELEMETRY, "wall_s": self._wall(), "node": meter.node, "devices": devices}
+        return DeviceTelemetry(wall_s=self._wall(), node=meter.node, devices=devices)
 
     def _stranger(self, number: int, sample: Sample) -> int | None:
         """Returns the id of a foreign process on a GPU, None if there is none."""

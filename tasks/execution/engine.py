@@ -9,11 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.events import Event
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder
-
-LOST = "lost"
-"""An outcome in addition to those of a gang itself: its node is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +104,11 @@ class Engine(Protocol):
     def send(self, number: int, command: str) -> None:
         """Sends a command to the gang of a segment, even if the gang has not started: `STOP`, or one that `until` or
         `leave` returns.
+        """
+
+    def catch_up(self) -> None:
+        """Passes on the events that gangs have stored until now. An engine that passes on events as they come does
+        nothing.
         """
 
     def close(self) -> None:

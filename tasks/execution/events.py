@@ -8,7 +8,9 @@ from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.interface.values import stored_as
+from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
@@ -45,7 +47,7 @@ class GangSaid:
 
     number: int
     job: str
-    event: Mapping[str, Any]
+    event: Event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class JobEnded:
     """A job has ended for good. `message` gives the reason; `details` hold step, metrics and model folder."""
 
     job: str
-    status: str
+    status: JobStatus
     message: str
     details: Mapping[str, Any]
 

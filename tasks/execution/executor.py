@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import count
 
@@ -32,17 +32,18 @@ from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePla
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.storage.journal import (
-    CANCELLED,
-    ENDED,
-    FAILED,
-    PAUSED,
-    RUNNING,
-    WAITING,
-    Journal,
-    SegmentRecord,
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.techniques.runtime.processes.events import (
+    CheckpointSaved,
+    Event,
+    JobEvent,
+    JobOfGroupEnded,
+    Metrics,
+    OutcomeStatus,
+    Ready,
+    Steps,
 )
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
 MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
@@ -213,7 +214,7 @@ class Executor:
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed. Running ones write a checkpoint first."""
         for job in self.job_table.standing_still(jobs, paused=False):
-            self.job_table.write(job, status=PAUSED)
+            self.job_table.write(job, status=JobStatus.PAUSED)
             self._plan_progress.drop(job)
         self._dismiss(jobs, why="jobs were paused")
 
@@ -221,13 +222,13 @@ class Executor:
         """Resumes paused jobs."""
         active = self._plan_progress.active_jobs
         for job in self.job_table.standing_still(jobs, paused=True):
-            self.job_table.write(job, status=RUNNING if job in active else WAITING)
+            self.job_table.write(job, status=JobStatus.RUNNING if job in active else JobStatus.WAITING)
         self._plan_manager.want("jobs were resumed")
 
     def retry(self, jobs: Sequence[str]) -> None:
         """Makes jobs that have failed or were cancelled due again, with the jobs that failed because of them."""
         for job in self.job_table.with_dependents(jobs):
-            if self.job_table.records[job].status in (FAILED, CANCELLED):
+            if self.job_table.records[job].status in (JobStatus.FAILED, JobStatus.CANCELLED):
                 self.job_table.begin_anew(job)
         self._plan_manager.want("jobs were retried")
 
@@ -340,7 +341,7 @@ class Executor:
         if isinstance(message, PendingPlan):
             if not self._stopping:
                 self._plan_manager.weigh(message)
-        elif isinstance(message, Mapping):
+        elif isinstance(message, Event):
             self._note(number, message)
         elif callable(message):
             message()
@@ -352,22 +353,22 @@ class Executor:
         if running is None:
             return
         lead = running.segment.job
-        job = self.job_table.listed(event["job"], beside=lead) if "job" in event else lead
-        if event["event"] == "ended":  # a member has ended; the gang continues
-            self._outcome_policy.follow(running, job, event["outcome"])
+        named = event.job if isinstance(event, JobEvent) else None
+        job = lead if named is None else self.job_table.listed(named, beside=lead)
+        if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
+            self._outcome_policy.follow(running, job, event.outcome)
             return
         if job == lead:
             running.hear(event)
-            if self._plan_manager.replanner is not None and event["event"] == "steps":
+            if self._plan_manager.replanner is not None and isinstance(event, Steps):
                 self._plan_manager.replanner.hear(running)
         else:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.
-        is_newer = event["event"] in ("checkpoint", "ready") and event["step"] > self.job_table.records[job].step
-        if is_newer:
-            self.job_table.write(job, step=event["step"])
-        if event["event"] == "metrics":
-            self.job_table.evaluated(job, event["step"], event["metrics"])
+        if isinstance(event, (CheckpointSaved, Ready)) and event.step > self.job_table.records[job].step:
+            self.job_table.write(job, step=event.step)
+        if isinstance(event, Metrics):
+            self.job_table.evaluated(job, event.step, event.metrics)
         self._tell(GangSaid(number=number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
@@ -397,4 +398,4 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except Exception as error:  # noqa: BLE001 - an error of the task engine fails this segment alone
-        return Outcome(status=CRASHED, message=f"{type(error).__name__}: {error}")
+        return Outcome(status=OutcomeStatus.CRASHED, message=f"{type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ringmaster.tasks.storage.journal import ENDED, PAUSED, JobRecord
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus
 from ringmaster.techniques import Profile
 
 PARTED, LEFT = "parted", "left_group"
@@ -95,7 +95,7 @@ class GroupTable:
             return False
         status = self._job_table.records[lead].status
         others_rest = all(self._job_table.rests(member) for member in self.members(lead))
-        return status in (*ENDED, PAUSED) or (self._job_table.rests(lead) and not others_rest)
+        return status in (*ENDED, JobStatus.PAUSED) or (self._job_table.rests(lead) and not others_rest)
 
     def part(self, lead: str) -> None:
         """Dissolves a group: each of its jobs continues alone."""
@@ -129,11 +129,11 @@ class GroupTable:
 
     def _has_parted(self, lead: str) -> bool:
         record = self._job_table.records[lead]
-        return bool(record.details.get(PARTED)) or record.status in (*ENDED, PAUSED)
+        return bool(record.details.get(PARTED)) or record.status in (*ENDED, JobStatus.PAUSED)
 
     def _is_there(self, member: str) -> bool:
         record = self._job_table.records[member]
-        return record.status not in (*ENDED, PAUSED) and not record.details.get(LEFT)
+        return record.status not in (*ENDED, JobStatus.PAUSED) and not record.details.get(LEFT)
 
     def _drop(self, member: str, lead: str) -> None:
         del self._leads[member]

@@ -13,18 +13,7 @@ from typing import Any
 from ringmaster.tasks.execution.groups import GroupTable
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import EVALUATED, GOAL, LIKE, RESTED, SETTLED
-from ringmaster.tasks.storage.journal import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    PAUSED,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    JobRecord,
-    Journal,
-)
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.values import from_json, to_json
 
@@ -129,7 +118,7 @@ class JobTable:
         like: a job of the same batch and shape, by its name within the batch.
         """
         record = self.records[name]
-        if record.step == 0 and record.status == WAITING and not record.details.get(GOAL):
+        if record.step == 0 and record.status == JobStatus.WAITING and not record.details.get(GOAL):
             self.write(name, details={SETTLED: to_json(job), LIKE: like})
             self._take_in(name)
 
@@ -141,7 +130,7 @@ class JobTable:
 
     def rest(self, name: str, step: int) -> None:
         """Records that a job has reached its goal and was evaluated there."""
-        self.write(name, status=WAITING, step=step, details={RESTED: step})
+        self.write(name, status=JobStatus.WAITING, step=step, details={RESTED: step})
 
     def evaluated(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
         """Stores the metrics of a job that has a goal."""
@@ -173,7 +162,7 @@ class JobTable:
 
     def done(self) -> set[str]:
         """Returns the jobs that are done."""
-        return {name for name, record in self.records.items() if record.status == DONE}
+        return {name for name, record in self.records.items() if record.status == JobStatus.DONE}
 
     def left(self) -> list[Job]:
         """Returns the jobs to plan, up to their goals: those that run or wait.
@@ -181,7 +170,9 @@ class JobTable:
         The result omits jobs that rest, jobs that wait for a paused base, and members that the gang of another job
         trains.
         """
-        alive = [name for name, record in self.records.items() if record.status in (WAITING, RUNNING)]
+        alive = [
+            name for name, record in self.records.items() if record.status in (JobStatus.WAITING, JobStatus.RUNNING)
+        ]
         alive = [name for name in alive if self.groups.lead_of(name) is None]
         left = [name for name in alive if not self._waits_for_paused(name) and not self.rests(name)]
         return [self._up_to_goal(name) for name in left]
@@ -193,11 +184,15 @@ class JobTable:
     def _waits_for_paused(self, job: str) -> bool:
         """Whether a job depends on a paused one, directly or not. A plan must not hold devices for it meanwhile."""
         bases = self.after.get(job, ())
-        return any(self.records[base].status == PAUSED or self._waits_for_paused(base) for base in bases)
+        return any(self.records[base].status == JobStatus.PAUSED or self._waits_for_paused(base) for base in bases)
 
     def orphans(self) -> list[tuple[str, str]]:
         """Returns (job, reason) for jobs whose base or parent failed, was cancelled or was stopped early."""
-        gone = {FAILED: "has failed", CANCELLED: "was cancelled", STOPPED: "was stopped early"}
+        gone = {
+            JobStatus.FAILED: "has failed",
+            JobStatus.CANCELLED: "was cancelled",
+            JobStatus.STOPPED: "was stopped early",
+        }
         found = []
         for job, bases in self.after.items():
             for base in bases:
@@ -209,7 +204,11 @@ class JobTable:
 
     def standing_still(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
-        return [j for j in jobs if (status := self.records[j].status) not in ENDED and (status == PAUSED) == paused]
+        return [
+            j
+            for j in jobs
+            if (status := self.records[j].status) not in ENDED and (status == JobStatus.PAUSED) == paused
+        ]
 
     def with_dependents(self, jobs: Iterable[str]) -> list[str]:
         """Returns jobs, each before the jobs that depend on it, directly or not."""
@@ -223,7 +222,7 @@ class JobTable:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
         self.attempts.pop(job, None)
         self.profiles[job] = self.profiles[job] or list(self.entries[job].profiles)
-        self.write(job, status=WAITING, message="")
+        self.write(job, status=JobStatus.WAITING, message="")
 
     def strike_out(self, job: str, profile: Profile) -> bool:
         """Removes an option from a job for good. Returns whether another one is left."""

@@ -20,7 +20,8 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.steering import EVALUATED
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, RUNNING, STOPPED, WAITING
+from ringmaster.tasks.storage.journal import ENDED, JobStatus
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without progress
@@ -52,18 +53,18 @@ class OutcomePolicy:
     def decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Acts on an outcome. Returns a description of what follows."""
         act = {
-            "done": self._on_done,
-            "preempted": self._on_preempted,
-            "lost": self._on_lost,
-            "crashed": self._on_crashed,
-            "out_of_memory": self._on_out_of_memory,
-            "invalid": self._on_invalid,
+            OutcomeStatus.DONE: self._on_done,
+            OutcomeStatus.PREEMPTED: self._on_preempted,
+            OutcomeStatus.LOST: self._on_lost,
+            OutcomeStatus.CRASHED: self._on_crashed,
+            OutcomeStatus.OUT_OF_MEMORY: self._on_out_of_memory,
+            OutcomeStatus.INVALID: self._on_invalid,
         }[outcome.status]
         said = act(running, outcome)
         for name, its in dict(outcome.result.get("fellows", {})).items():
             self.follow(running, self._job_table.listed(name, beside=running.segment.job), its)
         for member in running.members:  # not reported: the gang did not end in order
-            if self._job_table.records[member].status == RUNNING:
+            if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
         self.part_if_need_be(running.segment.job)
         return said
@@ -74,19 +75,19 @@ class OutcomePolicy:
         record = self._job_table.records[member]
         if record.status in ENDED:
             self._job_table.write(member, step=max(record.step, outcome.get("step", 0)))
-        elif outcome["status"] == "invalid":
+        elif outcome["status"] == OutcomeStatus.INVALID:
             self.fail(member, outcome["message"])
-        elif outcome["status"] == "done" and self._job_table.is_whole(member, outcome["step"]):
+        elif outcome["status"] == OutcomeStatus.DONE and self._job_table.is_whole(member, outcome["step"]):
             self._finish(member, outcome)
-        elif record.status == PAUSED:
+        elif record.status == JobStatus.PAUSED:
             self._job_table.write(member, step=outcome["step"])
-        elif outcome["status"] == "done" and outcome["step"] >= self._job_table.totals[member]:
+        elif outcome["status"] == OutcomeStatus.DONE and outcome["step"] >= self._job_table.totals[member]:
             self._job_table.rest(member, outcome["step"])
         else:
             self._goes_on(member, outcome["step"])
 
     def _goes_on(self, member: str, step: int) -> None:
-        self._job_table.write(member, status=WAITING, step=step)
+        self._job_table.write(member, status=JobStatus.WAITING, step=step)
         if self._job_table.groups.lead_of(member) is None:
             self._want(f"{member} continues alone")
 
@@ -104,7 +105,7 @@ class OutcomePolicy:
 
     def fail(self, job: str, message: str) -> str:
         """Fails a job, and the jobs that adapt its model; the others continue."""
-        self._end(job, status=FAILED, message=message)
+        self._end(job, status=JobStatus.FAILED, message=message)
         return "the job has failed"
 
     def cancel(self, *jobs: str, message: str) -> str:
@@ -113,7 +114,7 @@ class OutcomePolicy:
         A job that adapts another one is cancelled with it where both are named, and fails where it is not named.
         """
         for job in jobs:
-            self._close(job, status=CANCELLED, message=message)
+            self._close(job, status=JobStatus.CANCELLED, message=message)
         self.fail_orphans()
         return "the job is cancelled"
 
@@ -122,20 +123,20 @@ class OutcomePolicy:
         evaluated = self._job_table.records[job].details.get(EVALUATED, {})
         if evaluated:
             self._job_table.write(job, details={"metrics": evaluated["metrics"]})
-        self._end(job, status=STOPPED, message=message)
+        self._end(job, status=JobStatus.STOPPED, message=message)
         return "the job is stopped early"
 
     def fail_orphans(self) -> None:
         """Fails the jobs that adapt a model which will not be trained."""
         while orphans := self._job_table.orphans():
             job, reason = orphans[0]
-            self._end(job, status=FAILED, message=reason)
+            self._end(job, status=JobStatus.FAILED, message=reason)
 
-    def _end(self, job: str, *, status: str, message: str) -> None:
+    def _end(self, job: str, *, status: JobStatus, message: str) -> None:
         self._close(job, status=status, message=message)
         self.fail_orphans()
 
-    def _close(self, job: str, *, status: str, message: str) -> None:
+    def _close(self, job: str, *, status: JobStatus, message: str) -> None:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
         self._job_table.groups.ended(job)
@@ -145,14 +146,14 @@ class OutcomePolicy:
         job, step = running.segment.job, outcome.result["step"]
         self._job_table.attempts.pop(job, None)
         is_end = self._job_table.is_whole(job, step)
-        if self._is_dismissed(job) and not (is_end and self._job_table.records[job].status == PAUSED):
+        if self._is_dismissed(job) and not (is_end and self._job_table.records[job].status == JobStatus.PAUSED):
             return self._dismissed(job, step)
         if not is_end and step >= self._job_table.totals[job]:
             self._plan_progress.drop(job)
             self._job_table.rest(job, step)
             return "the job rests"
         if not is_end:
-            self._job_table.write(job, status=WAITING, step=step)
+            self._job_table.write(job, status=JobStatus.WAITING, step=step)
             if step < running.segment.last_step:  # its end was moved, but it ended before the command arrived
                 self._plan_progress.put_back(running)
             if not any(segment.job == job for segment in self._plan_progress.planned):  # its goal was raised meanwhile
@@ -169,15 +170,17 @@ class OutcomePolicy:
         details = {"metrics": result["metrics"], "model_dir": str(place.model_dir(local.name))}
         if compared := result.get("compared"):
             details["compared"] = compared
-        record = self._job_table.write(job, status=DONE, step=result["step"], message="", details=details)
+        record = self._job_table.write(job, status=JobStatus.DONE, step=result["step"], message="", details=details)
         self._job_table.groups.ended(job)
-        self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": result["step"]}))
+        self._tell(
+            JobEnded(job=job, status=JobStatus.DONE, message="", details={**record.details, "step": result["step"]})
+        )
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
         if self._is_dismissed(job):
             return self._dismissed(job, step)
-        self._job_table.write(job, status=WAITING, step=step)
+        self._job_table.write(job, status=JobStatus.WAITING, step=step)
         self._plan_progress.put_back(running)
         return "stopped at a checkpoint"
 
@@ -185,7 +188,7 @@ class OutcomePolicy:
         job = running.segment.job
         if self._is_dismissed(job):
             return self._dismissed(job, self._job_table.records[job].step)
-        self._job_table.write(job, status=WAITING)
+        self._job_table.write(job, status=JobStatus.WAITING)
         self._plan_progress.drop(job)  # its node is lost: the new plan decides where it continues
         self._want(f"{job} has lost its devices")
         return "again from the last checkpoint, elsewhere"
@@ -198,12 +201,12 @@ class OutcomePolicy:
         attempts = self._job_table.count_crash(job, made_progress=made_progress)
         if attempts >= MOST_ATTEMPTS and self._job_table.groups.members(job):
             self._job_table.attempts.pop(job)
-            self._job_table.write(job, status=WAITING)
+            self._job_table.write(job, status=JobStatus.WAITING)
             self.part(job, why=f"the gang of {job} crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
             return "each of its jobs continues alone"
         if attempts >= MOST_ATTEMPTS:
             return self.fail(job, f"crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
-        self._job_table.write(job, status=WAITING)
+        self._job_table.write(job, status=JobStatus.WAITING)
         self._plan_progress.put_back(running)
         if attempts > 1:
             self._hold_back(job, FIRST_PAUSE_S * 2.0 ** (attempts - 2))
@@ -218,7 +221,9 @@ class OutcomePolicy:
         parts = is_last and self._job_table.groups.leads(job)
         may_go_on = parts or not is_last
         if may_go_on and not self._is_dismissed(job):
-            self._job_table.write(job, status=WAITING)  # first: after a failover no group is found where it has parted
+            self._job_table.write(
+                job, status=JobStatus.WAITING
+            )  # first: after a failover no group is found where it has parted
         if parts:
             self.part(job, why=f"the gang of {job} ran out of memory")
         if self._is_cancelled(job) or (may_go_on and self._is_dismissed(job)):
@@ -236,11 +241,11 @@ class OutcomePolicy:
 
     def _is_dismissed(self, job: str) -> bool:
         """Whether the job was paused, cancelled or stopped early while it ran."""
-        return self._job_table.records[job].status in (PAUSED, CANCELLED, STOPPED)
+        return self._job_table.records[job].status in (JobStatus.PAUSED, JobStatus.CANCELLED, JobStatus.STOPPED)
 
     def _is_cancelled(self, job: str) -> bool:
         """Whether the job was cancelled or stopped early while it ran. Its end has been reported and stays."""
-        return self._job_table.records[job].status in (CANCELLED, STOPPED)
+        return self._job_table.records[job].status in (JobStatus.CANCELLED, JobStatus.STOPPED)
 
     def _dismissed(self, job: str, step: int) -> str:
         record = self._job_table.write(job, step=step)

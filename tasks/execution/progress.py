@@ -6,29 +6,27 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.techniques import Profile
+from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Ready, Steps
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 MOST_STEPS = 100  # the newest steps, over which a speed is measured
 
 
-def is_about(event: Mapping[str, Any], job: str) -> bool:
+def is_about(event: Event, job: str) -> bool:
     """Whether a gang's event concerns `job`.
 
     Events about other jobs that the gang trains carry those jobs' names within the batch.
     """
-    local = job.rpartition("/")[2]
-    return bool(event.get("job", local) == local)
+    named = event.job if isinstance(event, JobEvent) else None
+    return named is None or named == job.rpartition("/")[2]
 
 
-def step_told(event: Mapping[str, Any]) -> int | None:
+def step_told(event: Event) -> int | None:
     """Returns the step that a job has reached according to an event, None if the event does not say."""
-    if event["event"] == "ready":
-        return int(event["step"])
-    return int(event["first_step"]) + len(event["seconds"]) if event["event"] == "steps" else None
+    return event.step if isinstance(event, (Ready, Steps)) else None
 
 
 @dataclass
@@ -81,17 +79,16 @@ class RunningSegment:
         """All jobs that its gang trains."""
         return {self.segment.job, *self.members}
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def hear(self, event: Event) -> None:
         """Takes in an event of its gang about its own job."""
         if (step := step_told(event)) is None:
             return
         self.is_ready, self.step = True, max(self.step, step)
-        if event["event"] == "steps":
-            seconds = list(event["seconds"])
-            self._steps_s.extend(seconds if self._is_warm else seconds[1:])
+        if isinstance(event, Steps):
+            self._steps_s.extend(event.seconds if self._is_warm else event.seconds[1:])
             self._is_warm = True
 
-    def hear_of(self, member: str, event: Mapping[str, Any]) -> None:
+    def hear_of(self, member: str, event: Event) -> None:
         """Takes in an event of its gang about a member."""
         if (step := step_told(event)) is not None:
             self.told[member] = max(self.told.get(member, 0), step)

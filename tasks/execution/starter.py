@@ -17,10 +17,11 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.orders import called, gang_order
 from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.storage.journal import LEADER, RUNNING, SegmentRecord
+from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.turns import steps_taken
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.events import Event
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice
@@ -146,9 +147,9 @@ class Starter:
         if members:
             what["fellows"] = {self._local(name): step for name, step in beside.items()}
         number = self._job_table.journal.start_segment(job, what)
-        self._job_table.write(job, status=RUNNING)
+        self._job_table.write(job, status=JobStatus.RUNNING)
         for name in members:
-            self._job_table.write(name, status=RUNNING, details={LEADER: self._local(job)})
+            self._job_table.write(name, status=JobStatus.RUNNING, details={LEADER: self._local(job)})
         self._plan_progress.planned.remove(segment)
         self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
         tell(

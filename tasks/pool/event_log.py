@@ -1,27 +1,25 @@
-"""Stored execution events of a pool's batches, from which flows follow their batches.
+"""The event log: the stored decisions of a pool's executor about its batches, and their plans.
 
-A flow reads on from the last event that it has seen, so it misses no event after an interruption of its own or of
-MLflow.
+A reader reads on from the last event that it has seen, so it misses no event after an interruption. The events of gangs
+are in the message store; `batch_events` reads both.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
 from ringmaster.tasks.execution import events
-from ringmaster.tasks.execution.events import ExecutionEvent, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import TOLD
 from ringmaster.techniques.interface.values import from_json, to_json
-
-LOOK_EVERY_S = 0.2
+from ringmaster.techniques.runtime.processes.events import event_from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class EventLog:
             TOLD.c.batch == batch, TOLD.c.id > number
         )
         rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
-        return [Entry(id=row.id, event=_event(row.kind, row.content), told_s=row.told_s) for row in rows]
+        return [Entry(id=row.id, event=event_of(row.kind, row.content), told_s=row.told_s) for row in rows]
 
     def segment_events(self, *, after: int, most: int = 1000) -> list[PoolEntry]:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
@@ -70,35 +68,16 @@ class EventLog:
             TOLD.c.id > after, TOLD.c.kind.in_(kinds)
         )
         rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
-        found = [(row, _event(row.kind, row.content)) for row in rows]
+        found = [(row, event_of(row.kind, row.content)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
             for row, event in found
             if isinstance(event, (SegmentStarted, SegmentEnded))
         ]
 
-    def newest(self, batch: str | None = None) -> int:
-        """Returns the number of the last event, of a batch or of all, 0 if there is none."""
-        query = select(func.max(TOLD.c.id))
-        if batch is not None:
-            query = query.where(TOLD.c.batch == batch)
-        return self._database.read(lambda connection: connection.execute(query).scalar()) or 0
-
-    def follow(self, batch: str, number: int, *, until: Callable[[], bool]) -> Iterator[Entry]:
-        """Yields the events of a batch after the event with that number, and new ones until `until` returns True.
-
-        After `until` returns True, the events that are left are yielded before the iterator ends.
-        """
-        clock = threading.Event()
-        while True:
-            is_last = until()  # called before the query, so that events stored up to then are still yielded
-            entries = self.after(batch, number)
-            yield from entries
-            number = entries[-1].id if entries else number
-            if is_last and not entries:
-                return
-            if not entries:
-                clock.wait(LOOK_EVERY_S)
+    def newest(self) -> int:
+        """Returns the number of the last event of all batches, 0 if there is none."""
+        return self._database.read(lambda connection: connection.execute(select(func.max(TOLD.c.id))).scalar()) or 0
 
 
 def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
@@ -110,14 +89,18 @@ def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
 def _content(event: ExecutionEvent) -> Mapping[str, Any]:
     if isinstance(event, Planned):
         return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
+    assert not isinstance(event, GangSaid), "the events of gangs are in the message store"
     content: Mapping[str, Any] = to_json(event)
     return content
 
 
-def _event(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
+def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
+    """Returns the event of a row. Rows of earlier releases may have copies of the events of gangs."""
     if kind == Planned.__name__:
         problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
         return Planned(problem=problem, plan=plan, why=content["why"])
+    if kind == GangSaid.__name__:
+        return GangSaid(number=content["number"], job=content["job"], event=event_from_json(content["event"]))
     cls: Any = getattr(events, kind)
     event: ExecutionEvent = from_json(cls, content)
     return event

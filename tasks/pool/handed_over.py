@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.pool.requests import GRANTED, OPEN, REFUSED, TRAIN, Request, Requests
+from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
@@ -27,7 +27,7 @@ def hand_over(
         is gone.
     """
     content = {"batch": dict(batch), "file": str(file), "checkpoint_every_s": checkpoint_every_s, "beats": 0}
-    return requests.ask(TRAIN, content, key=f"train-{uuid.uuid4().hex}")
+    return requests.ask(RequestKind.TRAIN, content, key=f"train-{uuid.uuid4().hex}")
 
 
 @contextmanager
@@ -39,7 +39,11 @@ def followed(database: Database, run: str) -> Iterator[None]:
     requests = Requests(database)
 
     def find() -> int | None:
-        mine = (each for each in requests.open(TRAIN, status=GRANTED) if each.answer.get("flow_run") == run)
+        mine = (
+            each
+            for each in requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)
+            if each.answer.get("flow_run") == run
+        )
         return next((each.id for each in mine), None)
 
     every_s = Timeouts.of_environment().beat_every_s
@@ -63,12 +67,14 @@ class Pending:
 def pending(database: Database) -> list[Pending]:
     """Returns the batches that were handed over and not submitted; of the refused ones, each name's newest."""
     submitted = Submissions(database).flow_runs()
-    every = Requests(database).of_kind(TRAIN)
+    every = Requests(database).of_kind(RequestKind.TRAIN)
     newest = {name_of(request): request.id for request in every}
     found = []
     for request in every:
-        is_over = request.status == REFUSED
-        is_shown = request.status in (OPEN, GRANTED) or (is_over and newest[name_of(request)] == request.id)
+        is_over = request.status == RequestStatus.REFUSED
+        is_shown = request.status in (RequestStatus.OPEN, RequestStatus.GRANTED) or (
+            is_over and newest[name_of(request)] == request.id
+        )
         if is_shown and request.answer.get("flow_run") not in submitted:
             message = request.answer.get("message", "") if is_over else _stage(request)
             jobs = tuple(str(job["name"]) for job in request.content["batch"]["jobs"])
@@ -82,6 +88,6 @@ def name_of(request: Request) -> str:
 
 
 def _stage(request: Request) -> str:
-    if request.status == OPEN:
+    if request.status == RequestStatus.OPEN:
         return "in the pool's database; it has no flow run yet"
     return f"flow run {request.answer.get('run_name', '')} is to measure its jobs, or does"

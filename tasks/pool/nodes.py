@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -14,7 +15,12 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import NODES
 from ringmaster.techniques.interface.values import from_json, to_json
 
-SERVING, LEAVING = "serving", "leaving"
+
+class NodeStatus(StrEnum):
+    """The states of a node in the registry."""
+
+    SERVING = "serving"
+    LEAVING = "leaving"  # the node finishes its work and takes no new orders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +29,6 @@ class NodeRecord:
 
     incarnation: identifies the worker process. Another worker process on the same node is another incarnation.
     address: the address at which other nodes reach it.
-    status: "serving", or "leaving" (the node finishes its work and takes no new orders).
     beats: the number of heartbeats that the worker has sent while it had access to the database and its devices.
     health: by device number (as text), why that device must not be used; empty if all devices are healthy.
     """
@@ -32,7 +37,7 @@ class NodeRecord:
     incarnation: str
     address: str
     devices: tuple[Device, ...]
-    status: str = SERVING
+    status: NodeStatus = NodeStatus.SERVING
     beats: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
 
@@ -53,7 +58,7 @@ class Nodes:
 
         self._database.write(act)
 
-    def beat(self, name: str, *, incarnation: str, health: Mapping[str, str], status: str = SERVING) -> bool:
+    def beat(self, name: str, *, incarnation: str, health: Mapping[str, str], status: str = NodeStatus.SERVING) -> bool:
         """Stores a heartbeat; returns False if the node belongs to another incarnation by now, or was removed."""
 
         def act(connection: Connection) -> bool:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
@@ -15,22 +16,40 @@ from sqlalchemy import Connection, insert, select, update
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.schema import REQUESTS
 
-OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", "withdrawn"
-ANSWERED = (GRANTED, DONE, REFUSED)
 
-CANCEL, PAUSE, RESUME, SET_PRIORITY, LEND = "cancel", "pause", "resume", "set-priority", "lend"
-RETRY = "retry"
-TRAIN = "train"
-DIRECT = "direct"
-"""The kinds of requests.
+class RequestStatus(StrEnum):
+    """The states of a request."""
 
-- `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
-- `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
-- `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
-  withdrawn, or until the requester no longer `renew`s it.
-- `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which renews
-  it (`ringmaster.tasks.pool.handed_over`).
-"""
+    OPEN = "open"
+    GRANTED = "granted"
+    DONE = "done"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+
+
+ANSWERED = (RequestStatus.GRANTED, RequestStatus.DONE, RequestStatus.REFUSED)
+
+
+class RequestKind(StrEnum):
+    """The kinds of requests.
+
+    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
+    - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
+    - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
+      withdrawn, or until the requester no longer `renew`s it.
+    - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
+      renews it (`ringmaster.tasks.pool.handed_over`).
+    """
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RETRY = "retry"
+    SET_PRIORITY = "set-priority"
+    DIRECT = "direct"
+    LEND = "lend"
+    TRAIN = "train"
+
 
 MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2
@@ -46,9 +65,9 @@ class Request:
 
     id: int
     key: str
-    kind: str
+    kind: RequestKind
     content: Mapping[str, Any]
-    status: str
+    status: RequestStatus
     answer: Mapping[str, Any]
 
 
@@ -58,14 +77,14 @@ class Requests:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def ask(self, kind: str, content: Mapping[str, Any], *, key: str | None = None) -> int:
+    def ask(self, kind: RequestKind, content: Mapping[str, Any], *, key: str | None = None) -> int:
         """Stores a request; returns its number."""
         key = key or uuid.uuid4().hex
 
         def act(connection: Connection) -> int:
             number = connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == key)).scalar()
             if number is None:
-                row = {"key": key, "kind": kind, "content": dict(content), "status": OPEN, "answer": {}}
+                row = {"key": key, "kind": kind, "content": dict(content), "status": RequestStatus.OPEN, "answer": {}}
                 number = connection.execute(
                     insert(REQUESTS).values(**row, made_s=time.time()).returning(REQUESTS.c.id)
                 ).scalar_one()
@@ -73,7 +92,7 @@ class Requests:
 
         return self._database.write(act)
 
-    def open(self, *kinds: str, status: str = OPEN) -> Sequence[Request]:
+    def open(self, *kinds: RequestKind, status: RequestStatus = RequestStatus.OPEN) -> Sequence[Request]:
         """Returns the requests with that status, of these kinds or of all."""
         query = select(REQUESTS).where(REQUESTS.c.status == status).order_by(REQUESTS.c.id)
         if kinds:
@@ -81,7 +100,7 @@ class Requests:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [_request(row._mapping) for row in rows]
 
-    def of_kind(self, kind: str) -> Sequence[Request]:
+    def of_kind(self, kind: RequestKind) -> Sequence[Request]:
         """Returns all requests of a kind, in any status."""
         query = select(REQUESTS).where(REQUESTS.c.kind == kind).order_by(REQUESTS.c.id)
         rows = self._database.read(lambda connection: connection.execute(query).all())
@@ -94,7 +113,7 @@ class Requests:
         )
         return _request(row._mapping)
 
-    def answer(self, number: int, *, status: str, answer: Mapping[str, Any] | None = None) -> None:
+    def answer(self, number: int, *, status: RequestStatus, answer: Mapping[str, Any] | None = None) -> None:
         """Answers a request, or withdraws it."""
         values = {"status": status, "answer": dict(answer or {})}
         self._database.write(
@@ -108,7 +127,7 @@ class Requests:
         """
 
         def act(connection: Connection) -> bool:
-            here = (REQUESTS.c.id == number) & REQUESTS.c.status.in_((OPEN, GRANTED))
+            here = (REQUESTS.c.id == number) & REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
             content = connection.execute(select(REQUESTS.c.content).where(here)).scalar()
             if content is None:
                 return False
@@ -183,4 +202,5 @@ class Silences:
 
 
 def _request(row: Mapping[Any, Any]) -> Request:
-    return Request(**{key: row[key] for key in ("id", "key", "kind", "content", "status", "answer")})
+    fields = {key: row[key] for key in ("id", "key", "content", "answer")}
+    return Request(kind=RequestKind(row["kind"]), status=RequestStatus(row["status"]), **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import FAILED, WAITING
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.storage.schema import BATCHES, JOBS
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.values import from_json, to_json
 
-SUBMITTED, ENDED = "submitted", "ended"
+
+class BatchStatus(StrEnum):
+    """The states of a batch in a pool."""
+
+    SUBMITTED = "submitted"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +99,15 @@ class Submissions:
         def act(connection: Connection) -> None:
             if connection.execute(select(BATCHES.c.id).where(BATCHES.c.id == submission.id)).first():
                 return
-            row = {"id": submission.id, "content": to_json(submission), "status": SUBMITTED, "message": ""}
+            row = {"id": submission.id, "content": to_json(submission), "status": BatchStatus.SUBMITTED, "message": ""}
             connection.execute(insert(BATCHES).values(**row, submitted_s=time.time()))
             names = dict.fromkeys([*(job.name for job in submission.jobs), *faults])
             for name in names:
-                stands = {"status": FAILED, "message": faults[name]} if name in faults else {"status": WAITING}
+                stands = (
+                    {"status": JobStatus.FAILED, "message": faults[name]}
+                    if name in faults
+                    else {"status": JobStatus.WAITING}
+                )
                 row = {
                     "batch": submission.id,
                     "name": name,
@@ -108,13 +118,15 @@ class Submissions:
                 }
                 connection.execute(insert(JOBS).values(**row))
             for name, why in faults.items():
-                keep(connection, submission.id, JobEnded(job=name, status=FAILED, message=why, details={}))
+                keep(connection, submission.id, JobEnded(job=name, status=JobStatus.FAILED, message=why, details={}))
 
         self._database.write(act)
 
     def standing(self) -> Sequence[Submission]:
         """Returns the batches that have not ended, oldest first."""
-        query = select(BATCHES.c.content).where(BATCHES.c.status == SUBMITTED).order_by(BATCHES.c.submitted_s)
+        query = (
+            select(BATCHES.c.content).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
+        )
         rows = self._database.read(lambda connection: connection.execute(query).scalars().all())
         return [from_json(Submission, content) for content in rows]
 
@@ -124,11 +136,11 @@ class Submissions:
         content = self._database.read(lambda connection: connection.execute(query).scalar())
         return None if content is None else from_json(Submission, content)
 
-    def status(self, batch: str) -> str | None:
-        """Returns SUBMITTED or ENDED; None if there is no such batch."""
+    def status(self, batch: str) -> BatchStatus | None:
+        """Returns the state of a batch; None if there is no such batch."""
         query = select(BATCHES.c.status).where(BATCHES.c.id == batch)
-        found: str | None = self._database.read(lambda connection: connection.execute(query).scalar())
-        return found
+        found = self._database.read(lambda connection: connection.execute(query).scalar())
+        return None if found is None else BatchStatus(found)
 
     def names(self) -> Sequence[tuple[str, str, str]]:
         """Returns (id, name, status) of every batch that was ever submitted, oldest first."""
@@ -150,13 +162,13 @@ class Submissions:
 
     def end(self, batch: str) -> None:
         """Marks a batch as ended, once all of its jobs have ended."""
-        self._set(batch, ENDED)
+        self._set(batch, BatchStatus.ENDED)
 
     def reopen(self, batch: str) -> None:
         """Marks an ended batch as submitted again, as some of its jobs continue."""
-        self._set(batch, SUBMITTED)
+        self._set(batch, BatchStatus.SUBMITTED)
 
-    def _set(self, batch: str, status: str) -> None:
+    def _set(self, batch: str, status: BatchStatus) -> None:
         self._database.write(
             lambda connection: connection.execute(update(BATCHES).where(BATCHES.c.id == batch).values(status=status))
         )

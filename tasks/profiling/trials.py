@@ -19,8 +19,9 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Gang, Outcome
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
 
@@ -125,7 +126,7 @@ class _Wave:
 
     def __init__(self, runs: Sequence[_Run]) -> None:
         self._runs = runs
-        self._heard: queue.Queue[tuple[int, Mapping[str, Any] | Outcome]] = queue.Queue()
+        self._heard: queue.Queue[tuple[int, Event | Outcome]] = queue.Queue()
         self._ready: set[int] = set()
         self._measured: dict[int, Mapping[str, Any]] = {}
         self._ended: dict[int, Outcome] = {}
@@ -161,10 +162,10 @@ class _Wave:
             index, said = self._heard.get()
             if isinstance(said, Outcome):
                 self._ended[index] = said
-            elif said["event"] == "ready":
+            elif isinstance(said, Ready):
                 self._ready.add(index)
-            elif said["event"] == "measured":
-                self._measured[index] = said["profile"]
+            elif isinstance(said, Measured):
+                self._measured[index] = said.profile
 
     def _result(self, index: int) -> Result:
         if index in self._measured:
@@ -181,6 +182,6 @@ class _Wave:
 
 
 def _kind(outcome: Outcome) -> str:
-    if outcome.status == OUT_OF_MEMORY:
-        return OUT_OF_MEMORY
+    if outcome.status == OutcomeStatus.OUT_OF_MEMORY:
+        return OutcomeStatus.OUT_OF_MEMORY
     return KILLED if outcome.was_killed else FAILED

@@ -21,16 +21,17 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.interface.values import to_json
 
 __all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
 PATIENCE_AT_END_S = 120.0  # for an unavailable MLflow when a batch has ended
-LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the event log
+LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
 ENTRIES_AT_ONCE = 200
 
 Notice = Callable[[str], None]
@@ -184,13 +185,13 @@ class AsyncRecorder:
 
 
 class PoolRecorder(AsyncRecorder):
-    """Writes one batch of a pool: reads its events from the event log, from where an earlier recorder stopped.
+    """Writes one batch of a pool: reads its events from the pool's database, from where an earlier recorder stopped.
 
     It stores its position only after MLflow has accepted the records. Events that are read twice are written twice,
     which changes nothing.
     """
 
-    CURSOR = "recorded"  # the fact: {"told": the last recorded event, "plans": the number of recorded plans}
+    CURSOR = "recorded"  # the fact: the `Position` after the last recorded event, and "plans": how many are recorded
 
     def __init__(
         self,
@@ -198,18 +199,18 @@ class PoolRecorder(AsyncRecorder):
         journal: Journal,
         *,
         batch: Batch,
-        told: EventLog,
-        key: str,
+        events: BatchEvents,
         notice: Notice,
         tensors: TensorStore | None = None,
     ) -> None:
-        self._at = journal.get(self.CURSOR, {"told": 0, "plans": 0})
-        self._told, self._key = told, key
+        at = journal.get(self.CURSOR, {})
+        after = Position(told=at.get("told", 0), said=at.get("said", 0))
+        self._reader = EventReader(events, after)
         self._is_over = threading.Event()
-        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=self._at["plans"], tensors=tensors)
+        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0), tensors=tensors)
 
     def follow(self) -> None:
-        """Starts to write the events of the event log, until `close`."""
+        """Starts to write the events of the batch, until `close`."""
         self._todo.put(self._follow)
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
@@ -225,16 +226,15 @@ class PoolRecorder(AsyncRecorder):
     def _follow(self) -> None:
         while not self._insist.gave_up:
             is_last = self._is_over.is_set()
-            entries = self._told.after(self._key, self._at["told"], most=ENTRIES_AT_ONCE)
+            entries = self._reader.read(most=ENTRIES_AT_ONCE)
             for entry in entries:
-                at_ms = int(entry.told_s * 1000)
+                at_ms = int(entry.time_s * 1000)
                 if not self._insist.do(partial(self._writer.write, entry.event, at_ms=at_ms)):
                     return
             if not self._insist.do(self._writer.flush):
                 return
             if entries:
-                self._at = {"told": entries[-1].id, "plans": self._writer.num_plans}
-                self._journal.put(self.CURSOR, self._at)
+                self._journal.put(self.CURSOR, {**to_json(entries[-1].at), "plans": self._writer.num_plans})
             elif is_last:
                 return
             else:

@@ -24,10 +24,11 @@ from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import DeviceTelemetry, Event, Metrics, Steps
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
@@ -35,7 +36,7 @@ FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Pr
 FUSION = "fusion"
 """The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
 "lower_bound_s", "practice_s"}."""
-NOT_DONE = {CANCELLED: ("Cancelled", "KILLED"), STOPPED: ("Stopped early", "FINISHED")}
+NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +180,12 @@ class MlflowWriter:
     def _catch_up(self) -> None:
         """Records jobs that ended before this run began and were not recorded, after a kill or an MLflow outage."""
         for name, record in self._journal.jobs().items():
-            if record.status == DONE and not record.details.get("model_uri") and name in self._known.preflights:
-                self._end_job(JobEnded(job=name, status=DONE, message="", details=end_details(record)))
+            if (
+                record.status == JobStatus.DONE
+                and not record.details.get("model_uri")
+                and name in self._known.preflights
+            ):
+                self._end_job(JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record)))
 
     def _job_run(self, name: str) -> str:
         run_id = self.run_of(name)
@@ -243,7 +248,7 @@ class MlflowWriter:
 
     def _end_job(self, event: JobEnded) -> None:
         run_id = self._job_run(event.job)
-        if event.status != DONE:
+        if event.status != JobStatus.DONE:
             how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
             self.ledger.set_note(run_id, f"**{how}**: {event.message}")
             self.ledger.set_tags(run_id, {REASON: event.message})
@@ -346,19 +351,23 @@ def _plan_sentence(event: Planned) -> str:
     return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
 
 
-def _points(event: Mapping[str, Any], *, at_ms: int) -> list[MetricPoint]:
+def _points(event: Event, *, at_ms: int) -> list[MetricPoint]:
     """Returns the metrics of a gang's event.
 
     Each point includes its time, so that writing the same points again adds none.
     """
-    if event["event"] == "steps":
-        now_ms = int(event["wall_s"] * 1000)
-        rows = list(enumerate(zip(event["losses"], event["seconds"], strict=True), start=event["first_step"] + 1))
-        losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
-        return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-    if event["event"] == "metrics":
-        return [MetricPoint(f"eval/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
-    return telemetry_points(event)
+    match event:
+        case Steps():
+            now_ms = int(event.wall_s * 1000)
+            rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
+            losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+            return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+        case Metrics():
+            return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
+        case DeviceTelemetry():
+            return telemetry_points(event)
+        case _:
+            return []
 
 
 def _profile_row(profile: Profile) -> dict[str, Any]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ringmaster.model_lineage.records import MetricPoint
-from ringmaster.tasks.devices.monitor import TELEMETRY
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
 
 # By the key in a telemetry event: MLflow's metric name, and the factor that converts the value.
 NAMES = {
@@ -23,19 +20,17 @@ NAMES = {
 ENERGY = "system/energy_joules"
 
 
-def telemetry_points(event: Mapping[str, Any]) -> list[MetricPoint]:
-    """Returns the metric points of a telemetry event, and none for any other event.
+def telemetry_points(event: DeviceTelemetry) -> list[MetricPoint]:
+    """Returns the metric points of a telemetry event.
 
     `tasks/devices/monitor.py` documents the form of a telemetry event. The step of a point is its time in
     seconds since the epoch: a job's segments follow each other in time, and so do its points.
     """
-    if event["event"] != TELEMETRY:
-        return []
-    where = f"system/{event['node']}/" if event["node"] else "system/"
-    wall_s = float(event["wall_s"])
+    where = f"system/{event.node}/" if event.node else "system/"
+    step, at_ms = int(event.wall_s), int(event.wall_s * 1000)
     return [
-        MetricPoint(f"{where}{device['kind']}_{number}_{name}", device[key] * factor, int(wall_s), int(wall_s * 1000))
-        for number, device in event["devices"].items()
+        MetricPoint(f"{where}{device['kind']}_{number}_{name}", device[key] * factor, step, at_ms)
+        for number, device in event.devices.items()
         for key, (name, factor) in NAMES.items()
         if key in device
     ]
@@ -54,11 +49,11 @@ class Energy:
 
     def hear(self, said: GangSaid) -> None:
         """Takes in an event of a gang; a telemetry event reports the energy that its devices have used so far."""
-        if said.event["event"] != TELEMETRY:
+        if not isinstance(said.event, DeviceTelemetry):
             return
-        used = [device["energy_j"] for device in said.event["devices"].values() if "energy_j" in device]
+        used = [device["energy_j"] for device in said.event.devices.values() if "energy_j" in device]
         if used:
-            self._running.setdefault(said.number, {})[said.event["node"]] = sum(used)
+            self._running.setdefault(said.number, {})[said.event.node] = sum(used)
 
     def end(self, ended: SegmentEnded, *, at_ms: int) -> dict[str, list[MetricPoint]]:
         """Takes in the end of a segment; returns the energy that each of its jobs has used so far, as metric points.

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import psutil
@@ -48,8 +49,19 @@ HOLDERS = Table(
     Column("born_s", Float, nullable=False),
     Column("beats", BigInteger, nullable=False),
 )
-RUNNING, DONE, FAILED, INTERRUPTED, SKIPPED = "running", "done", "failed", "interrupted", "skipped"
-OVER = (DONE, FAILED)
+
+
+class RetrainingStatus(StrEnum):
+    """The states of a retraining run."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+
+
+OVER = (RetrainingStatus.DONE, RetrainingStatus.FAILED)
 BEAT_S = 5.0
 SILENCE_S = 20.0  # the time without a heartbeat after which a holder on another machine counts as dead
 
@@ -69,7 +81,7 @@ class RunRecord:
 
     name: str
     run_date: str
-    status: str = RUNNING
+    status: str = RetrainingStatus.RUNNING
     began_s: float = 0.0
     content: Mapping[str, Any] = field(default_factory=dict)
 

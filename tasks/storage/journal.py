@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +21,20 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
-WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
-PAUSED, CANCELLED = "paused", "cancelled"
-STOPPED = "stopped"  # early, by a steering request: no failure
-ENDED = (DONE, FAILED, CANCELLED, STOPPED)
+
+class JobStatus(StrEnum):
+    """The states of a job."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"  # early, by a steering request: no failure
+
+
+ENDED = (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED)
 
 
 LEADER = "leader"
@@ -35,7 +46,7 @@ class JobRecord:
     """The state of a job: `step` steps are done and checkpointed; `details` hold metrics, model folder, run id."""
 
     name: str
-    status: str = WAITING
+    status: JobStatus = JobStatus.WAITING
     step: int = 0
     message: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -231,7 +242,9 @@ def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
 
 
 def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
-    return JobRecord(name=name, status=row["status"], step=row["step"], message=row["message"], details=row["details"])
+    return JobRecord(
+        name=name, status=JobStatus(row["status"]), step=row["step"], message=row["message"], details=row["details"]
+    )
 
 
 def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:
@@ -245,10 +258,10 @@ def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -
     for job in jobs:
         if job.name not in known:
             journal.write_job(job.name)
-        elif known[job.name].status not in (DONE, STOPPED):
-            journal.write_job(job.name, status=WAITING, message="")
+        elif known[job.name].status not in (JobStatus.DONE, JobStatus.STOPPED):
+            journal.write_job(job.name, status=JobStatus.WAITING, message="")
     for name, message in faults.items():
-        if journal.jobs()[name].status not in (DONE, STOPPED):
-            journal.write_job(name, status=FAILED, message=message)
+        if journal.jobs()[name].status not in (JobStatus.DONE, JobStatus.STOPPED):
+            journal.write_job(name, status=JobStatus.FAILED, message=message)
     records: Mapping[str, Any] = journal.jobs()
-    return [job for job in jobs if records[job.name].status == WAITING]
+    return [job for job in jobs if records[job.name].status == JobStatus.WAITING]

@@ -6,8 +6,10 @@ stopped, and a node that was cut off finds the messages that it missed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -16,13 +18,20 @@ from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_from_json, event_to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
-GIVEN, TAKEN, ENDED = "given", "taken", "ended"
-WITHDRAWN = "withdrawn"  # before a node took it
 KILL = "kill"  # the command to end the gang at once
 WORDS_A_PAGE = 2000  # events per read transaction: a server ends transactions whose results are processed slowly
-OUTCOME = "outcome"  # the last event of a share: {"event": "outcome", "status", "message", "result"}
+
+
+class OrderStatus(StrEnum):
+    """The states of an order."""
+
+    GIVEN = "given"
+    TAKEN = "taken"  # by the worker of its node
+    ENDED = "ended"  # its outcome was reported, or its node is lost
+    WITHDRAWN = "withdrawn"  # before a node took it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +51,14 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRecord:
-    """An order as stored in the database.
-
-    status: "given", "taken" (by the worker), "ended" (its outcome was reported, or its node is lost) or "withdrawn".
-    """
+    """An order as stored in the database."""
 
     segment: int
     node: str
     batch: str
     share: Share
     incarnation: str
-    status: str
+    status: OrderStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,7 @@ class GangEvent:
     segment: int
     node: str
     number: int
-    content: Mapping[str, Any]
+    content: Event
 
 
 class MessageStore:
@@ -89,7 +95,7 @@ class MessageStore:
             for node, (incarnation, share) in shares.items():
                 if node not in known:
                     row = {"segment": segment, "node": node, "batch": batch, "content": to_json(share)}
-                    connection.execute(insert(ORDERS).values(**row, incarnation=incarnation, status=GIVEN))
+                    connection.execute(insert(ORDERS).values(**row, incarnation=incarnation, status=OrderStatus.GIVEN))
 
         self._database.write(act)
 
@@ -113,7 +119,16 @@ class MessageStore:
         if segments is not None:
             query = query.where(SAID.c.segment.in_(segments))
         rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [GangEvent(**row._mapping) for row in rows]
+        return [
+            GangEvent(
+                id=row.id,
+                segment=row.segment,
+                node=row.node,
+                number=row.number,
+                content=event_from_json(row.content),
+            )
+            for row in rows
+        ]
 
     def newest_word(self) -> int:
         """Returns the id of the newest event, 0 if there is none."""
@@ -131,8 +146,10 @@ class MessageStore:
         mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
 
         def act(connection: Connection) -> bool:
-            connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=WITHDRAWN))
-            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == WITHDRAWN
+            connection.execute(
+                update(ORDERS).where(mine, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.WITHDRAWN)
+            )
+            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == OrderStatus.WITHDRAWN
 
         return self._database.write(act)
 
@@ -161,7 +178,9 @@ class MessageStore:
 
         def act(connection: Connection) -> Any:
             mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node) & (ORDERS.c.incarnation == incarnation)
-            done = connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=TAKEN))
+            done = connection.execute(
+                update(ORDERS).where(mine, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.TAKEN)
+            )
             if not done.rowcount:
                 return None
             return connection.execute(select(ORDERS.c.content).where(mine)).scalar_one()
@@ -169,10 +188,10 @@ class MessageStore:
         content = self._database.write(act)
         return None if content is None else from_json(Share, content)
 
-    def say(self, segment: int, node: str, *, words: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    def say(self, segment: int, node: str, *, words: Sequence[tuple[int, Event]]) -> None:
         """Stores events of a share's gang, each with its number; events that are stored already are skipped.
 
-        An `OUTCOME` ends the order.
+        A `ShareEnded` ends the order.
         """
 
         def act(connection: Connection) -> None:
@@ -180,11 +199,16 @@ class MessageStore:
             known = connection.execute(select(func.max(SAID.c.number)).where(here)).scalar()
             for number, content in words:
                 if known is None or number > known:
-                    row = {"segment": segment, "node": node, "number": number, "content": dict(content)}
+                    row = {
+                        "segment": segment,
+                        "node": node,
+                        "number": number,
+                        "content": _storable(event_to_json(content)),
+                    }
                     connection.execute(insert(SAID).values(**row))
-            if any(content["event"] == OUTCOME for _, content in words):
+            if any(isinstance(content, ShareEnded) for _, content in words):
                 share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
-                connection.execute(update(ORDERS).where(share).values(status=ENDED))
+                connection.execute(update(ORDERS).where(share).values(status=OrderStatus.ENDED))
 
         self._database.write(act)
 
@@ -203,7 +227,9 @@ class MessageStore:
 
     def orders(self, *, node: str | None = None, incarnation: str | None = None) -> Sequence[OrderRecord]:
         """Returns the orders that have not ended, of one node or incarnation or of all, the oldest first."""
-        query = select(ORDERS).where(ORDERS.c.status.in_((GIVEN, TAKEN))).order_by(ORDERS.c.segment)
+        query = (
+            select(ORDERS).where(ORDERS.c.status.in_((OrderStatus.GIVEN, OrderStatus.TAKEN))).order_by(ORDERS.c.segment)
+        )
         if node is not None:
             query = query.where(ORDERS.c.node == node)
         if incarnation is not None:
@@ -215,11 +241,26 @@ class MessageStore:
         """Ends an order whose node will report nothing more, because the order was withdrawn or the node is lost."""
         self._database.write(
             lambda connection: connection.execute(
-                update(ORDERS).where(ORDERS.c.segment == segment, ORDERS.c.node == node).values(status=ENDED)
+                update(ORDERS)
+                .where(ORDERS.c.segment == segment, ORDERS.c.node == node)
+                .values(status=OrderStatus.ENDED)
             )
         )
 
 
 def _order(row: Mapping[Any, Any]) -> OrderRecord:
-    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation", "status")}
-    return OrderRecord(share=from_json(Share, row["content"]), **fields)
+    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation")}
+    return OrderRecord(share=from_json(Share, row["content"]), status=OrderStatus(row["status"]), **fields)
+
+
+def _storable(value: Any) -> Any:
+    """Returns a JSON value without NaN and infinities, which JSON does not have and PostgreSQL refuses."""
+    if isinstance(value, Mapping):
+        return {key: _storable(item) for key, item in value.items() if not _is_no_number(item)}
+    if isinstance(value, (list, tuple)):
+        return [None if _is_no_number(item) else _storable(item) for item in value]
+    return value
+
+
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -112,7 +112,8 @@ ORDERS = Table(
     Column("flow_run", Text),  # not used any more; a change of the columns would be another form of the tables
 )
 
-# The events of gangs. number: counts the node's events of this segment, from 0.
+# The events of gangs, for the executor and the followers of a batch.
+# number: counts the node's events of this segment, from 0.
 SAID = Table(
     "said",
     METADATA,
@@ -133,7 +134,7 @@ COMMANDS = Table(
     Column("command", Text, nullable=False),
 )
 
-# The event log: the JSON forms of execution events, for the followers of a batch.
+# The event log: the JSON forms of the executor's decisions, for the followers of a batch.
 TOLD = Table(
     "told",
     METADATA,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.techniques.metrics.registry import metric_named
 
@@ -32,7 +32,7 @@ def leaderboard(
 
     def order(name: str) -> tuple[bool, int, float]:
         value = last(reports.get(name, {})).get(objective, math.nan)
-        is_done = ended[name]["status"] == DONE
+        is_done = ended[name]["status"] == JobStatus.DONE
         return not is_done, 0 if is_done else -max(reports.get(name, {}), default=0), sign * value
 
     ranked = [name for name in trials if math.isfinite(last(reports.get(name, {})).get(objective, math.nan))]
@@ -45,7 +45,7 @@ def leaderboard(
 
 def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Returns the row of the best trial, or None if no trial has completed."""
-    return next((dict(row) for row in rows if row["status"] == DONE and row["rank"] is not None), None)
+    return next((dict(row) for row in rows if row["status"] == JobStatus.DONE and row["rank"] is not None), None)
 
 
 def last(reports: Mapping[int, Mapping[str, float]]) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import ModelRecord
 from ringmaster.tasks.promotion.names import CHALLENGER
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.drawing import learning_curves, parallel_coordinates
 from ringmaster.tasks.sweeping.leaderboard import best
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -23,7 +23,7 @@ def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) 
     common: dict[str, Any] = {
         "objective": spec.objective,
         "reports": sweep_scheduler.reports,
-        "done": [row["job"] for row in rows if row["status"] == DONE],
+        "done": [row["job"] for row in rows if row["status"] == JobStatus.DONE],
         "best": None if won is None else won["job"],
     }
     totals = {trial.total for trial in sweep_scheduler.trials()}
@@ -63,6 +63,6 @@ def challenge(ledger: Ledger, uri: str, name: str) -> ModelRecord:
 
 
 def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
-    won, num_done = best(rows), sum(row["status"] == DONE for row in rows)
+    won, num_done = best(rows), sum(row["status"] == JobStatus.DONE for row in rows)
     found = "no trial has come to its end" if won is None else f"the best is **{won['job']}**"
     return f"Of {len(rows)} trials {num_done} were trained to their end; {found}."

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.steering import GOAL, LIKE, SETTLED, SteeringRequest
-from ringmaster.tasks.storage.journal import DONE, ENDED, FAILED, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.sampling import Tried
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec
@@ -24,6 +24,7 @@ from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.runtime.processes.events import Metrics
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"
@@ -73,7 +74,7 @@ class SweepScheduler:
         self._goals = {**first, **fact.get("goals", {})}
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
         for name in set(self.spec.trials) - set(self._jobs):
-            self._statuses[name] = FAILED
+            self._statuses[name] = JobStatus.FAILED
         self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
         self._keep()
 
@@ -110,10 +111,10 @@ class SweepScheduler:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
-        if isinstance(event, GangSaid) and event.event["event"] == "metrics":
-            self._hear(event.job, event.event["step"], event.event["metrics"])
+        if isinstance(event, GangSaid) and isinstance(event.event, Metrics):
+            self._hear(event.job, event.event.step, event.event.metrics)
         elif isinstance(event, JobEnded):
-            if event.status == DONE:
+            if event.status == JobStatus.DONE:
                 self._hear(event.job, event.details["step"], event.details["metrics"])
             self._statuses[event.job] = event.status
         else:

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, Span
-from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, PREEMPTED
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 
-AGAIN = (CRASHED, PREEMPTED, LOST)  # outcomes after which a segment is repeated
+AGAIN = (
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.PREEMPTED,
+    OutcomeStatus.LOST,
+)  # outcomes after which a segment is repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,12 @@ def _num_begun(segments: Sequence[Segment], spans: Sequence[Span], standing: Fol
         at = next((i for i in range(begun, len(segments)) if _is_gang(segments[i], span, standing.problem)), None)
         if at is not None:
             begun = at if span.status in AGAIN else at + 1
-    if begun == 0 and spans and spans[-1].status == DONE and spans[-1].start_s < standing.made_s < spans[-1].end_s:
+    if (
+        begun == 0
+        and spans
+        and spans[-1].status == OutcomeStatus.DONE
+        and spans[-1].start_s < standing.made_s < spans[-1].end_s
+    ):
         # It ran on as the first segment of the plan, and has ended since.
         begun = int(bool(segments) and _is_gang(segments[0], spans[-1], standing.problem))
     return begun

@@ -10,10 +10,11 @@ from typing import Any
 from sqlalchemy import Select, func, or_, select
 
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.pool.submissions import SUBMITTED
+from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
+from ringmaster.techniques.runtime.processes.events import Event, event_from_json
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Archive:
         then.
         """
         rows = self._rows(select(BATCHES.c.id, BATCHES.c.submitted_s, BATCHES.c.status))
-        shown = [row for row in rows if row.status == SUBMITTED or row.id == batch]
+        shown = [row for row in rows if row.status == BatchStatus.SUBMITTED or row.id == batch]
         shown = shown or sorted(rows, key=lambda row: row.submitted_s)[-1:]
         since_s = min((row.submitted_s for row in shown), default=self.clock())
         return since_s, {row.id for row in rows if row.submitted_s >= since_s}
@@ -104,7 +105,7 @@ class Archive:
         rows = self._rows(select(BATCHES.c.id, BATCHES.c.content).where(BATCHES.c.id.in_(batches)))
         return {f"{row.id}/{job['name']}": job["num_steps"] for row in rows for job in row.content["jobs"]}
 
-    def words(self, segments: Collection[int], *, after: int, most: int) -> tuple[int, list[tuple[int, Any]]]:
+    def words(self, segments: Collection[int], *, after: int, most: int) -> tuple[int, list[tuple[int, Event]]]:
         """Returns the events of the gangs of some segments after the event number `after`, among the newest `most`
         events.
 
@@ -115,7 +116,7 @@ class Archive:
         if not segments or newest <= after:
             return newest, []
         query = select(SAID.c.segment, SAID.c.content).where(SAID.c.id > after, SAID.c.segment.in_(segments))
-        return newest, [(row.segment, row.content) for row in self._rows(query.order_by(SAID.c.id))]
+        return newest, [(row.segment, event_from_json(row.content)) for row in self._rows(query.order_by(SAID.c.id))]
 
     def _rows(self, query: Select[Any]) -> Sequence[Any]:
         return self.database.read(lambda connection: connection.execute(query).all())

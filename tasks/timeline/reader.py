@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.progress import is_about, step_told
@@ -15,18 +14,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    PAUSED,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    JobRecord,
-    SegmentRecord,
-)
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
 from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.queries import Archive, Head
 from ringmaster.tasks.timeline.run_timeline import (
@@ -39,13 +27,14 @@ from ringmaster.tasks.timeline.run_timeline import (
     Span,
 )
 from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.runtime.processes.events import Event, Ready, Steps
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come
 MOST_NOTES = 200
 MOST_WORDS = 2000  # newest events to read at the first look
 INTERRUPTED = "interrupted"
-PACE_EVENTS = ("ready", "steps")  # the events that report progress
+PACE_EVENTS = (Ready, Steps)  # the events that report progress
 
 
 @dataclass
@@ -55,10 +44,10 @@ class _Pace:
     step: int = 0
     step_s: float | None = None
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def hear(self, event: Event) -> None:
         self.step = max(self.step, step_told(event) or 0)
-        if event["event"] == "steps" and event["seconds"]:
-            self.step_s = statistics.median(event["seconds"])
+        if isinstance(event, Steps) and event.seconds:
+            self.step_s = statistics.median(event.seconds)
 
 
 class TimelineReader:
@@ -82,15 +71,15 @@ class TimelineReader:
         self._paces: dict[int, _Pace] = {}
         self._beside: dict[tuple[int, str], _Pace] = {}  # of members, by segment and name within the batch
         self._heard = 0
-        self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._inbox: deque[tuple[int, Event]] = deque()
 
     def signature(self) -> tuple[str, ...]:
         """Returns a value that changes whenever the timeline changes."""
         return self._archive.signature()
 
-    def hear(self, number: int, event: Mapping[str, Any]) -> None:
+    def hear(self, number: int, event: Event) -> None:
         """Receives an event of a segment's gang that is not in the database. From any thread."""
-        if event["event"] in PACE_EVENTS:
+        if isinstance(event, PACE_EVENTS):
             self._inbox.append((number, event))
 
     def num_left(self, batch: str | None = None) -> int:
@@ -113,7 +102,11 @@ class TimelineReader:
         records, totals = archive.jobs(batches), archive.totals(batches)
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
         ran = {record.job for record in segments}
-        planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED, STOPPED) or name in ran}
+        planned = {
+            name
+            for name, r in records.items()
+            if r.status not in (JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED) or name in ran
+        }
         first = self._planned_first(heads, planned, zero_s)
         standing = self._standing(heads, records, zero_s)
         self._listen({record.id: record.job for record in segments if record.ended_s is None})
@@ -124,7 +117,7 @@ class TimelineReader:
             if record.ended_s is None
         ]
         status = None if archive.is_pool else archive.fact("status")
-        is_over = _all_ended(records) or (status in (INTERRUPTED, DONE, FAILED) and not running)
+        is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
         nodes = Nodes(archive.database).all() if archive.is_pool else ()
         run_timeline = RunTimeline(
@@ -175,7 +168,7 @@ class TimelineReader:
         self, heads: Sequence[Head], records: Mapping[str, JobRecord], zero_s: float
     ) -> dict[str, FollowedPlan]:
         """Returns the plan that each job follows: the newest that contains it, as a new plan may omit running jobs."""
-        missing = {name for name, record in records.items() if record.status not in (*ENDED, PAUSED)}
+        missing = {name for name, record in records.items() if record.status not in (*ENDED, JobStatus.PAUSED)}
         standing: dict[str, FollowedPlan] = {}
         kept = {}
         for head in reversed(heads[-MOST_STANDING:]):
@@ -207,8 +200,8 @@ class TimelineReader:
         for number, event in words:
             if is_about(event, running.get(number, "")):
                 self._paces.setdefault(number, _Pace()).hear(event)
-            elif step_told(event) is not None:
-                self._beside.setdefault((number, event["job"]), _Pace()).hear(event)
+            elif isinstance(event, PACE_EVENTS) and event.job is not None:
+                self._beside.setdefault((number, event.job), _Pace()).hear(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
         self._beside = {key: pace for key, pace in self._beside.items() if key[0] in running}
 
@@ -275,7 +268,7 @@ class TimelineReader:
                         steps[member] = min(first + done, totals.get(member) or 0)
                     elif told is not None:
                         steps[member] = told.step
-                    elif records[member].status == RUNNING:
+                    elif records[member].status == JobStatus.RUNNING:
                         waiting.add(member)
         mine: dict[str, list[Span]] = {}
         for span in (*past, *running, *coming):
@@ -289,7 +282,7 @@ class TimelineReader:
             lines.append(
                 JobLine(
                     name=name,
-                    status=WAITING if name in waiting else record.status,
+                    status=JobStatus.WAITING if name in waiting else record.status,
                     step=max(steps.get(name, 0), record.step),
                     num_steps=totals.get(name),
                     technique=show.technique if show else "",
@@ -307,7 +300,7 @@ class TimelineReader:
             end = "" if makespan_s is None else f": {seconds_text(makespan_s)} from then on"
             notes.append(Note(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
         for span in past:
-            if span.status != DONE:
+            if span.status != JobStatus.DONE:
                 said = f": {span.message}" if span.message else ""
                 notes.append(Note(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{said}"))
         return sorted(notes, key=lambda note: note.at_s)[-MOST_NOTES:]

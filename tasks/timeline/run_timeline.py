@@ -10,13 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.interface.values import stored_as, to_json
-from ringmaster.techniques.runtime.processes.gang import CRASHED, INVALID, OUT_OF_MEMORY
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 
-FAULTS = (CRASHED, INVALID, OUT_OF_MEMORY, LOST)  # outcomes of segments that pictures mark
+FAULTS = (
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.INVALID,
+    OutcomeStatus.OUT_OF_MEMORY,
+    OutcomeStatus.LOST,
+)  # outcomes of segments that pictures mark
 NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"
 
 

@@ -19,7 +19,7 @@ from prefect.exceptions import PrefectException
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.database import DatabaseClosed
-from ringmaster.tasks.storage.journal import STOPPED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
 from ringmaster.tasks.timeline.svg import render_svg
@@ -57,8 +57,8 @@ class ProgressArtifact:
     def _percent(self) -> float:
         records = self._journal.jobs().values()
         # A job that was stopped early counts as one whole job, however many steps it has trained.
-        stopped = [record for record in records if record.status == STOPPED]
-        steps = sum(record.step for record in records if record.status != STOPPED)
+        stopped = [record for record in records if record.status == JobStatus.STOPPED]
+        steps = sum(record.step for record in records if record.status != JobStatus.STOPPED)
         share = steps / self._total + len(stopped) / max(1, len(records))
         return min(100.0 * share, 100.0)
 

@@ -22,6 +22,7 @@ from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
 from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
+from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.processes.reporter import Reporter
@@ -40,7 +41,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("reading the parents", patience_s=READING_PATIENCE_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     startup_s = time.monotonic() - order.ordered_at_s
-    reporter.send("ready", step=0, startup_s=startup_s)
+    reporter.send(Ready(step=0, startup_s=startup_s))
     _rewrite(order, folder, beat=reporter.beat, is_trial=False)
     started_s = time.perf_counter()
     compared = compare(order, ranks, reporter, folder=folder)
@@ -60,7 +61,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("trying", patience_s=READING_PATIENCE_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     scratch = Path(order.folder) / "scratch"
-    reporter.send("ready")
+    reporter.send(Ready())
     began_s = time.monotonic()
     _rewrite(order, scratch / "model", beat=reporter.beat, is_trial=True)
     rewritten_s = time.monotonic()
@@ -75,7 +76,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     }
     shutil.rmtree(scratch)
     reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
-    reporter.send("measured", profile=measured)
+    reporter.send(Measured(profile=measured))
     wait_for_stop(reporter)
     return {"status": "done"}
 

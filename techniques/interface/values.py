@@ -10,6 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
+    if isinstance(value, StrEnum):
+        return value.value
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ValueError(f"{value!r} of type {type(value).__name__} has no JSON form")
@@ -84,6 +87,8 @@ def _convert(hint: Any, data: Any) -> Any:
         if not isinstance(data, Mapping):
             raise ValueError(f"an object is wanted, not {data!r:.100}")
         return {key: _convert(arguments[1], item) for key, item in data.items()}
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(data)
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     return data

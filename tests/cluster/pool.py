@@ -10,12 +10,12 @@ import psutil
 from sqlalchemy import select
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.pool.nodes import SERVING, Nodes
-from ringmaster.tasks.pool.requests import CANCEL, Requests
+from ringmaster.tasks.pool.nodes import Nodes, NodeStatus
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.pool.timeouts import VARIABLE
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.cluster.jobs import Trace, profiles_of
@@ -124,7 +124,7 @@ class Pool:
 
     def serving(self):
         """Returns the incarnations of registered nodes that are not leaving, by name."""
-        return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == SERVING}
+        return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == NodeStatus.SERVING}
 
     def heal(self):
         """Repairs the pool after a test: reconnects nodes, and restarts the executor and workers that have ended."""
@@ -141,7 +141,7 @@ class Pool:
         """Cancels the batches that a failed test has left behind, so that they do not affect the next test."""
         requests = Requests(self.database)
         for submission in Submissions(self.database).standing():
-            requests.ask(CANCEL, {"batch": submission.id, "jobs": []})
+            requests.ask(RequestKind.CANCEL, {"batch": submission.id, "jobs": []})
         until("nothing is left", lambda: not Submissions(self.database).standing(), seconds=PATIENCE_S)
 
     def _all_serve(self):
@@ -214,14 +214,18 @@ class Pool:
 
     def said(self, batch, event):
         """Returns the events of one kind."""
-        return [word for word in self.words(batch) if word.content["event"] == event]
+        return [word for word in self.words(batch) if event == word.content.NAME]
 
-    def wait(self, batch, *, seconds=PATIENCE_S, status=DONE):
+    def wait(self, batch, *, seconds=PATIENCE_S, status=JobStatus.DONE):
         """Waits until every job of a batch has `status`; fails where a job failed or was cancelled instead."""
 
         def ended():
             found = self.jobs(batch)
-            bad = {n: r.message for n, r in found.items() if r.status in (FAILED, CANCELLED) and r.status != status}
+            bad = {
+                n: r.message
+                for n, r in found.items()
+                if r.status in (JobStatus.FAILED, JobStatus.CANCELLED) and r.status != status
+            }
             assert not bad, f"{bad}\n{self.tail('executor')}"
             return all(record.status == status for record in found.values())
 
@@ -238,7 +242,7 @@ class Pool:
         def look():
             jobs = {segment.id: segment.job for segment in self.segments(batch)}
             for word in self.said(batch, "checkpoint"):
-                if word.content["step"] > beyond and job in (None, jobs[word.segment]):
+                if word.content.step > beyond and job in (None, jobs[word.segment]):
                     return word
             return None
 

@@ -19,6 +19,7 @@ from torch import nn
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.processes.events import Ready, Steps
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for every process on a node
@@ -115,7 +116,7 @@ class Waits(BlackBox):
         first = step = int(kept.read_text()) if kept.exists() else 0
         startup_s = time.monotonic() - order.ordered_at_s
         reporter.phase("waiting", patience_s=60.0 + 20 * step_s)
-        reporter.send("ready", step=step, startup_s=startup_s)
+        reporter.send(Ready(step=step, startup_s=startup_s))
         told, said_s = step, time.monotonic()
         while step < max(order.last_step, reporter.told_until()) and not reporter.told(STOP):
             if trace:
@@ -145,6 +146,5 @@ class Waits(BlackBox):
     def _tell(self, reporter, first, step, step_s):
         if step > first:
             number = step - first
-            reporter.send(
-                "steps", first_step=first, losses=[1.0] * number, seconds=[step_s] * number, wall_s=time.time()
-            )
+            losses, seconds = (1.0,) * number, (step_s,) * number
+            reporter.send(Steps(first_step=first, losses=losses, seconds=seconds, wall_s=time.time()))

@@ -15,7 +15,7 @@ import sqlalchemy
 
 from ringmaster.flows.deployments import AUTOMATION
 from ringmaster.flows.pool.automations import SUBJECTS
-from ringmaster.flows.services.files import UP
+from ringmaster.flows.services.files import ServiceStatus
 from tests.attacks import UNAUTHORIZED, expect_closed_mlflow, expect_closed_prefect, open_to_others, send
 from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
@@ -102,7 +102,9 @@ def test_a_server_that_dies_is_started_again(on_sqlite):
     home, _ = on_sqlite
     first = home.states()["mlflow"]
     first.process.signal(signal.SIGKILL)
-    until("MLflow is up again", lambda: (s := home.states()["mlflow"]).status == UP and s.num_restarts > 0)
+    until(
+        "MLflow is up again", lambda: (s := home.states()["mlflow"]).status == ServiceStatus.UP and s.num_restarts > 0
+    )
     assert home.states()["mlflow"].pid != first.pid
     status, _ = home.ask(f"{home.address().mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
     assert status == 200

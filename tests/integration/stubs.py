@@ -199,19 +199,19 @@ class HeedingSharedBase(SharedBase):
     def run(self, order, reporter):
         say, number = reporter.send, 0
 
-        def send(event, **details):
+        def send(event):
             nonlocal number
-            say(event, **details)
-            if event in HEEDED:
+            say(event)
+            if event.NAME in HEEDED:
                 number += 1
                 while self.rank == 0 and not heard(order.folder, os.getpid(), number).exists():
                     time.sleep(0.001)
-                self.was_heard(event, details, reporter)
+                self.was_heard(event, reporter)
 
         reporter.send = send
         return super().run(order, reporter)
 
-    def was_heard(self, event, details, reporter):
+    def was_heard(self, event, reporter):
         """Called after a test has acknowledged an event."""
 
 
@@ -221,8 +221,8 @@ class HangingSharedBase(HeedingSharedBase):
     name = "hanging-shared-base"
     HANGS_AT = "even"
 
-    def was_heard(self, event, details, reporter):
-        if self.rank == 0 and (event, details.get("job")) == ("checkpoint", self.HANGS_AT):
+    def was_heard(self, event, reporter):
+        if self.rank == 0 and (event.NAME, getattr(event, "job", None)) == ("checkpoint", self.HANGS_AT):
             reporter.phase("training", patience_s=0.5)
             os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -20,8 +20,9 @@ from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import with_probe
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.probing import probe
+from ringmaster.techniques.runtime.processes.events import Event, Steps
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
 
 ARCHITECTURES = (
@@ -109,7 +110,7 @@ class Trained:
 
     @property
     def losses(self) -> list[float]:
-        return [loss for event in self.events if event["event"] == "steps" for loss in event["losses"]]
+        return [loss for event in self.events if isinstance(event, Steps) for loss in event.losses]
 
     @cached_property
     def weights(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class Trained:
         return weights_in(Path(self.order.model_dir or ""))
 
     def said(self, event: str) -> list[Event]:
-        return [e for e in self.events if e["event"] == event]
+        return [e for e in self.events if event == e.NAME]
 
 
 def weights_in(folder: Path) -> dict[str, Any]:

@@ -1,12 +1,23 @@
 """Values that travel between processes have a portable form."""
 
+import pytest
+
 from ringmaster.techniques.interface.values import from_json, to_json
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Outcome
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
 def test_an_outcome_can_be_kept_whatever_a_users_exception_says():
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
-    outcome = Outcome(status=CRASHED, message=f"{name} is no image\0")
+    outcome = Outcome(status=OutcomeStatus.CRASHED, message=f"{name} is no image\0")
     assert outcome.message == "caf?.png is no image"
     assert outcome.message.encode()
     assert from_json(Outcome, to_json(outcome)) == outcome
+
+
+def test_a_status_is_a_plain_string_in_json_and_a_status_again_after_it():
+    content = to_json(Outcome(status=OutcomeStatus.OUT_OF_MEMORY))
+    assert (type(content["status"]), content["status"]) == (str, "out_of_memory")
+    assert from_json(Outcome, content).status is OutcomeStatus.OUT_OF_MEMORY
+    with pytest.raises(ValueError, match="'tired' is not a valid OutcomeStatus"):
+        from_json(Outcome, {**content, "status": "tired"})

@@ -23,7 +23,7 @@ from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.pool.handed_over import name_of
-from ringmaster.tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Request, Requests, Silences
+from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, Silences
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 
@@ -67,9 +67,9 @@ class BatchRuns:
 
     def look(self) -> None:
         """Creates the missing runs, and checks the states of the others."""
-        waiting = self._requests.open(TRAIN)
+        waiting = self._requests.open(RequestKind.TRAIN)
         is_due = self._clock() - self._followed_s >= FOLLOW_EVERY_S
-        granted = self._requests.open(TRAIN, status=GRANTED) if is_due else []
+        granted = self._requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED) if is_due else []
         if not (waiting or granted):
             return
         with get_client(sync_client=True) as client:
@@ -98,7 +98,7 @@ class BatchRuns:
         )
         logger.info("batch %s has flow run %s", name_of(request), run.name)
         answer = {"flow_run": str(run.id), "run_name": run.name, "attempt": attempt}
-        self._requests.answer(request.id, status=GRANTED, answer=answer)
+        self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer)
 
     def _follow(self, client: SyncPrefectClient, granted: Sequence[Request]) -> None:
         runs = {request.id: self._run_of(client, request) for request in granted}
@@ -118,7 +118,7 @@ class BatchRuns:
         except ObjectNotFound:
             logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
             attempt = int(request.answer.get("attempt", 1)) + 1
-            self._requests.answer(request.id, status=OPEN, answer={"attempt": attempt})
+            self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
             return None
 
     def _judge(
@@ -128,7 +128,7 @@ class BatchRuns:
             return
         has_crashed_too_often = run.run_count >= MOST_RUNS and not is_standing
         if state.is_final() and (state.type != StateType.CRASHED or has_crashed_too_often):
-            status = DONE if state.type == StateType.COMPLETED else REFUSED
+            status = RequestStatus.DONE if state.type == StateType.COMPLETED else RequestStatus.REFUSED
             message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")
             self._requests.answer(request.id, status=status, answer={**request.answer, "message": message})
         elif state.type == StateType.RUNNING and is_silent:  # `CrashedRuns` handles runs that never begin

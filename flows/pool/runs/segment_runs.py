@@ -32,17 +32,16 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.waiting import prefect_is_away
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
-from ringmaster.tasks.pool.requests import DONE as ANSWERED
-from ringmaster.tasks.pool.requests import OPEN, RETRY, Requests
-from ringmaster.tasks.pool.submissions import ENDED, Submissions
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import SEGMENTS
-from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
 logger = logging.getLogger(__name__)
@@ -207,16 +206,20 @@ class SegmentRuns:
         """Makes the job of a run due again; returns the state of the run, None while the request is not answered."""
         query = select(SEGMENTS.c.batch, SEGMENTS.c.job).where(SEGMENTS.c.id == number)
         batch, job = self._database.read(lambda connection: connection.execute(query).one())
-        if self._submissions.status(batch) == ENDED:
+        if self._submissions.status(batch) == BatchStatus.ENDED:
             return self._batch_retried(client, batch)
         state_id = run.state.id if run.state is not None else run.id
         request = self._requests.read(
-            self._requests.ask(RETRY, {"batch": batch, "jobs": [job]}, key=f"retry {run.id} {state_id}")
+            self._requests.ask(RequestKind.RETRY, {"batch": batch, "jobs": [job]}, key=f"retry {run.id} {state_id}")
         )
-        if request.status == OPEN:
+        if request.status == RequestStatus.OPEN:
             return None
         message = str(request.answer.get("message", ""))
-        return Completed(name="Retried", message=message) if request.status == ANSWERED else Failed(message=message)
+        return (
+            Completed(name="Retried", message=message)
+            if request.status == RequestStatus.DONE
+            else Failed(message=message)
+        )
 
     def _batch_retried(self, client: SyncPrefectClient, batch: str) -> State:
         """Resumes a batch that has ended, with all its jobs that are not done, by its own flow run."""
@@ -232,12 +235,12 @@ class SegmentRuns:
 def final_state(outcome: Outcome) -> State:
     """Returns Prefect's state for an outcome."""
     states: dict[str, State] = {
-        DONE: Completed(),
-        PREEMPTED: Completed(name="Preempted"),
-        OUT_OF_MEMORY: Failed(name="OutOfMemory"),
-        INVALID: Failed(),
-        CRASHED: Crashed(),
-        LOST: Crashed(),
+        OutcomeStatus.DONE: Completed(),
+        OutcomeStatus.PREEMPTED: Completed(name="Preempted"),
+        OutcomeStatus.OUT_OF_MEMORY: Failed(name="OutOfMemory"),
+        OutcomeStatus.INVALID: Failed(),
+        OutcomeStatus.CRASHED: Crashed(),
+        OutcomeStatus.LOST: Crashed(),
     }
     return states[outcome.status].model_copy(update={"message": outcome.message or None})
 

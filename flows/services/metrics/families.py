@@ -13,13 +13,21 @@ from prometheus_client.registry import Collector
 from ringmaster.tasks.pool.metrics.monitor import Measurement
 from ringmaster.tasks.pool.metrics.reasons import PlanReason
 from ringmaster.tasks.pool.metrics.state import PoolState
-from ringmaster.tasks.pool.nodes import LEAVING, SERVING
+from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.storage.releases import own_release
-from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, LOST, OUT_OF_MEMORY, PREEMPTED
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 
 CANCELLED = "cancelled"
-OUTCOMES = (DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID, LOST, CANCELLED)
+OUTCOMES = (
+    OutcomeStatus.DONE,
+    OutcomeStatus.PREEMPTED,
+    OutcomeStatus.OUT_OF_MEMORY,
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.INVALID,
+    OutcomeStatus.LOST,
+    CANCELLED,
+)
 SINCE = "since this server has started"
 
 Rows = Iterable[tuple[Sequence[str], float]]
@@ -50,7 +58,7 @@ def _of_state(state: PoolState | None) -> Iterator[Metric]:
         "ringmaster_nodes",
         "Number of registered nodes by status.",
         ["status"],
-        [((status,), statuses.count(status)) for status in (SERVING, LEAVING)] if state else (),
+        [((status,), statuses.count(status)) for status in (NodeStatus.SERVING, NodeStatus.LEAVING)] if state else (),
     )
     yield _gauges(
         "ringmaster_devices",

@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import LOST, EngineNode, SegmentCall
+from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
 from ringmaster.tasks.execution.engines.context import EngineContext, Spawn, in_a_thread
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 
 END_TIMEOUT_S = 30.0
@@ -57,6 +58,9 @@ class LocalEngine:
     def release(self, node: str) -> None:
         """Does nothing: this machine stays."""
 
+    def catch_up(self) -> None:
+        """Does nothing: events are passed on as they come."""
+
     def is_fenced(self, node: str) -> bool:
         """Returns True: this machine is never lost without this process."""
         return True
@@ -68,7 +72,9 @@ class LocalEngine:
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
         """Returns a lost outcome: gangs of this machine do not outlive the process that started them."""
         future: Future[Outcome] = Future()
-        future.set_result(Outcome(status=LOST, message="its gang ended with the process that had started it"))
+        future.set_result(
+            Outcome(status=OutcomeStatus.LOST, message="its gang ended with the process that had started it")
+        )
         return future
 
     def run(self, call: SegmentCall) -> Outcome:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.techniques.runtime.processes.events import Steps
 
 EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
 MOST_STEPS = 20  # the newest steps of an event, whose seconds are stored
@@ -20,16 +20,15 @@ class StepEvents:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._message_store, self._clock = MessageStore(database), clock
         self._said: dict[int, tuple[int, float]] = {}  # by segment: number of events written, and when the last one was
-        self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}  # by segment: newest event of each job
+        self._untold: dict[int, dict[str, Steps]] = {}  # by segment: newest event of each job
 
     def listen(self, event: ExecutionEvent) -> None:
         """Stores a `steps` event, at most one write every `EVERY_S` seconds per segment. An executor's listener."""
-        if not isinstance(event, GangSaid) or event.event["event"] != "steps":
+        if not isinstance(event, GangSaid) or not isinstance(event.event, Steps):
             return
-        seconds = list(event.event["seconds"])
-        step, kept = event.event["first_step"] + len(seconds), seconds[-MOST_STEPS:]
-        named = {"job": event.event["job"]} if "job" in event.event else {}  # a gang may train several
-        word = {"event": "steps", "first_step": step - len(kept), "seconds": kept, **named}
+        steps = event.event
+        kept = steps.seconds[-MOST_STEPS:]
+        word = Steps(job=steps.job, first_step=steps.step - len(kept), seconds=kept)
         self._untold.setdefault(event.number, {})[event.job] = word
         num_words, said_s = self._said.get(event.number, (0, -EVERY_S))
         if self._clock() - said_s < EVERY_S:

@@ -9,7 +9,6 @@ from pathlib import Path
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
-    GangSaid,
     JobEnded,
     Planned,
     SegmentEnded,
@@ -174,8 +173,6 @@ def as_told(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
     if isinstance(event, (SegmentStarted, SegmentEnded)):
         members = tuple(split(member)[1] for member in event.members)
         return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]), members=members)
-    if isinstance(event, GangSaid):
-        return replace(event, job=split(event.job)[1])
     if isinstance(event, JobEnded):
         return replace(event, job=split(event.job)[1], message=event.message.replace(f"{batch}/", ""))
     return event

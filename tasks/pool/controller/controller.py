@@ -18,7 +18,7 @@ from functools import partial
 
 from sqlalchemy import select
 
-from ringmaster.tasks.execution.engine import LOST, Engine
+from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
@@ -38,7 +38,6 @@ from ringmaster.tasks.pool.controller.active_batches import (
 from ringmaster.tasks.pool.controller.failover import (
     RecoveredState,
     nodes_of,
-    num_told,
     outcome_of,
     read_recovered_state,
     speeds_of,
@@ -46,12 +45,13 @@ from ringmaster.tasks.pool.controller.failover import (
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
-from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 
 logger = logging.getLogger(__name__)
@@ -111,10 +111,9 @@ class PoolController:
         return checked_plan(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=self._seed, objective=objective)
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Listens to the executor: stores each event in the event log of the batches that it concerns."""
-        if isinstance(event, GangSaid) and self._heard_before.get(event.number):
-            self._heard_before[event.number] -= 1  # an adopted gang's events arrive again, and are logged once
-            return
+        """Listens to the executor: stores each of its decisions in the event log of the batches that it concerns."""
+        if isinstance(event, GangSaid):
+            return  # followers read it where its node has stored it
         batch = batch_of(event)
         for one in [batch] if batch is not None else list(self._standing):
             if (told := as_told(event, one)) is not None:
@@ -156,13 +155,19 @@ class PoolController:
         """Checks nodes, batches and requests for changes, and acts on them."""
         self._look_at_nodes()
         self._look_at_batches()
-        self._request_handler.answer_all()
+        self._answer_requests()
         self._request_handler.read_loans(self._known_nodes.there)
         self._request_handler.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
             self._end_batch(batch)
         self._tidy_up()
         self._is_due.set()
+
+    def _answer_requests(self) -> None:
+        """Answers the open requests, after the executor has heard the events that their senders may have read."""
+        if asked := self._request_handler.asked():
+            self._engine.catch_up()
+            self._executor.call(partial(self._request_handler.answer, asked))
 
     def _look_at_nodes(self) -> None:
         now_s = self._clock()
@@ -185,7 +190,7 @@ class PoolController:
 
     def _new_batches(self) -> list[Submission]:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
-        query = select(BATCHES.c.id).where(BATCHES.c.status == SUBMITTED).order_by(BATCHES.c.submitted_s)
+        query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         found = []
         for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
             if id in self._standing:
@@ -211,8 +216,8 @@ class PoolController:
         self._submissions.end(id)
 
     def _fail(self, id: str, job: str, message: str) -> None:
-        Journal(self._database, batch=id).write_job(job, status=FAILED, message=message)
-        self._told.tell(id, JobEnded(job=job, status=FAILED, message=message, details={}))
+        Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
+        self._told.tell(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
 
     def _inherit(self, recovered: RecoveredState) -> None:
         """Takes on a batch: a new one, or one of a former executor with all that is open or undecided."""
@@ -223,7 +228,6 @@ class PoolController:
         for name, job in recovered.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(name):
                 self._fail(batch.id, name, "it was submitted without a profile")
-        self._heard_before |= num_told(self._database, batch.id)
         for event in recovered.untold:
             self._told.tell(batch.id, event)
         entries = entries_of(batch, struck_out=recovered.struck_out)
@@ -238,7 +242,7 @@ class PoolController:
         running = {record.job for record in recovered.open}
         paused, over = (
             [batch.qualified(job) for job in running if recovered.jobs[job].status in statuses]
-            for statuses in ((PAUSED,), (CANCELLED, STOPPED))
+            for statuses in ((JobStatus.PAUSED,), (JobStatus.CANCELLED, JobStatus.STOPPED))
         )
         if paused:
             self._executor.pause(paused)
@@ -291,7 +295,7 @@ class PoolController:
                 self._message_store.command(row.id, KILL)
                 for order in self._message_store.shares(row.id):
                     self._message_store.end(order.segment, order.node)
-                outcome = {"status": LOST, "message": "its batch had ended"}
+                outcome = {"status": OutcomeStatus.LOST, "message": "its batch had ended"}
                 Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
 
     def _give_back_leases(self, unsettled: Sequence[SegmentRecord]) -> None:

@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.engine import LOST, EngineNode, SegmentCall
+from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
 from ringmaster.tasks.execution.engines.context import EngineContext
 from ringmaster.tasks.pool.controller.node_watch import NodeWatch
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import GIVEN, KILL, OUTCOME, TAKEN, GangEvent, MessageStore, OrderRecord
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class PoolEngine:
             gone = self._watch.look()
             self._nodes = self._watch.there
             if gone:
-                self.look()
+                self.catch_up()
             for each in gone:
                 logger.warning("node %s is gone: %s", each.node, each.why)
                 for flight in list(self._flights.values()):
@@ -124,7 +125,9 @@ class PoolEngine:
             names = list(dict.fromkeys(node for node, _ in call.devices))
             gone = [name for name in names if name not in self._nodes]
             if gone:
-                return _at_once(Outcome(status=LOST, message=f"node {', '.join(gone)} was gone before it began"))
+                return _at_once(
+                    Outcome(status=OutcomeStatus.LOST, message=f"node {', '.join(gone)} was gone before it began")
+                )
             shares = shares_of(call, addresses={name: self._nodes[name].address for name in names})
             given = {name: (self._nodes[name].incarnation, share) for name, share in shares.items()}
             self._message_store.give(call.number, batch=call.batch, shares=given)
@@ -144,7 +147,9 @@ class PoolEngine:
         with self._changed:
             orders = self._message_store.shares(number)
             if not orders:
-                return _at_once(Outcome(status=LOST, message="the executor ended before it had ordered it"))
+                return _at_once(
+                    Outcome(status=OutcomeStatus.LOST, message="the executor ended before it had ordered it")
+                )
             flight = _Flight(
                 number=number,
                 nodes={order.node: order.incarnation for order in orders},
@@ -164,7 +169,7 @@ class PoolEngine:
             if number in self._flights:
                 self._message_store.command(number, command)
 
-    def look(self) -> None:
+    def catch_up(self) -> None:
         """Passes on the events that gangs have reported since the last call."""
         with self._changed:
             for word in self._message_store.words(after=self._cursor):
@@ -176,7 +181,7 @@ class PoolEngine:
     def _poll(self) -> None:
         try:
             while not self._closing.wait(LOOK_EVERY_S):
-                self.look()
+                self.catch_up()
         except DatabaseClosed:  # this process is ending
             self._closing.set()
         finally:
@@ -189,23 +194,21 @@ class PoolEngine:
         if flight is None or word.number <= flight.heard.get(word.node, -1):
             return
         flight.heard[word.node] = word.number
-        content = word.content
-        if content["event"] == OUTCOME:
-            outcome = Outcome(status=content["status"], message=content["message"], result=content["result"])
-            self._end_share(flight, word.node, outcome)
+        if isinstance(word.content, ShareEnded):
+            self._end_share(flight, word.node, outcome_of(word.content))
         else:
-            flight.on_event(content)
+            flight.on_event(word.content)
 
     def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
         """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""
         known = self._nodes.get(order.node)
         is_there = known is not None and known.incarnation == order.incarnation
-        if not is_there or order.status not in (GIVEN, TAKEN):
+        if not is_there or order.status not in (OrderStatus.GIVEN, OrderStatus.TAKEN):
             self._lose_share(flight, order.node)
 
     def _lose_share(self, flight: _Flight, node: str) -> None:
         self._message_store.end(flight.number, node)
-        self._end_share(flight, node, Outcome(status=LOST, message=f"node {node} is lost"))
+        self._end_share(flight, node, Outcome(status=OutcomeStatus.LOST, message=f"node {node} is lost"))
 
     def _end_share(self, flight: _Flight, node: str, outcome: Outcome) -> None:
         """Stores the outcome of a share; the segment ends when all of its shares have ended."""
@@ -222,7 +225,7 @@ class PoolEngine:
         """Ends a gang's other shares after a failure: waiting shares are withdrawn, and running ones are killed."""
         for node in flight.nodes:
             if node not in flight.outcomes and self._message_store.withdraw(flight.number, node):
-                flight.outcomes[node] = Outcome(status=CRASHED, message="a peer failed before it began")
+                flight.outcomes[node] = Outcome(status=OutcomeStatus.CRASHED, message="a peer failed before it began")
         if len(flight.outcomes) < len(flight.nodes):
             self._message_store.command(flight.number, KILL)
 
@@ -241,7 +244,7 @@ def _as_node(record: NodeRecord) -> EngineNode:
         name=record.name,
         devices=record.devices,
         incarnation=record.incarnation,
-        is_leaving=record.status == LEAVING,
+        is_leaving=record.status == NodeStatus.LEAVING,
         faults={int(number): why for number, why in record.health.items()},
     )
 

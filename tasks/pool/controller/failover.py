@@ -6,7 +6,7 @@ executor which outcomes it must still decide on and which events it must still l
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,16 +14,17 @@ from sqlalchemy import select
 
 from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.pool.controller.active_batches import OptionKey, option_key
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import TOLD
 from ringmaster.techniques import Profile
-from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Outcome
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,9 @@ def read_recovered_state(database: Database, batch: Submission) -> RecoveredStat
     segments, jobs = journal.segments(), journal.jobs()
     last = {segment.job: segment for segment in segments}
     for name, record in jobs.items():
-        if record.status == RUNNING and name not in last:
-            jobs[name] = journal.write_job(name, status=WAITING)
-    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == RUNNING]
+        if record.status == JobStatus.RUNNING and name not in last:
+            jobs[name] = journal.write_job(name, status=JobStatus.WAITING)
+    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == JobStatus.RUNNING]
     return RecoveredState(
         batch=batch,
         jobs=jobs,
@@ -73,7 +74,7 @@ def read_recovered_state(database: Database, batch: Submission) -> RecoveredStat
 def outcome_of(record: SegmentRecord) -> Outcome:
     """Returns the outcome of a segment from the journal."""
     said = dict(record.outcome or {})
-    return Outcome(status=said.pop("status"), message=said.pop("message", ""), result=said)
+    return Outcome(status=OutcomeStatus(said.pop("status")), message=said.pop("message", ""), result=said)
 
 
 def speeds_of(
@@ -110,11 +111,6 @@ def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
     }
 
 
-def num_told(database: Database, batch: str) -> dict[int, int]:
-    """Returns, by segment, how many of its gang's events are in the batch's event log."""
-    return dict(Counter(_numbers(database, batch, GangSaid)))
-
-
 def _unknown(kind: str, number: int) -> Device:
     return Device(kind="gpu" if kind == "gpu" else "cpu", index=number, name="", memory_bytes=0, cores=())
 
@@ -122,7 +118,7 @@ def _unknown(kind: str, number: int) -> Device:
 def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
     found: dict[str, set[OptionKey]] = defaultdict(set)
     for segment in segments:
-        if segment.outcome is not None and segment.outcome["status"] == OUT_OF_MEMORY:
+        if segment.outcome is not None and segment.outcome["status"] == OutcomeStatus.OUT_OF_MEMORY:
             found[segment.job].add(_key_of(segment))
     return {job: frozenset(options) for job, options in found.items()}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import exists, select
 
-from ringmaster.tasks.pool.requests import DONE, REFUSED, WITHDRAWN
-from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED
+from ringmaster.tasks.pool.requests import RequestStatus
+from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -28,12 +28,13 @@ def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
     """
     until_s = now_s - kept_s
     # Facts are stored as lists of one value.
-    is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == ENDED)
+    is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == BatchStatus.ENDED)
     is_recorded = (FACTS.c.batch == TOLD.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()
     newest = select(PLANS.c.id).where(PLANS.c.batch == POOLS_OWN).order_by(PLANS.c.id.desc()).limit(1).scalar_subquery()
     of_done_batches = exists().where(is_done).correlate(TOLD) & exists().where(is_recorded).correlate(TOLD)
     drops = {
-        REQUESTS: (REQUESTS.c.made_s < until_s) & REQUESTS.c.status.in_((DONE, REFUSED, WITHDRAWN)),
+        REQUESTS: (REQUESTS.c.made_s < until_s)
+        & REQUESTS.c.status.in_((RequestStatus.DONE, RequestStatus.REFUSED, RequestStatus.WITHDRAWN)),
         TOLD: (TOLD.c.told_s < until_s) & of_done_batches,
         PLANS: (PLANS.c.made_s < until_s) & (PLANS.c.batch == POOLS_OWN) & (PLANS.c.id != newest),
     }
@@ -41,9 +42,14 @@ def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
 
 
 def clear_messages(database: Database) -> None:
-    """Deletes the messages of all ended batches except the newest `MOST_MESSAGES`."""
+    """Deletes the messages of ended batches whose records MLflow has completely, except the newest `MOST_MESSAGES`.
+
+    The recorder of a batch reads the events of its gangs from the messages, however late it is started again.
+    """
     message_store = MessageStore(database)
-    query = select(BATCHES.c.id).where(BATCHES.c.status != SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
+    query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
+    recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
     ended = database.read(lambda connection: connection.execute(query).scalars().all())
-    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]):
+    is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
+    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)

@@ -12,28 +12,18 @@ from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import (
-    CANCEL,
-    DIRECT,
-    DONE,
-    GRANTED,
-    LEND,
     MOST_PRIORITY,
-    OPEN,
-    PAUSE,
-    REFUSED,
-    RESUME,
-    RETRY,
-    SET_PRIORITY,
-    WITHDRAWN,
     Request,
+    RequestKind,
     Requests,
+    RequestStatus,
     Silences,
 )
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.pool.timeouts import BLIND_S
 from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, JobRecord, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
 
@@ -92,26 +82,31 @@ class RequestHandler:
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
         self._loans: dict[int, Request] = {}
+        self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str]] = {
+            RequestKind.CANCEL: self._cancel,
+            RequestKind.PAUSE: self._pause,
+            RequestKind.RESUME: self._resume,
+            RequestKind.RETRY: self._retry,
+            RequestKind.SET_PRIORITY: self._set_priority,
+            RequestKind.DIRECT: self._direct,
+        }
 
     # -- requests about batches --------------------------------------------------------------------------------------
 
-    def answer_all(self) -> None:
-        """Carries out and answers the open requests about batches, oldest first."""
-        acts = {
-            CANCEL: self._cancel,
-            PAUSE: self._pause,
-            RESUME: self._resume,
-            RETRY: self._retry,
-            SET_PRIORITY: self._set_priority,
-            DIRECT: self._direct,
-        }
-        for request in self._requests.open(*acts):
+    def asked(self) -> Sequence[Request]:
+        """Returns the open requests about batches, oldest first."""
+        return self._requests.open(*self._acts)
+
+    def answer(self, requests: Sequence[Request]) -> None:
+        """Carries out and answers requests about batches."""
+        for request in requests:
             try:
-                message = acts[request.kind](request.content)
+                message = self._acts[request.kind](request.content)
             except Refused as error:
-                self._requests.answer(request.id, status=REFUSED, answer={"message": str(error)})
+                answer = {"message": str(error)}
+                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=answer)
             else:
-                self._requests.answer(request.id, status=DONE, answer={"message": message})
+                self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
 
     def _cancel(self, content: Mapping[str, Any]) -> str:
         batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
@@ -120,18 +115,20 @@ class RequestHandler:
         return _told(batch, jobs, "cancelled")
 
     def _pause(self, content: Mapping[str, Any]) -> str:
-        fits = (*ENDED, PAUSED)
+        fits = (*ENDED, JobStatus.PAUSED)
         batch, jobs = self._jobs(content, verb="paused", fits=lambda record: record.status not in fits)
         self._executor.pause([batch.qualified(job) for job in jobs])
         return _told(batch, jobs, "paused")
 
     def _resume(self, content: Mapping[str, Any]) -> str:
-        batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == PAUSED)
+        batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == JobStatus.PAUSED)
         self._executor.resume([batch.qualified(job) for job in jobs])
         return _told(batch, jobs, "resumed")
 
     def _retry(self, content: Mapping[str, Any]) -> str:
-        batch, jobs = self._jobs(content, verb="retried", fits=lambda record: record.status in (FAILED, CANCELLED))
+        batch, jobs = self._jobs(
+            content, verb="retried", fits=lambda record: record.status in (JobStatus.FAILED, JobStatus.CANCELLED)
+        )
         self._executor.retry([batch.qualified(job) for job in jobs])
         return _told(batch, jobs, "due again")
 
@@ -207,16 +204,21 @@ class RequestHandler:
     def read_loans(self, there: Mapping[str, EngineNode]) -> None:
         """Reads the requests for devices, open and granted; ends those whose node is gone or that are not renewed."""
         loans = {}
-        asked = [*self._requests.open(LEND, status=GRANTED), *self._requests.open(LEND)]
+        asked = [
+            *self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED),
+            *self._requests.open(RequestKind.LEND),
+        ]
         silent = self._silences.among(asked)
         for request in asked:
-            node, is_open = request.content.get("node", ""), request.status == OPEN
+            node, is_open = request.content.get("node", ""), request.status == RequestStatus.OPEN
             if node not in there:
                 answer = {"message": f"there is no node {node!r}. There is: {', '.join(there) or 'none'}"}
-                self._requests.answer(request.id, status=REFUSED if is_open else WITHDRAWN, answer=answer)
+                self._requests.answer(
+                    request.id, status=RequestStatus.REFUSED if is_open else RequestStatus.WITHDRAWN, answer=answer
+                )
             elif request.id in silent:
                 answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
-                self._requests.answer(request.id, status=WITHDRAWN, answer=answer)
+                self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer=answer)
             else:
                 loans[request.id] = request
         if any(number not in loans for number in self._loans):
@@ -225,7 +227,7 @@ class RequestHandler:
 
     def grant(self, there: Mapping[str, EngineNode]) -> None:
         """Lends idle devices, oldest request first; has devices vacated for requests that press."""
-        asking = {number: loan for number, loan in self._loans.items() if loan.status == OPEN}
+        asking = {number: loan for number, loan in self._loans.items() if loan.status == RequestStatus.OPEN}
         busy, vacated = {*self._leases.held()} if asking else set(), set[DeviceId]()
         awaited = self._executor.awaited() if asking else ()
         busy |= {lease_name(there[name], device) for name, device in awaited if name in there}
@@ -236,7 +238,7 @@ class RequestHandler:
             lent = wanted.of(idle, are_others_at_work=bool(self._standing))
             names = [lease_name(node, device) for device in lent]
             if names and self._leases.take(names, holder=LOAN.format(number)):
-                self._requests.answer(number, status=GRANTED, answer={"devices": names})
+                self._requests.answer(number, status=RequestStatus.GRANTED, answer={"devices": names})
                 busy |= {*names}
             elif wanted.presses:
                 vacated |= {(node.name, device) for device in usable[: wanted.least]}
@@ -244,11 +246,16 @@ class RequestHandler:
 
     def lends(self, node: str) -> bool:
         """Returns whether devices of a node are lent."""
-        return any(loan.content.get("node") == node for loan in self._requests.open(LEND, status=GRANTED))
+        return any(
+            loan.content.get("node") == node
+            for loan in self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
+        )
 
     def give_back_what_nobody_needs(self) -> None:
         """Ends the leases of requests that are not granted any more."""
-        holders = {LOAN.format(request.id) for request in self._requests.open(LEND, status=GRANTED)}
+        holders = {
+            LOAN.format(request.id) for request in self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
+        }
         stale = [d for d, who in self._leases.held().items() if is_loan(who) and who not in holders]
         if stale:
             self._leases.give_back(stale)

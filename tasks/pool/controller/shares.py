@@ -6,14 +6,22 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ringmaster.tasks.execution.engine import LOST, SegmentCall
+from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.storage.message_store import Share
-from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
-PRECEDENCE = (OUT_OF_MEMORY, INVALID, LOST, CRASHED, PREEMPTED, DONE)
+PRECEDENCE = (
+    OutcomeStatus.OUT_OF_MEMORY,
+    OutcomeStatus.INVALID,
+    OutcomeStatus.LOST,
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.PREEMPTED,
+    OutcomeStatus.DONE,
+)
 """The first of these outcomes among a gang's shares explains the others: ranks whose peers vanish crash too."""
 
-FAILURES = (OUT_OF_MEMORY, INVALID, LOST, CRASHED)
+FAILURES = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.LOST, OutcomeStatus.CRASHED)
 """The outcomes after which the other shares of a gang cannot succeed."""
 
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, func, select
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.leases import is_loan
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, read_nodes
-from ringmaster.tasks.pool.requests import GRANTED, OPEN, TRAIN
-from ringmaster.tasks.pool.submissions import SUBMITTED
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, read_nodes
+from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
+from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS
 
 
@@ -44,7 +44,7 @@ class BatchStage(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeStatus:
+class NodeReading:
     """A node that is registered.
 
     heartbeat: changes with each heartbeat of its worker.
@@ -95,7 +95,7 @@ class PoolState:
     jobs: the number of jobs by name of their batch and status, for active batches alone.
     """
 
-    nodes: tuple[NodeStatus, ...]
+    nodes: tuple[NodeReading, ...]
     leader: LeaderState | None
     batches: Mapping[BatchStage, int]
     jobs: Mapping[tuple[str, str], int]
@@ -122,7 +122,7 @@ class StateReader:
         )
 
     def _active(self, connection: Connection) -> dict[str, tuple[str, str]]:
-        ids = connection.execute(select(BATCHES.c.id).where(BATCHES.c.status == SUBMITTED)).scalars().all()
+        ids = connection.execute(select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED)).scalars().all()
         unknown = [id for id in ids if id not in self._batches]
         name, flow_run = (BATCHES.c.content[key].as_string() for key in ("name", "flow_run"))
         rows = connection.execute(select(BATCHES.c.id, name, flow_run).where(BATCHES.c.id.in_(unknown))).all()
@@ -131,10 +131,12 @@ class StateReader:
 
     def _stages(self, connection: Connection) -> dict[BatchStage, int]:
         query = select(REQUESTS.c.status, REQUESTS.c.answer)
-        asked = query.where(REQUESTS.c.kind == TRAIN, REQUESTS.c.status.in_((OPEN, GRANTED)))
+        asked = query.where(
+            REQUESTS.c.kind == RequestKind.TRAIN, REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
+        )
         rows = connection.execute(asked).all()
         flow_runs = {flow_run for _, flow_run in self._batches.values()}
-        granted = [answer.get("flow_run") for status, answer in rows if status == GRANTED]
+        granted = [answer.get("flow_run") for status, answer in rows if status == RequestStatus.GRANTED]
         return {
             BatchStage.QUEUED: len(rows) - len(granted),
             BatchStage.MEASURING: sum(flow_run not in flow_runs for flow_run in granted),
@@ -164,16 +166,16 @@ def _leader(connection: Connection) -> LeaderState | None:
     return LeaderState(is_there=bool(row.owner), epoch=int(row.epoch), heartbeat=(int(row.epoch), int(row.beats)))
 
 
-def _nodes(connection: Connection) -> tuple[NodeStatus, ...]:
+def _nodes(connection: Connection) -> tuple[NodeReading, ...]:
     rows = connection.execute(select(LEASES.c.device, LEASES.c.holder)).all()
     held = {row.device: row.holder for row in rows}
     return tuple(_node(record, held) for record in read_nodes(connection))
 
 
-def _node(record: NodeRecord, held: Mapping[str, str]) -> NodeStatus:
+def _node(record: NodeRecord, held: Mapping[str, str]) -> NodeReading:
     names = Cluster(nodes=(Node(name=record.name, devices=record.devices),)).lease_names()
     states = Counter(_device(record, number, held.get(name)) for (_, number), name in names.items())
-    return NodeStatus(
+    return NodeReading(
         name=record.name,
         status=record.status,
         heartbeat=(record.incarnation, record.beats),
@@ -186,4 +188,4 @@ def _device(record: NodeRecord, number: int, holder: str | None) -> DeviceStatus
         return DeviceStatus.UNHEALTHY
     if holder is not None:
         return DeviceStatus.LENT if is_loan(holder) else DeviceStatus.LEASED
-    return DeviceStatus.LEAVING if record.status == LEAVING else DeviceStatus.IDLE
+    return DeviceStatus.LEAVING if record.status == NodeStatus.LEAVING else DeviceStatus.IDLE

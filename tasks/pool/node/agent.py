@@ -10,22 +10,21 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.pool.node.gangs import Gangs, StartGang, start_gang
 from ringmaster.tasks.pool.node.heartbeat import Heartbeat
 from ringmaster.tasks.pool.node.outbox import Outbox
-from ringmaster.tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, Share
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
+from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.runtime.processes.gang import Outcome, as_event
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ DRAIN_S = 25.0  # out of the 30 s that a spot notice gives
 HEED_S = 1.5  # the executor checks its nodes every second
 KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
 FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
-UNHEARD = ("beat",)  # events for the supervisor only: signs that a rank is alive
+UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class DeviceMonitor(Protocol):
@@ -43,10 +42,10 @@ class DeviceMonitor(Protocol):
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""
 
-    def words(self) -> Mapping[int, Mapping[str, Any]]:
+    def words(self) -> Mapping[int, DeviceTelemetry]:
         """Returns the telemetry events that are due now, by segment."""
 
-    def end(self, segment: int) -> Mapping[str, Any] | None:
+    def end(self, segment: int) -> DeviceTelemetry | None:
         """Stops measuring a segment; returns its last telemetry event."""
 
     def health(self) -> Mapping[str, str]:
@@ -59,10 +58,10 @@ class NoDeviceMonitor:
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:  # noqa: D102
         pass
 
-    def words(self) -> Mapping[int, Mapping[str, Any]]:  # noqa: D102
+    def words(self) -> Mapping[int, DeviceTelemetry]:  # noqa: D102
         return {}
 
-    def end(self, segment: int) -> Mapping[str, Any] | None:  # noqa: D102
+    def end(self, segment: int) -> DeviceTelemetry | None:  # noqa: D102
         return None
 
     def health(self) -> Mapping[str, str]:  # noqa: D102
@@ -184,7 +183,7 @@ class NodeAgent:
         if not is_whole:
             self.ended.set()  # so that the worker ends, and another one can be started
         assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
-        status = LEAVING if self._is_leaving else SERVING
+        status = NodeStatus.LEAVING if self._is_leaving else NodeStatus.SERVING
         return Nodes(self._hasty).beat(
             self.name, incarnation=self._incarnation, health=self._device_monitor.health(), status=status
         )
@@ -236,29 +235,31 @@ class NodeAgent:
     def _taken_before(self, segment: int, incarnation: str) -> Share | None:
         """Returns the share of an order that this process took in a transaction whose result was lost."""
         orders = self._message_store.orders(incarnation=incarnation)
-        return next((o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, TAKEN)), None)
+        return next(
+            (o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, OrderStatus.TAKEN)), None
+        )
 
     def _run(self, segment: int, share: Share) -> None:
         slots = {(slot.kind, slot.index) for slot in share.order.slots}
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
-        outcome = Outcome(status=CRASHED, message="its supervisor failed; the worker's log says why")
+        outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")
         try:
             self._device_monitor.begin(segment, numbers, is_part=bool(share.meeting))
             outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
         finally:
             if (word := self._device_monitor.end(segment)) is not None:
                 self._outbox.say(segment, word)
-            self._outbox.say(segment, {"event": OUTCOME, **to_json(outcome)})
+            self._outbox.say(segment, as_event(outcome))
             logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
             self._gangs.dismiss(segment)
 
     def _hear(self, segment: int, event: Event) -> None:
-        if event["event"] not in UNHEARD:
+        if not isinstance(event, UNHEARD):
             self._outbox.say(segment, event)
 
     def _end_all(self, why: str) -> None:
         """Kills all gangs, and waits until they are gone."""
-        self._gangs.end_all(Outcome(status=LOST, message=why))
+        self._gangs.end_all(Outcome(status=OutcomeStatus.LOST, message=why))
         if not self._gangs.join(within_s=KILLED_S):
             logger.error("gangs of node %s did not end when they were killed", self.name)
 
@@ -271,7 +272,7 @@ class NodeAgent:
                     self._last_command = id
                     self._gangs.tell(segment, command)
                 for order in self._message_store.orders(incarnation=self._incarnation):
-                    if order.status == GIVEN:
+                    if order.status == OrderStatus.GIVEN:
                         self._take(order.segment)
                 for segment, word in self._device_monitor.words().items():
                     self._outbox.say(segment, word)

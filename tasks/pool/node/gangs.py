@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ringmaster.tasks.storage.message_store import KILL, Share
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP
@@ -102,7 +103,9 @@ class Gangs:
         try:
             gang = self._start_gang(self._launcher, order, share.num_ranks)
         except (OSError, RuntimeError) as error:
-            return run.overruled or Outcome(status=CRASHED, message=f"the gang could not be started: {error}")
+            return run.overruled or Outcome(
+                status=OutcomeStatus.CRASHED, message=f"the gang could not be started: {error}"
+            )
         with self._changed:
             run.gang = gang
             for command in [*self._told.get(segment, ()), *[STOP] * self._is_stopping]:
@@ -110,7 +113,7 @@ class Gangs:
             if run.overruled is not None:
                 gang.kill()
         outcome = gang.wait(on_event)
-        if run.overruled is not None and outcome.status == CRASHED:
+        if run.overruled is not None and outcome.status == OutcomeStatus.CRASHED:
             return run.overruled
         return outcome
 

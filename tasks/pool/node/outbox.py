@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 from ringmaster.tasks.storage.database import DatabaseClosed
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore
+from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.techniques.runtime.processes.events import Event, ShareEnded
 
 GATHER_S = 0.1
 
@@ -20,19 +18,19 @@ class Outbox:
     def __init__(self, message_store: MessageStore, node: str) -> None:
         self._message_store, self._node = message_store, node
         self._changed = threading.Condition()
-        self._left: dict[int, deque[tuple[int, Mapping[str, Any]]]] = {}  # by segment, the events that are not sent yet
+        self._left: dict[int, deque[tuple[int, Event]]] = {}  # by segment, the events that are not sent yet
         self._said: dict[int, int] = {}  # by segment, how many events it has reported
         self._is_urgent = self._closing = False
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
         self._thread.start()
 
-    def say(self, segment: int, word: Mapping[str, Any]) -> None:
-        """Queues an event of a segment's share; an `OUTCOME` is sent at once, others within a tenth of a second."""
+    def say(self, segment: int, word: Event) -> None:
+        """Queues an event of a segment's share; a `ShareEnded` is sent at once, others within a tenth of a second."""
         with self._changed:
             number = self._said.get(segment, 0)
             self._said[segment] = number + 1
-            self._left.setdefault(segment, deque()).append((number, _storable(word)))
-            self._is_urgent |= word["event"] == OUTCOME
+            self._left.setdefault(segment, deque()).append((number, word))
+            self._is_urgent |= isinstance(word, ShareEnded)
             self._changed.notify_all()
 
     def flush(self, *, within_s: float) -> bool:
@@ -77,16 +75,3 @@ class Outbox:
             if not words:
                 del self._left[segment]
             self._changed.notify_all()
-
-
-def _storable(word: Any) -> Any:
-    """Returns an event without NaN and infinities, which JSON does not have and PostgreSQL refuses."""
-    if isinstance(word, Mapping):
-        return {key: _storable(value) for key, value in word.items() if not _is_no_number(value)}
-    if isinstance(word, (list, tuple)):
-        return [None if _is_no_number(value) else _storable(value) for value in word]
-    return word
-
-
-def _is_no_number(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

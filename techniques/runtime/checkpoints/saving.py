@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Pieces, WritePieces
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
 from ringmaster.techniques.runtime.checkpoints.storage import Block
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import BEAT_EVERY_S, EventSender
 
@@ -132,10 +133,10 @@ class Saver:
             error = self._store.failed(save.step, save.fault)
             if save.is_waited_for:
                 raise error
-            self._reporter.send("checkpoint_failed", step=save.step, message=str(error))
+            self._reporter.send(CheckpointFailed(step=save.step, message=str(error)))
         elif not save.is_waited_for:
             seconds = time.perf_counter() - save.started_s
-            self._reporter.send("checkpoint", step=save.step, seconds=seconds, stall_s=save.stall_s)
+            self._reporter.send(CheckpointSaved(step=save.step, seconds=seconds, stall_s=save.stall_s))
 
 
 class _Save:

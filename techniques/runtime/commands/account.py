@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.commands import checkpoints
-from ringmaster.techniques.runtime.commands.protocol import KINDS, RUN
+from ringmaster.techniques.runtime.commands.events import (
+    KINDS,
+    Alive,
+    CheckpointWritten,
+    CommandEvent,
+    Done,
+    Evaluated,
+    Failed,
+    ModelWritten,
+    PeakMemory,
+    PhaseBegun,
+    Preempted,
+    StepDone,
+    StepEvent,
+    TrainingStarted,
+)
+from ringmaster.techniques.runtime.commands.protocol import RUN
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.runtime.training.trainer import weights_digest
@@ -29,7 +45,7 @@ class Account:
     step_seconds: the seconds of each step that the command did.
     seconds: the seconds of its last "checkpoint", "metrics" and "model".
     reported_peak_bytes: the largest peak that it reported, or None.
-    end: the event that reported its end.
+    end: the event that reported its end, or None.
 
     Raises ValueError where the checkpoint is of a job that would train other weights.
     """
@@ -45,7 +61,7 @@ class Account:
         self.step_seconds: list[float] = []
         self.seconds: dict[str, float] = {}
         self.reported_peak_bytes: int | None = None
-        self.end: Mapping[str, Any] = {}
+        self.end: Done | Preempted | Failed | None = None
         self._losses: list[float] = []
         self._metrics: tuple[int, Mapping[str, float]] | None = None
         self._heard_s = time.monotonic()
@@ -56,7 +72,7 @@ class Account:
         self._step = newest.manifest.step if newest else 0
         for folder in store.passed_over:
             message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self._step}"
-            self._reporter.send("checkpoint_failed", step=self._step, message=message)
+            self._reporter.send(CheckpointFailed(step=self._step, message=message))
         if newest is None:
             return None
         if newest.manifest.meta["weights_digest"] != self._meta["weights_digest"]:
@@ -77,20 +93,34 @@ class Account:
             raise ValueError(f"the command said no metrics of step {self._step}. To fix: say them before done")
         return self._metrics[1]
 
-    def note(self, event: Mapping[str, Any]) -> None:
+    def note(self, event: CommandEvent) -> None:
         """Processes one event. Raises ValueError where it contradicts the order or the events before."""
         since_s, self._heard_s = time.monotonic() - self._heard_s, time.monotonic()
-        take: dict[str, Callable[[Mapping[str, Any], float], None]] = {
-            "start": self._start,
-            "step": self._one_step,
-            "checkpoint": self._checkpoint,
-            "metrics": self._evaluated,
-            "model": lambda event, since_s: self.seconds.update(model=event.get("seconds", since_s)),
-            "memory": self._memory,
-            "phase": lambda event, _: self._reporter.phase(event["phase"], patience_s=float(event["patience_s"])),
-            "beat": lambda *_: self._reporter.beat(),
-        }
-        take.get(event["event"], self._end)(event, since_s)
+        match event:
+            case TrainingStarted():
+                self._start(event)
+            case StepDone():
+                self._one_step(event)
+            case CheckpointWritten():
+                self._checkpoint(event, since_s)
+            case Evaluated():
+                self._evaluated(event, since_s)
+            case ModelWritten():
+                self.seconds["model"] = since_s if event.seconds is None else event.seconds
+            case PeakMemory():
+                self.reported_peak_bytes = max(event.peak_bytes, self.reported_peak_bytes or 0)
+            case PhaseBegun():
+                self._reporter.phase(event.phase, patience_s=float(event.patience_s))
+            case Alive():
+                self._reporter.beat()
+            case Done() | Preempted():
+                self._check_end(event)
+                self.end = event
+            case Failed():
+                if event.kind not in KINDS:
+                    kinds = ", ".join(KINDS)
+                    raise ValueError(f"the command failed with kind {event.kind!r}. To fix: give one of {kinds}")
+                self.end = event
 
     def tell_steps(self, num_told: int) -> None:
         """Forwards the steps after the first `num_told`."""
@@ -101,72 +131,67 @@ class Account:
             self._reporter.beat()
             return
         first_step, losses = self._step - len(seconds), self._losses[num_told:]
-        self._reporter.send("steps", first_step=first_step, losses=losses, seconds=seconds, wall_s=time.time())
+        self._reporter.send(
+            Steps(first_step=first_step, losses=tuple(losses), seconds=tuple(seconds), wall_s=time.time())
+        )
         self._be_patient(max(seconds))
 
-    def _start(self, event: Mapping[str, Any], _: float) -> None:
-        if event["step"] != self.first_step:
+    def _start(self, event: TrainingStarted) -> None:
+        if event.step != self.first_step:
             raise ValueError(
-                f"the command starts at step {event['step']}, and its order says {self.first_step}. "
+                f"the command starts at step {event.step}, and its order says {self.first_step}. "
                 "To fix: go on from restore_from, or from nothing where that is null"
             )
         self.startup_s = time.monotonic() - self._order.ordered_at_s
         if self._is_run:
-            self._reporter.send("ready", step=self.first_step, startup_s=self.startup_s)
+            self._reporter.send(Ready(step=self.first_step, startup_s=self.startup_s))
             self._be_patient(0.0)
 
-    def _one_step(self, event: Mapping[str, Any], _: float) -> None:
+    def _one_step(self, event: StepDone) -> None:
         if self.startup_s is None:
             raise ValueError("the command said a step before start. To fix: say start, with its first step")
-        if event["step"] != self._step + 1:
+        if event.step != self._step + 1:
             raise ValueError(
-                f"the command said step {event['step']} after step {self._step}. "
+                f"the command said step {event.step} after step {self._step}. "
                 "To fix: say each step once, with the number of steps done"
             )
-        if not math.isfinite(event["loss"]):
-            raise ValueError(f"the loss became {event['loss']} at step {self._step}. To fix: a lower learning rate")
-        self._step = event["step"]
+        if not math.isfinite(event.loss):
+            raise ValueError(f"the loss became {event.loss} at step {self._step}. To fix: a lower learning rate")
+        self._step = event.step
         if self._is_run and self._step > self._order.last_step:
             raise ValueError(f"the command did step {self._step}, and its order ends at {self._order.last_step}")
-        self.step_seconds.append(float(event["seconds"]))
-        self._losses.append(float(event["loss"]))
+        self.step_seconds.append(float(event.seconds))
+        self._losses.append(float(event.loss))
 
-    def _checkpoint(self, event: Mapping[str, Any], since_s: float) -> None:
+    def _checkpoint(self, event: CheckpointWritten, since_s: float) -> None:
         self._check_step(event)
         started_s = time.monotonic()
-        folder, keep = Path(event["folder"]), self._order.keep_checkpoints
+        folder, keep = Path(event.folder), self._order.keep_checkpoints
         checkpoints.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
         self.saved_step = self._step
-        self.seconds["checkpoint"] = event.get("seconds", since_s) + time.monotonic() - started_s
+        said_s = since_s if event.seconds is None else event.seconds
+        self.seconds["checkpoint"] = said_s + time.monotonic() - started_s
         if self._is_run:
-            self._reporter.send("checkpoint", step=self._step, seconds=self.seconds["checkpoint"])
+            self._reporter.send(CheckpointSaved(step=self._step, seconds=self.seconds["checkpoint"]))
 
-    def _evaluated(self, event: Mapping[str, Any], since_s: float) -> None:
+    def _evaluated(self, event: Evaluated, since_s: float) -> None:
         self._check_step(event)
-        self._metrics = self._step, {name: float(value) for name, value in event["metrics"].items()}
-        self.seconds["metrics"] = event.get("seconds", since_s)
+        self._metrics = self._step, {name: float(value) for name, value in event.metrics.items()}
+        self.seconds["metrics"] = since_s if event.seconds is None else event.seconds
         if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
-            self._reporter.send("metrics", step=self._step, metrics=self._metrics[1])
+            self._reporter.send(Metrics(step=self._step, metrics=self._metrics[1], wall_s=time.time()))
 
-    def _memory(self, event: Mapping[str, Any], _: float) -> None:
-        self.reported_peak_bytes = max(event["peak_bytes"], self.reported_peak_bytes or 0)
+    def _check_end(self, event: Done | Preempted) -> None:
+        self._check_step(event)
+        if not self.is_saved:
+            raise ValueError(
+                f"the command said {event.NAME} at step {self._step}, and its last checkpoint is of step "
+                f"{self.saved_step}. To fix: write a checkpoint before"
+            )
 
-    def _end(self, event: Mapping[str, Any], _: float) -> None:
-        if event["event"] == "failed":
-            if (kind := event.get("kind", "crashed")) not in KINDS:
-                raise ValueError(f"the command failed with kind {kind!r}. To fix: give one of {', '.join(KINDS)}")
-        else:
-            self._check_step(event)
-            if not self.is_saved:
-                raise ValueError(
-                    f"the command said {event['event']} at step {self._step}, and its last checkpoint is of step "
-                    f"{self.saved_step}. To fix: write a checkpoint before"
-                )
-        self.end = event
-
-    def _check_step(self, event: Mapping[str, Any]) -> None:
-        if event["step"] != self._step:
-            said = f"{event['event']} of step {event['step']}"
+    def _check_step(self, event: StepEvent) -> None:
+        if event.step != self._step:
+            said = f"{event.NAME} of step {event.step}"
             raise ValueError(f"the command said {said} after step {self._step}. To fix: say each step, and then this")
 
     def _be_patient(self, step_s: float) -> None:

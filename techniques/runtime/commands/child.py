@@ -14,6 +14,7 @@ from typing import Self
 
 from ringmaster.techniques.runtime.commands import checkpoints
 from ringmaster.techniques.runtime.commands.account import Account
+from ringmaster.techniques.runtime.commands.events import Done, Failed
 from ringmaster.techniques.runtime.commands.keeper import Kept
 from ringmaster.techniques.runtime.commands.protocol import (
     PREEMPTED_STATUS,
@@ -23,11 +24,19 @@ from ringmaster.techniques.runtime.commands.protocol import (
     words_of,
     write_order,
 )
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import num_out_of_memory_kills
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 LAST_WORDS = 2000  # characters of the log that are searched for the cause of an unreported end
+
+
+ERRORS = {
+    OutcomeStatus.OUT_OF_MEMORY: MemoryError,
+    OutcomeStatus.INVALID: ValueError,
+    OutcomeStatus.CRASHED: RuntimeError,
+}
 
 
 class Child:
@@ -117,21 +126,20 @@ class Child:
             self._is_terminated = True
             self._kept.signal(signal.SIGTERM)
 
-    def ended(self) -> str:
-        """Returns how the command ended: "done" or "preempted".
+    def ended(self) -> OutcomeStatus:
+        """Returns how the command ended: done or preempted.
 
         Its events take precedence over its exit status, which launchers change. Raises MemoryError, ValueError or
         RuntimeError for the failure that it reported, or for the likely cause of its end.
         """
         end = self.account.end
-        if end.get("event") == "failed":
-            errors = {"out_of_memory": MemoryError, "invalid": ValueError, "crashed": RuntimeError}
-            raise errors[end.get("kind", "crashed")](end["message"])
-        if end:
-            return str(end["event"])
+        if isinstance(end, Failed):
+            raise ERRORS[OutcomeStatus(end.kind)](end.message)
+        if end is not None:
+            return OutcomeStatus.DONE if isinstance(end, Done) else OutcomeStatus.PREEMPTED
         # SIGTERM itself may have killed a command that had not begun, or was between a checkpoint and its next step.
         if self._kept.status == PREEMPTED_STATUS or (self._is_terminated and self.account.is_saved):
-            return "preempted"
+            return OutcomeStatus.PREEMPTED
         if num_out_of_memory_kills() > self._num_kills_before:
             raise MemoryError("the kernel killed a process of the command for want of memory")
         raise RuntimeError(f"the command ended with status {self._kept.status} without saying done{self._last_words()}")

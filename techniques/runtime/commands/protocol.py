@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.commands.events import CommandEvent, parse_event
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 VERSION = 1
@@ -23,23 +24,6 @@ PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h
 
 RUN, PROFILE = "run", "profile"
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
-
-NUMBER, TEXT, MAPPING = (int, float), (str,), (dict,)
-# The required and the optional keys of each event, with their types.
-EVENTS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[type, ...]]]] = {
-    "start": ({"step": (int,)}, {}),
-    "step": ({"step": (int,), "seconds": NUMBER, "loss": NUMBER}, {}),
-    "checkpoint": ({"step": (int,), "folder": TEXT}, {"seconds": NUMBER}),
-    "metrics": ({"step": (int,), "metrics": MAPPING}, {"seconds": NUMBER}),
-    "model": ({}, {"seconds": NUMBER}),
-    "memory": ({"peak_bytes": (int,)}, {}),
-    "phase": ({"phase": TEXT, "patience_s": NUMBER}, {}),
-    "beat": ({}, {}),
-    "done": ({"step": (int,)}, {}),
-    "preempted": ({"step": (int,)}, {}),
-    "failed": ({"message": TEXT}, {"kind": TEXT}),
-}
-KINDS = ("out_of_memory", "invalid", "crashed")
 
 
 def write_order(
@@ -148,7 +132,7 @@ class Report:
         """Returns the file descriptor, for selectors."""
         return self._fd
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[CommandEvent]:
         """Yields the events since the last call. Raises ValueError on a line that violates the protocol."""
         while True:
             try:
@@ -158,34 +142,8 @@ class Report:
         *lines, self._pending = self._pending.split(b"\n")
         for line in lines:
             if line.strip():
-                yield checked(line)
+                yield parse_event(line)
 
     def close(self) -> None:
         """Closes this end of the pipe."""
         os.close(self._fd)
-
-
-def checked(line: bytes) -> dict[str, Any]:
-    """Returns the event in a line. Raises ValueError, with the allowed events, on any other line."""
-    text = line.decode(errors="replace")
-    try:
-        event = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"the command said {text[:200]!r}, which is not JSON: {error}") from error
-    if not isinstance(event, dict) or event.get("event") not in EVENTS:
-        raise ValueError(f"the command said {text[:200]!r}. To fix: give `event` one of {', '.join(EVENTS)}")
-    needed, possible = EVENTS[event["event"]]
-    for name, kinds in needed.items():
-        if name not in event:
-            raise ValueError(f"the command said {text[:200]!r} without {name!r}. To fix: say it too")
-        _check_kind(name, event[name], kinds, text)
-    for name, kinds in possible.items():
-        if event.get(name) is not None:
-            _check_kind(name, event[name], kinds, text)
-    return event
-
-
-def _check_kind(name: str, value: Any, kinds: tuple[type, ...], text: str) -> None:
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        expected = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"the command said {text[:200]!r}, where {name!r} is no {expected}. To fix: make it one")

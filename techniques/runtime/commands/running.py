@@ -12,6 +12,7 @@ from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.commands.account import START_PATIENCE_S
 from ringmaster.techniques.runtime.commands.child import Child, drain, woken_by_signals
 from ringmaster.techniques.runtime.commands.protocol import PROFILE, RUN
+from ringmaster.techniques.runtime.processes.events import Measured, OutcomeStatus, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.runtime.training.trial_loop import ENOUGH_S, LEAST_STEPS, USUAL_STEPS, WARM_UP_STEPS
@@ -34,12 +35,12 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     result = {"status": status, "first_step": said.first_step, "step": said.saved_step, "startup_s": said.startup_s}
     if "checkpoint" in said.seconds:
         result["save_s"] = said.seconds["checkpoint"]
-    if status == "done" and said.saved_step != order.last_step:
+    if status == OutcomeStatus.DONE and said.saved_step != order.last_step:
         raise ValueError(
             f"the command said done at step {said.saved_step}, and its order ends at {order.last_step}. "
             "To fix: say preempted where SIGTERM came, else go on"
         )
-    if status == "done" and said.saved_step == order.job.total_steps:
+    if status == OutcomeStatus.DONE and said.saved_step == order.job.total_steps:
         result["metrics"] = said.metrics()
         result["evaluate_s"] = said.seconds["metrics"] + said.seconds.get("model", 0.0)
         _publish(child.export_to, Path(order.model_dir))
@@ -61,7 +62,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
                 seconds += heard
             if not is_ready and len(said.step_seconds) >= WARM_UP_STEPS:
                 is_ready = True
-                reporter.send("ready")
+                reporter.send(Ready())
             is_enough = len(seconds) >= LEAST_STEPS and sum(seconds) >= ENOUGH_S
             if reporter.told(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
                 child.terminate()
@@ -84,9 +85,9 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     }
     shutil.rmtree(scratch)
     reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
-    reporter.send("measured", profile=measured)
+    reporter.send(Measured(profile=measured))
     wait_for_stop(reporter)
-    return {"status": "done"}
+    return {"status": OutcomeStatus.DONE}
 
 
 def wait_for_stop(reporter: Reporter) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
 from ringmaster.techniques.runtime.fused.member import Member
+from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, Ready
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.runtime.training.segment_loop import Progress, evaluation_due, tell_passed_over
@@ -56,7 +57,7 @@ class Position:
     def ready(self, *, startup_s: float) -> None:
         """Reports that the member is about to take its first step, and which damaged checkpoints were skipped."""
         self._seconds["startup_s"] = startup_s
-        self._sender.send("ready", step=self.first_step, startup_s=startup_s)
+        self._sender.send(Ready(step=self.first_step, startup_s=startup_s))
         tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
 
     def stepped(self, *, step: int, loss: float, seconds: float) -> None:
@@ -69,7 +70,7 @@ class Position:
             self._metrics, self._seconds["evaluate_s"] = metrics, seconds
         else:
             self._progress.flush()
-            self._sender.send("metrics", step=self.member.next_step, metrics=metrics)
+            self._sender.send(Metrics(step=self.member.next_step, metrics=metrics, wall_s=time.time()))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class Position:
         self.member.export()
         self._seconds["evaluate_s"] += time.perf_counter() - started_s
 
-    def end(self, status: str, *, message: str = "") -> dict[str, Any]:
+    def end(self, status: OutcomeStatus, *, message: str = "") -> dict[str, Any]:
         """Ends the position: finishes its save, sends its remaining steps and returns its outcome.
 
         The outcome has the form that `ringmaster.techniques.runtime.training.segment_loop.train` returns.
@@ -119,6 +120,6 @@ class Position:
         self._progress.flush()
         outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": self.member.next_step}
         outcome |= self._seconds
-        if status == "done" and self._metrics is not None:
+        if status == OutcomeStatus.DONE and self._metrics is not None:
             outcome["metrics"] = dict(self._metrics)
         return {**outcome, "message": message} if message else outcome

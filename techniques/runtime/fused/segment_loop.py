@@ -27,6 +27,7 @@ from ringmaster.techniques.runtime.fused.group import Group, MemberReport
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.fused.opening import join_group, open_group, orders_of
 from ringmaster.techniques.runtime.fused.position import Position
+from ringmaster.techniques.runtime.processes.events import JobOfGroupEnded, OutcomeStatus
 from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
@@ -40,8 +41,6 @@ from ringmaster.techniques.runtime.training.segment_loop import (
 T = TypeVar("T")
 
 NOTHING = "the batch of step {step} has no label to learn from. To fix: leave such samples out"
-
-DONE, PREEMPTED, LEFT, INVALID = "done", "preempted", "left", "invalid"
 
 
 def run(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class _Segment:
     def _is_dissolved(self) -> bool:
         """Whether the lead job ended early."""
         lead = self._outcomes.get(self._order.job.name)
-        return lead is not None and lead["status"] != DONE
+        return lead is not None and lead["status"] != OutcomeStatus.DONE
 
     @property
     def _in_line(self) -> list[str]:
@@ -107,7 +106,7 @@ class _Segment:
                 self._positions[name].stepped(step=report.step, loss=report.loss, seconds=seconds)
             else:
                 lost = lost_loss(report.loss, step=report.step) if report.count else NOTHING.format(step=report.step)
-                self._end(self._positions[name], INVALID, message=lost)
+                self._end(self._positions[name], OutcomeStatus.INVALID, message=lost)
         self._reporter.beat()
         return seconds
 
@@ -129,7 +128,7 @@ class _Segment:
         try:
             return act(positions)
         except Exception as error:  # a user's data or loss may raise anything: the others can go on
-            if self._ranks.num_ranks > 1 or failure_kind(error) == "out_of_memory":
+            if self._ranks.num_ranks > 1 or failure_kind(error) == OutcomeStatus.OUT_OF_MEMORY:
                 raise
             traceback.print_exception(error)
         found: dict[str, T] = {}
@@ -145,9 +144,9 @@ class _Segment:
         self._prolong(self._positions.values())
         is_over = is_over or self._is_dissolved
         if is_over:
-            self._dismiss(self._in_line, PREEMPTED)
+            self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
         else:
-            self._dismiss(leaving, LEFT)
+            self._dismiss(leaving, OutcomeStatus.LEFT)
         on_the_way = [position for position in self._positions.values() if not position.is_done]
         ending = [position for position in on_the_way if is_over or position.name in leaving]
         saving = [position for position in on_the_way if position not in ending and position.name in due]
@@ -156,7 +155,7 @@ class _Segment:
         for position in saving:
             position.begin_save()
         for position in self._saved(ending):
-            self._end(position, PREEMPTED if is_over else LEFT)
+            self._end(position, OutcomeStatus.PREEMPTED if is_over else OutcomeStatus.LEFT)
         settled = self._settle(
             [position for position in self._positions.values() if position.is_done or position.wants_metrics]
         )
@@ -201,7 +200,7 @@ class _Segment:
                 self._positions[name].measured(found, seconds=seconds)
         for position in [position for position in self._positions.values() if position.is_done]:
             if not position.is_at_its_end or self._try(position, position.export):
-                self._end(position, DONE)
+                self._end(position, OutcomeStatus.DONE)
             self._reporter.beat()
         return True
 
@@ -231,7 +230,7 @@ class _Segment:
             self._settle([position for position in new if position.is_done])
             has_any, since_s = True, time.monotonic()
         if self._is_dissolved:
-            self._dismiss(self._in_line, PREEMPTED)
+            self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
         return has_any
 
     def _admitted(self) -> list[Position]:
@@ -242,7 +241,7 @@ class _Segment:
             self._reporter.beat()
         return [position for name, position in self._positions.items() if name not in known]
 
-    def _dismiss(self, jobs: Collection[str], status: str) -> None:
+    def _dismiss(self, jobs: Collection[str], status: OutcomeStatus) -> None:
         """Ends those of `jobs` that are waiting, with `status`."""
         gone = [order for order in self._waiting if order.job.name in jobs]
         self._waiting = [order for order in self._waiting if order.job.name not in jobs]
@@ -272,32 +271,37 @@ class _Segment:
         except Exception as error:  # noqa: BLE001 - as above
             status, message = self._verdict(position.name, error)
             if action == position.save:
-                status = INVALID
-            if status == INVALID or self._try(position, position.save):
+                status = OutcomeStatus.INVALID
+            if status == OutcomeStatus.INVALID or self._try(position, position.save):
                 self._end(position, status, message=message)
             return False
         return True
 
-    def _verdict(self, job: str, error: Exception) -> tuple[str, str]:
+    def _verdict(self, job: str, error: Exception) -> tuple[OutcomeStatus, str]:
         """The status and message of a job in which an error occurred; re-raises errors that are not the job's alone."""
         kind = failure_kind(error)
-        if kind == "out_of_memory" or self._ranks.num_ranks > 1 or (kind != INVALID and job == self._order.job.name):
+        if (
+            kind == OutcomeStatus.OUT_OF_MEMORY
+            or self._ranks.num_ranks > 1
+            or (kind != OutcomeStatus.INVALID and job == self._order.job.name)
+        ):
             raise error
         traceback.print_exception(error)
         # A retry may fix any other error. It can also occur when the job is trained alone, and is handled there.
-        return INVALID if kind == INVALID else PREEMPTED, f"{type(error).__name__}: {error}"
+        status = OutcomeStatus.INVALID if kind == OutcomeStatus.INVALID else OutcomeStatus.PREEMPTED
+        return status, f"{type(error).__name__}: {error}"
 
-    def _end(self, position: Position, status: str, *, message: str = "") -> None:
+    def _end(self, position: Position, status: OutcomeStatus, *, message: str = "") -> None:
         del self._positions[position.name]
         self._group.leave(position.member)
         is_lead = position.name == self._order.job.name
-        status = PREEMPTED if is_lead and status == LEFT else status
+        status = OutcomeStatus.PREEMPTED if is_lead and status == OutcomeStatus.LEFT else status
         self._close(position.name, position.end(status, message=message))
 
     def _close(self, job: str, outcome: dict[str, Any]) -> None:
         self._outcomes[job] = outcome
-        if job != self._order.job.name and outcome["status"] != PREEMPTED:
-            self._reporter.about(job).send("ended", outcome=outcome)
+        if job != self._order.job.name and outcome["status"] != OutcomeStatus.PREEMPTED:
+            self._reporter.about(job).send(JobOfGroupEnded(outcome=outcome))
 
 
 def _steps_done(order: GangOrder) -> int:

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.runtime.processes.channel import HANG_UP, TELL_S, Channel
+from ringmaster.techniques.runtime.processes.events import RankExited, RankStarted, event_to_json
 from ringmaster.techniques.runtime.processes.fence import TICK, Fence
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -124,7 +125,7 @@ class _Server:
             _kill_group(pid)  # processes that the child started
             with contextlib.suppress(OSError):
                 status = os.waitstatus_to_exitcode(status)
-                line = {"event": "exit", "status": status, "fenced": pid in self.fenced}
+                line = event_to_json(RankExited(status=status, fenced=pid in self.fenced))
                 connection.settimeout(TELL_S)  # a frozen owner reads nothing, and must not block the fence
                 connection.sendall(json.dumps(line).encode() + b"\n")
             connection.close()
@@ -158,7 +159,7 @@ def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        channel.send({"event": "started", "pid": os.getpid()})
+        channel.send(event_to_json(RankStarted(pid=os.getpid())))
         status = resolve(request["target"])(channel, request["argument"])
     except BaseException:  # noqa: BLE001 - the outermost frame of the process: every exception goes to the log
         traceback.print_exc()

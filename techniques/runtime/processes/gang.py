@@ -12,36 +12,41 @@ from typing import Any
 
 from ringmaster.techniques.interface.values import storable
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.events import (
+    Event,
+    OutcomeStatus,
+    PhaseStarted,
+    RankExited,
+    RankFailed,
+    RankResult,
+    RankStarted,
+    ShareEnded,
+    event_from_json,
+)
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
 
-DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
-LOST = "lost"
+WORKER = "ringmaster.techniques.runtime.processes.worker:main"
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_PATIENCE_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
-SUPERVISION = ("started", "failed", "exit")  # events that only `wait` reads
-
-Event = Mapping[str, Any]
+SUPERVISION = (RankStarted, RankFailed, RankExited)  # events that only `wait` reads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a gang ended.
 
-    status: "done"; "preempted" (stopped by a command, and checkpointed); "out_of_memory"; "crashed" (a rank died, hung
-        or raised); "invalid" (the user has to correct something: another try would end the same way); "lost" (the fork
-        server's fence ended the ranks: this machine's part was given up).
     message: explanation for a person.
     result: the last result of rank 0 (step, metrics, profile, ...).
     was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
         succeed.
     """
 
-    status: str
+    status: OutcomeStatus
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     was_killed: bool = False
@@ -49,6 +54,18 @@ class Outcome:
     def __post_init__(self) -> None:
         # The message may quote a user's exception or a file name, with characters that databases refuse.
         object.__setattr__(self, "message", storable(self.message))
+
+
+def as_event(outcome: Outcome) -> ShareEnded:
+    """Returns the event that reports the outcome of a node's share of a gang."""
+    return ShareEnded(
+        status=outcome.status, message=outcome.message, result=outcome.result, was_killed=outcome.was_killed
+    )
+
+
+def outcome_of(event: ShareEnded) -> Outcome:
+    """Returns the outcome that an event reports. What killed the gang matters only on the node that ran it."""
+    return Outcome(status=event.status, message=event.message, result=event.result)
 
 
 class Gang:
@@ -125,13 +142,13 @@ class Gang:
             if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
                 return _hung(silent)
         result = self._ranks[0].result
-        return Outcome(status=result["status"], message=result.get("message", ""), result=result)
+        return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
 
     def _hear(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None], *, seconds: float) -> None:
         for key, _ in selector.select(timeout=max(seconds, 0.0)):
             rank: _Rank = key.data
             for event in rank.take():
-                if rank.index == 0 and event["event"] not in SUPERVISION:
+                if rank.index == 0 and not isinstance(event, SUPERVISION):
                     on_event(event)
             if not rank.alive:
                 selector.unregister(rank.channel)
@@ -146,7 +163,7 @@ def _hung(silent: list[_Rank]) -> Outcome:
     who = ", ".join(str(rank.index) for rank in silent)
     rank = silent[0]
     message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
-    return Outcome(status=CRASHED, message=message)
+    return Outcome(status=OutcomeStatus.CRASHED, message=message)
 
 
 class _Rank:
@@ -160,8 +177,8 @@ class _Rank:
         self.pid: int | None = None
         self.exit_status: int | None = None
         self.is_fenced = False
-        self.failure: Event | None = None
-        self.result: Event = {}
+        self.failure: RankFailed | None = None
+        self.result: Mapping[str, Any] = {}
         self.phase = "starting"
         self.patience_s = FIRST_PATIENCE_S
         self._heard_s = time.monotonic()
@@ -173,7 +190,8 @@ class _Rank:
         """Returns the events that have arrived, and updates the rank's state from them."""
         events: list[Event] = []
         try:
-            while (event := self.channel.poll()) is not None:
+            while (content := self.channel.poll()) is not None:
+                event = event_from_json(content)
                 self._note(event)
                 events.append(event)
         except ChannelClosed:
@@ -182,17 +200,17 @@ class _Rank:
 
     def _note(self, event: Event) -> None:
         self._heard_s = time.monotonic()
-        match event["event"]:
-            case "started":
-                self.pid = event["pid"]
-            case "phase":
-                self.phase, self.patience_s = event["phase"], event["patience_s"]
-            case "failed":
+        match event:
+            case RankStarted():
+                self.pid = event.pid
+            case PhaseStarted():
+                self.phase, self.patience_s = event.phase, event.patience_s
+            case RankFailed():
                 self.failure = event
-            case "result":
-                self.result = event["result"]
-            case "exit":
-                self.exit_status, self.is_fenced, self.alive = event["status"], event["fenced"], False
+            case RankResult():
+                self.result = event.result
+            case RankExited():
+                self.exit_status, self.is_fenced, self.alive = event.status, event.fenced, False
 
     def tell(self, command: str) -> None:
         if self.alive:
@@ -209,24 +227,24 @@ class _Rank:
 
         The death of a rank without a report explains crashes of its peers.
         """
-        causes = (LOST, OUT_OF_MEMORY, INVALID, None, CRASHED)
-        cause = self.failure["kind"] if self.failure is not None else None
-        return causes.index(LOST if self.is_fenced else cause)
+        causes = (OutcomeStatus.LOST, OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, None, OutcomeStatus.CRASHED)
+        cause = self.failure.kind if self.failure is not None else None
+        return causes.index(OutcomeStatus.LOST if self.is_fenced else cause)
 
     def verdict(self, log: Path) -> Outcome:
         if self.is_fenced:
             message = f"rank {self.index} was ended: nothing had been heard of this machine's worker for too long"
-            return Outcome(status=LOST, message=message, was_killed=True)
+            return Outcome(status=OutcomeStatus.LOST, message=message, was_killed=True)
         if self.failure is not None:
-            return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
+            return Outcome(status=self.failure.kind, message=f"rank {self.index}: {self.failure.message}")
         if self.exit_status == -signal.SIGKILL and num_out_of_memory_kills() > self._num_kills_before:
             message = f"rank {self.index} was killed by the kernel for want of memory while {self.phase}"
-            return Outcome(status=OUT_OF_MEMORY, message=message)
+            return Outcome(status=OutcomeStatus.OUT_OF_MEMORY, message=message)
         how = "vanished" if self.exit_status is None else f"ended with status {self.exit_status}"
         if self.exit_status is not None and self.exit_status < 0:
             how = f"was killed by {signal.Signals(-self.exit_status).name}"
         message = f"rank {self.index} {how} while {self.phase}; its output: {log}"
-        return Outcome(status=CRASHED, message=message, was_killed=was_killed(self.exit_status))
+        return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=was_killed(self.exit_status))
 
 
 def was_killed(exit_status: int | None) -> bool:

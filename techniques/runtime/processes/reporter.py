@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.processes.events import Beat, Event, JobEvent, PhaseStarted, event_to_json
 
 BEAT_EVERY_S = 0.25
 
@@ -30,8 +32,8 @@ class EventSender(Protocol):
     def beat(self) -> None:
         """Reports that the rank is alive."""
 
-    def send(self, event: str, **details: Any) -> None:
-        """Sends one event."""
+    def send(self, event: JobEvent) -> None:
+        """Sends one event about a job."""
 
 
 class Reporter:
@@ -49,17 +51,17 @@ class Reporter:
 
     def phase(self, name: str, *, patience_s: float) -> None:
         """Starts a phase in which this rank may be silent for `patience_s` seconds before it counts as hung."""
-        self.send("phase", phase=name, patience_s=patience_s)
+        self.send(PhaseStarted(phase=name, patience_s=patience_s))
 
     def beat(self) -> None:
         """Reports that the rank is alive, a few times a second at most."""
         if time.monotonic() - self._said_s >= BEAT_EVERY_S:
-            self.send("beat")
+            self.send(Beat())
 
-    def send(self, event: str, **details: Any) -> None:
+    def send(self, event: Event) -> None:
         """Sends one event."""
         self._said_s = time.monotonic()
-        self._channel.send({"event": event, **details})
+        self._channel.send(event_to_json(event))
 
     def about(self, job: str) -> EventSender:
         """Returns a reporter for one of several jobs, which adds the job's name to each event."""
@@ -92,5 +94,5 @@ class _JobReporter:
     def beat(self) -> None:
         self._reporter.beat()
 
-    def send(self, event: str, **details: Any) -> None:
-        self._reporter.send(event, job=self._job, **details)
+    def send(self, event: JobEvent) -> None:
+        self._reporter.send(replace(event, job=self._job))

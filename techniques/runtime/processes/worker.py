@@ -14,6 +14,7 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.events import RankFailed, RankResult
 from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
@@ -37,7 +38,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - reported to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
-        reporter.send("failed", kind=failure_kind(error), message=f"{type(error).__name__}: {error}")
+        reporter.send(RankFailed(kind=failure_kind(error), message=f"{type(error).__name__}: {error}"))
         _leave(1)
 
 
@@ -50,7 +51,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
             result = technique.profile(order, reporter)
         else:
             result = checked_result(technique.run(order, reporter), order.job)
-        reporter.send("result", result=result)
+        reporter.send(RankResult(result=result))
         _leave(0)
     slot = order.slots[0]
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
@@ -61,7 +62,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     loop = {TRAIN: segment_loop.train, TRIAL: trial_loop.trial}[order.purpose]
     result = loop(trainer, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
-    reporter.send("result", result=result)
+    reporter.send(RankResult(result=result))
     _leave(0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ringmaster.techniques.adaptations.comparing import COMPARING_PATIENCE_S, compare
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
 from ringmaster.techniques.runtime.training.trainer import StepReport, Trainer
@@ -29,14 +30,14 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
     first_step = trainer.restore(root, known_step=order.known_step)
     startup_s = time.monotonic() - order.ordered_at_s
-    reporter.send("ready", step=first_step, startup_s=startup_s)
+    reporter.send(Ready(step=first_step, startup_s=startup_s))
     tell_passed_over(trainer.passed_over, reporter, step=first_step)
     saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
     stopped = _steps(trainer, order, reporter, saver)
     if not stopped and 0 < trainer.next_step == first_step and evaluation_due(order, first_step):
         # The gang that trained up to this step may have died before it reported the metrics.
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
-        reporter.send("metrics", step=first_step, metrics=trainer.evaluate())
+        reporter.send(Metrics(step=first_step, metrics=trainer.evaluate(), wall_s=time.time()))
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
@@ -49,14 +50,14 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         if order.job.adaptation is not None:
             result["compared"] = _compared(trainer, order, reporter)
         result["evaluate_s"] = time.perf_counter() - started_s
-    return {"status": "preempted" if stopped else "done", **result}
+    return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
 
 
 def tell_passed_over(folders: Sequence[str], sender: EventSender, *, step: int) -> None:
     """Reports the damaged newer checkpoints, where training continues from `step`."""
     for folder in folders:
         message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {step}"
-        sender.send("checkpoint_failed", step=step, message=message)
+        sender.send(CheckpointFailed(step=step, message=message))
 
 
 def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
@@ -98,7 +99,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             patience.announce()
         if evaluation_due(order, trainer.next_step):
             progress.flush()
-            reporter.send("metrics", step=trainer.next_step, metrics=trainer.evaluate())
+            reporter.send(Metrics(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
     progress.flush()
     return False
 
@@ -132,11 +133,12 @@ class Progress:
         """Sends all steps that were not sent yet."""
         if self._steps:
             self._reporter.send(
-                "steps",
-                first_step=self._steps[0].step,
-                losses=[report.loss for report in self._steps],
-                seconds=[report.seconds for report in self._steps],
-                wall_s=time.time(),
+                Steps(
+                    first_step=self._steps[0].step,
+                    losses=tuple(report.loss for report in self._steps),
+                    seconds=tuple(report.seconds for report in self._steps),
+                    wall_s=time.time(),
+                )
             )
         self._steps, self._sent_s = [], time.monotonic()
 

@@ -13,6 +13,7 @@ import torch
 
 from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
+from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
@@ -58,7 +59,7 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
     reporter.phase("trying", patience_s=PATIENCE_S)
     warm_up = [_timed_step(trainer, reporter)[0] for _ in range(WARM_UP_STEPS)]
     ready_s = time.monotonic() - order.ordered_at_s
-    reporter.send("ready")
+    reporter.send(Ready())
     seconds: list[float] = []
     stop = measure = False
     while not stop:
@@ -69,7 +70,7 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
             # The first steps are slower; their excess over the median counts as start-up time.
             startup_s = ready_s - len(warm_up) * median_s
             measured = {"step_s": median_s, "startup_s": max(startup_s, 0.0), "peak_bytes": _peak(trainer)}
-            reporter.send("measured", profile={**measured, **_measure_saving(trainer, order)})
+            reporter.send(Measured(profile={**measured, **_measure_saving(trainer, order)}))
     return {"status": "done"}
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 
 from ringmaster.flows.batch.flow_runs import STARTED_RUN
-from ringmaster.flows.services.files import DONE, UP
-from ringmaster.tasks.pool.requests import TRAIN, Requests
+from ringmaster.flows.services.files import ServiceStatus
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.journal import ENDED
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE
@@ -63,7 +63,7 @@ class WholePool(Pool):
 
     def handed_over(self):
         """Returns all training requests that were submitted."""
-        return Requests(self.database).of_kind(TRAIN)
+        return Requests(self.database).of_kind(RequestKind.TRAIN)
 
     def state(self, name):
         """Returns the state of a service."""
@@ -167,7 +167,7 @@ class Kills:
         before = self.pool.state(name)
         if before.process is not None:
             before.process.signal(signal.SIGKILL)
-        return lambda: (now := self.pool.state(name)).status == UP and now.pid != before.pid
+        return lambda: (now := self.pool.state(name)).status == ServiceStatus.UP and now.pid != before.pid
 
     def _trains_again(self, job, struck_s, *, but):
         """Returns whether another process trains the job, or no training is needed: it was profiled, or it is done."""
@@ -180,7 +180,10 @@ class Kills:
 def all_up(pool):
     """Returns whether every service is up."""
     states = pool.servers.states()
-    return all(states[name].status == UP for name in SUPERVISED) and states["deployments"].status == DONE
+    return (
+        all(states[name].status == ServiceStatus.UP for name in SUPERVISED)
+        and states["deployments"].status == ServiceStatus.DONE
+    )
 
 
 def _kill(pid, *, number=signal.SIGKILL):

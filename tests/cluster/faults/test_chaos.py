@@ -15,7 +15,8 @@ from statistics import median
 import pytest
 
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.storage.journal import DONE, ENDED
+from ringmaster.tasks.storage.journal import ENDED, JobStatus
+from ringmaster.techniques.runtime.processes.events import Ready
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.faults.chaos import NODES, Kills, WholePool, all_up
 from tests.cluster.faults.test_faults_of_parents import layouts_of
@@ -65,9 +66,9 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
     pool.trace.hurry(*(job.name for jobs in batches.values() for job in jobs))
     chaos.until("every batch has come to its end", lambda: is_over(pool))
     handed_over = [request.status for request in pool.handed_over()]
-    assert handed_over == [wishes.DONE] * len(batches), report(pool)
+    assert handed_over == [wishes.RequestStatus.DONE] * len(batches), report(pool)
     for batch, name, _ in pool.batches():
-        assert {record.status for record in pool.jobs(batch).values()} == {DONE}
+        assert {record.status for record in pool.jobs(batch).values()} == {JobStatus.DONE}
         assert all(record.details.get("model_uri") for record in pool.jobs(batch).values()), "all is in MLflow"
         assert_nothing_twice(pool, batch)
         for job in batches[name]:
@@ -212,7 +213,9 @@ def newest_checkpoint(pool, job):
 def is_over(pool):
     """Returns whether every submitted request is done or refused."""
     requests = pool.handed_over()
-    return bool(requests) and all(request.status in (wishes.DONE, wishes.REFUSED) for request in requests)
+    return bool(requests) and all(
+        request.status in (wishes.RequestStatus.DONE, wishes.RequestStatus.REFUSED) for request in requests
+    )
 
 
 def repeated_steps(pool):
@@ -220,7 +223,7 @@ def repeated_steps(pool):
     found = []
     for batch, _, _ in pool.batches():
         words, segments = pool.words(batch), pool.segments(batch)
-        first_step = {w.segment: w.content["step"] for w in words if w.content["event"] == "ready"}
+        first_step = {w.segment: w.content.step for w in words if isinstance(w.content, Ready)}
         for name in pool.jobs(batch):
             steps = [first_step[s.id] for s in segments if s.job == name and s.id in first_step]
             processes = {}

@@ -7,7 +7,7 @@ import time
 
 from mlflow import MlflowClient
 
-from ringmaster.tasks.pool.requests import CANCEL, Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from tests.cluster.checks import assert_well
 from tests.cluster.faults.test_faults_of_servers import MINUTE_S, SPARE_STEPS, trains_for
 from tests.cluster.jobs import batch_file, torch_job
@@ -122,7 +122,7 @@ def test_a_segment_is_preempted_and_its_job_retried_in_the_ui(pool, recovered):
     until("the job goes on", lambda: len(segments()) == 2)
     recovered("a segment cancelled in the UI: its job goes on", time.monotonic() - before_s)
     until("Prefect says so", lambda: state(first) == "Cancelled")
-    Requests(pool.database).ask(CANCEL, {"batch": batch, "jobs": ["unwanted"]})
+    Requests(pool.database).ask(RequestKind.CANCEL, {"batch": batch, "jobs": ["unwanted"]})
     until("its gang has stopped", lambda: segments()[-1].outcome is not None)
     assert pool.jobs(batch)["unwanted"].status == "cancelled"
     until("Prefect shows its end", lambda: state(segments()[-1]) == "Preempted")

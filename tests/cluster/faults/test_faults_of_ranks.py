@@ -131,7 +131,7 @@ def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, tmp_path, sm
         failed = until("a checkpoint fails", fails_to_checkpoint)
     before_s = time.monotonic()
     filler.unlink()
-    pool.wait_for_checkpoint(batch, beyond=failed[-1].content["step"])
+    pool.wait_for_checkpoint(batch, beyond=failed[-1].content.step)
     recovered("checkpoint disk freed, to the next checkpoint", time.monotonic() - before_s)
     pid, struck_s = strike(pool, "full", signal.SIGKILL)
     pool.trains("full", after_s=struck_s, not_by=pid)

@@ -11,6 +11,7 @@ import pytest
 
 from ringmaster.techniques import DataSpec, ModelSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import Measured, Ready, Steps
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.order import TRIAL
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
@@ -63,13 +64,13 @@ def test_told_to_stop_it_checkpoints_and_goes_on_later(bench, tmp_path, how):
     endless = job(bench, how, num_steps=ENDLESS)
 
     def stop(gang, event):
-        if event["event"] == "steps":
+        if isinstance(event, Steps):
             gang.send(STOP)
 
     trained = bench.train(endless, COMMAND, tmp_path, on_event=stop)
     assert trained.outcome.status == "preempted", trained.outcome
     step = trained.outcome.result["step"]
-    assert 0 < step == trained.said("checkpoint")[-1]["step"]
+    assert 0 < step == trained.said("checkpoint")[-1].step
     again = bench.train(endless, COMMAND, tmp_path, last_step=step + 2)
     assert (again.outcome.result["first_step"], again.outcome.result["step"]) == (step, step + 2)
 
@@ -88,7 +89,7 @@ def test_checkpoints_are_kept_whole_and_few_and_a_damaged_one_is_passed_over(ben
     (root / "step-00000008" / "deep" / "model.json").write_text("27")  # the same length as before
     trained = bench.train(job(bench, "saves", num_steps=20), COMMAND, tmp_path)
     assert trained.outcome.result["first_step"] == 6
-    assert "is damaged" in trained.said("checkpoint_failed")[0]["message"]
+    assert "is damaged" in trained.said("checkpoint_failed")[0].message
     assert exported(tmp_path) == sum_below(20)
 
 
@@ -131,7 +132,7 @@ def test_nobody_outlives_the_worker_not_even_in_a_session_of_its_own(bench, tmp_
     started = []
 
     def kill(gang, event):
-        if event["event"] == "steps" and pids.exists() and not started:
+        if isinstance(event, Steps) and pids.exists() and not started:
             started.extend(psutil.Process(int(pid)) for pid in pids.read_text().split())
             if number is None:
                 gang.kill()
@@ -154,7 +155,7 @@ def test_nobody_outlives_the_fork_server_killed_with_all_that_it_could_have_done
         started = []
 
         def kill(gang, event):
-            if event["event"] == "steps" and pids.exists() and not started:
+            if isinstance(event, Steps) and pids.exists() and not started:
                 started.extend(psutil.Process(int(pid)) for pid in pids.read_text().split())
                 psutil.Process(gang.pids[0]).parent().kill()
 
@@ -175,17 +176,17 @@ def test_a_trial_measures_steps_a_save_an_evaluation_and_an_export(bench, tmp_pa
     said = []
 
     def conduct(gang, event):
-        said.append(event["event"])
-        if event["event"] == "ready":
+        said.append(event.NAME)
+        if isinstance(event, Ready):
             gang.send(MEASURE)
-        if event["event"] == "measured":
+        if isinstance(event, Measured):
             gang.send(STOP)
 
     trained = bench.train(job(bench, num_steps=6), COMMAND, tmp_path, on_event=conduct, purpose=TRIAL)
     assert trained.outcome.status == "done", trained.outcome
     assert said.index("ready") < said.index("measured")
     (event,) = trained.said("measured")
-    profile = event["profile"]
+    profile = event.profile
     assert profile["step_s"] == 0.01
     assert (profile["evaluate_s"], profile["export_s"], profile["peak_bytes"]) == (0.25, 0.125, 12345678)
     assert profile["save_s"] > 0.5

@@ -7,6 +7,7 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.local.engine import LocalEngine
+from ringmaster.techniques.runtime.processes.events import Steps
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 
@@ -41,8 +42,8 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
     last_steps = []
 
     def on_event(event):
-        if event["event"] == "steps":
-            last_steps.append(event["first_step"] + len(event["losses"]))
+        if isinstance(event, Steps):
+            last_steps.append(event.first_step + len(event.losses))
             if last_steps[-1] > 20:
                 engine.send(1, STOP)
 
@@ -59,7 +60,7 @@ def test_closing_ends_gangs_side_by_side(bench, tmp_path):
     trains = threading.Event()
 
     def on_event(event):
-        if event["event"] == "steps":
+        if isinstance(event, Steps):
             trains.set()
 
     orders = [bench.order(job, SINGLE, tmp_path / name) for name in ("first", "second")]

@@ -18,7 +18,7 @@ from ringmaster.flows.pool.runs.segment_runs import AWAY, SegmentRuns
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.requests import DONE, REFUSED, Requests
+from ringmaster.tasks.pool.requests import Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
@@ -137,7 +137,7 @@ def test_a_run_that_is_cancelled_preempts_its_segment(pool):
     assert (run.state_name, run.state.message) == ("Cancelled", "stopped at a checkpoint")
 
 
-@pytest.mark.parametrize(("answer", "state"), [(DONE, "Retried"), (REFUSED, "Failed")])
+@pytest.mark.parametrize(("answer", "state"), [(RequestStatus.DONE, "Retried"), (RequestStatus.REFUSED, "Failed")])
 def test_a_run_that_is_retried_makes_its_job_due_again(pool, answer, state):
     one = pool.start()
     pool.end(one, "crashed")

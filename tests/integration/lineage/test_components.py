@@ -2,6 +2,7 @@
 
 import pytest
 
+from ringmaster.techniques.runtime.processes.events import Steps
 from tests.integration.workbench import SINGLE, Layout, is_bit_equal
 
 FSDP = Layout("fsdp", 2, {"reshard": True})
@@ -13,7 +14,7 @@ def test_a_part_that_the_model_does_not_have_ends_the_job_before_its_first_step(
     assert ended.outcome.status == "invalid", "another try would end the same way"
     assert "tower is 'vision_model', and no parameter of the model is within it" in ended.outcome.message
     assert "To fix: begin with one of lm_head, model" in ended.outcome.message
-    assert not [event for event in ended.events if event["event"] == "steps"]
+    assert not [event for event in ended.events if isinstance(event, Steps)]
     assert not (tmp_path / "model").exists()
 
 

@@ -9,6 +9,7 @@ from ringmaster.techniques import AdaptationSpec, Job
 from ringmaster.techniques.adaptations.pruning import is_two_of_four
 from ringmaster.techniques.adaptations.support import why_no_adaptation
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import Measured
 from tests.integration.workbench import (
     ADAMW,
     LLAMA,
@@ -204,7 +205,7 @@ def test_a_job_without_steps_is_tried_before_its_parents_are_there(bench, tmp_pa
     said = AdaptationSpec(kind="merged", method="average", parents=("a", "b"))
 
     def steer(gang, event):
-        if event["event"] == "measured":
+        if isinstance(event, Measured):
             gang.send("stop")
 
     tried = bench.train(

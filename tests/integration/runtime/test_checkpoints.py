@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ringmaster.techniques.runtime.models.conversion import convert
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 from tests.matrix import matrix
 
@@ -35,8 +36,8 @@ def kill_at_checkpoint(number, *, rank):
     told = []
 
     def on_event(gang, event):
-        if event["event"] == "checkpoint":
-            told.append(event["step"])
+        if isinstance(event, CheckpointSaved):
+            told.append(event.step)
             if len(told) == number:
                 os.kill(gang.pids[rank], signal.SIGKILL)
 
@@ -53,7 +54,7 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
         on_event, told = kill_at_checkpoint(number, rank=number % layout.num_devices)
         killed = bench.train(job, held(layout), folder, checkpoint_every_s=0.0, on_event=on_event)
         assert killed.outcome.status == "crashed"
-        assert killed.said("ready")[0]["step"] >= reached  # lost: at most the steps after the last event
+        assert killed.said("ready")[0].step >= reached  # lost: at most the steps after the last event
         reached = told[-1]
     last = bench.train(job, layout, folder)
     assert last.outcome.result["first_step"] >= reached > 0
@@ -65,8 +66,8 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
 def test_a_save_tells_for_how_long_it_held_training_up(bench, tmp_path):
     job = bench.job(optimizer=ADAMW, num_steps=30)
     told = bench.train(job, FSDP, tmp_path, checkpoint_every_s=0.0).said("checkpoint")
-    assert told and all(0 < event["stall_s"] < event["seconds"] for event in told)
-    steps = [event["step"] for event in told]
+    assert told and all(0 < event.stall_s < event.seconds for event in told)
+    steps = [event.step for event in told]
     assert steps == sorted(set(steps)) and steps[0] == 1
     assert steps_in(tmp_path)[-1] == 30
 
@@ -81,7 +82,7 @@ def test_a_store_without_renames_serves_every_technique_and_survives_kills(bench
             job, held(layout), tmp_path, checkpoint_every_s=0.0, checkpoint_dir=root, on_event=on_event
         )
         assert killed.outcome.status == "crashed"
-        assert killed.said("ready")[0]["step"] >= reached
+        assert killed.said("ready")[0].step >= reached
         reached = told[-1]
     last = bench.train(job, SHELVED_FSDP, tmp_path, checkpoint_dir=root)
     assert last.outcome.result["first_step"] >= reached > 0
@@ -102,7 +103,7 @@ def test_a_flipped_byte_sends_it_back_to_the_checkpoint_before(bench, tmp_path, 
     file.write_bytes(content)
     trained = bench.train(job, layout, tmp_path)
     assert trained.outcome.result["first_step"] == 2
-    assert [e["message"] for e in trained.said("checkpoint_failed")] == [
+    assert [e.message for e in trained.said("checkpoint_failed")] == [
         f"checkpoint {file.parent} is damaged and was passed over: training goes on from step 2"
     ]
     assert is_bit_equal(trained.weights, bench.train(job, layout, tmp_path / "whole").weights)
@@ -114,7 +115,7 @@ def test_where_no_checkpoint_is_whole_it_starts_afresh_and_says_so(bench, tmp_pa
     (tmp_path / "checkpoints" / "step-00000003" / "manifest.json").unlink()
     trained = bench.train(job, SINGLE, tmp_path)
     assert trained.outcome.result["first_step"] == 0
-    assert "training goes on from step 0" in trained.said("checkpoint_failed")[0]["message"]
+    assert "training goes on from step 0" in trained.said("checkpoint_failed")[0].message
     assert is_bit_equal(trained.weights, bench.reference(job).weights)
 
 
@@ -123,10 +124,10 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(bench, tmp_path):
     job = bench.job(optimizer=ADAMW, num_steps=40)
     full = Layout("tests.integration.stubs:NoRoom")
     trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
-    told = [event["event"] for event in trained.events if event["event"].startswith("checkpoint")]
+    told = [event.NAME for event in trained.events if event.NAME.startswith("checkpoint")]
     assert told[:6] == ["checkpoint"] * 2 + ["checkpoint_failed"] * 3 + ["checkpoint"]
     assert set(told[6:]) <= {"checkpoint"}
-    assert all("could not be written under" in event["message"] for event in trained.said("checkpoint_failed"))
+    assert all("could not be written under" in event.message for event in trained.said("checkpoint_failed"))
     assert is_bit_equal(trained.weights, bench.reference(job).weights)
     assert not list((tmp_path / "checkpoints").glob("*.tmp"))
 
@@ -135,7 +136,7 @@ def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(
     job = bench.job(optimizer=ADAMW, num_steps=20)
     full = Layout("tests.integration.stubs:NoRoomAtTheEnd")
     trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
-    outcome, told = trained.outcome, [event["step"] for event in trained.said("checkpoint")]
+    outcome, told = trained.outcome, [event.step for event in trained.said("checkpoint")]
     assert outcome.status == "crashed"  # retried: a store that is briefly unavailable must not fail the job
     assert "CheckpointError: checkpoint step-00000020 could not be written under" in outcome.message
     assert len(told) == 2 and steps_in(tmp_path) == told

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import LOST
 from tests.integration.workbench import SINGLE, Workbench
 
 
@@ -194,7 +194,7 @@ def fenced_soon(tmp_path, *, beside=()):
 @pytest.mark.full
 def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
     with fenced_soon(tmp_path) as (server, lingering, _, gang):
-        assert gang.wait(lambda event: None).status == LOST
+        assert gang.wait(lambda event: None).status == OutcomeStatus.LOST
         exit = wait_for(lingering, "exit")
         assert (exit["status"], exit["fenced"]) == (-signal.SIGKILL, True)
         with closing(spawn(server, tmp_path, "fail")) as refused, pytest.raises(ChannelClosed):
@@ -210,4 +210,4 @@ def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
     with fenced_soon(tmp_path, beside=["flood"]) as (_, _, pids, gang):  # its exit event cannot be read
         for pid in pids:
             wait_until_gone(pid)
-        assert gang.wait(lambda event: None).status == LOST
+        assert gang.wait(lambda event: None).status == OutcomeStatus.LOST

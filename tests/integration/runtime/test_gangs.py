@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from ringmaster.techniques import ModelSpec, OptimizerSpec
+from ringmaster.techniques.runtime.processes.events import Steps
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
 from tests.matrix import matrix
 
@@ -26,7 +27,7 @@ def signal_once(number, *, rank, at):
     sent = []
 
     def on_event(gang, event):
-        if event["event"] == at and not sent:
+        if at == event.NAME and not sent:
             sent.append(gang.pids)
             os.kill(gang.pids[rank], number)
 
@@ -155,7 +156,7 @@ def test_a_gang_that_is_killed_from_outside_ends_at_once(bench, tmp_path):
     gangs = []
 
     def kill(gang, event):
-        if event["event"] == "steps":
+        if isinstance(event, Steps):
             gangs.append(gang)
             gang.kill()
 

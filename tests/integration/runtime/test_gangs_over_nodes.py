@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Gang
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus, Steps
+from ringmaster.techniques.runtime.processes.gang import Gang
 from ringmaster.techniques.runtime.processes.rendezvous import interface_towards, split_address
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
 from tests.ports import free_port
@@ -33,7 +34,7 @@ def test_two_shares_train_to_the_weights_of_one_gang(bench, tmp_path):
         outcomes = [wait.result(timeout=550) for wait in waits]
     assert [outcome.status for outcome in outcomes] == ["done", "done"], outcomes
     assert is_bit_equal(weights_in(tmp_path / "apart" / "model"), together.weights)
-    assert [event["event"] for event in heard[0]].count("ready") == 1
+    assert [event.NAME for event in heard[0]].count("ready") == 1
     assert heard[1] == []  # rank 0's machine reports events
     assert gangs[1].log(1).exists()
 
@@ -43,12 +44,12 @@ def test_a_share_whose_peers_vanish_ends(bench, tmp_path):
     gangs = [Gang(bench.server, share, num_ranks=1) for share in shares(order, free_address())]
 
     def end_the_other(event):
-        if event["event"] == "steps":
+        if isinstance(event, Steps):
             gangs[1].kill()
 
     with ThreadPoolExecutor() as pool:
         waits = [pool.submit(gangs[0].wait, end_the_other), pool.submit(gangs[1].wait, print)]
-        assert [wait.result(timeout=550).status for wait in waits] == [CRASHED, CRASHED]
+        assert [wait.result(timeout=550).status for wait in waits] == [OutcomeStatus.CRASHED, OutcomeStatus.CRASHED]
 
 
 def test_the_interface_is_the_one_on_the_way():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.storage.journal import DONE, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 
 ROOT = Path(__file__).parents[3]
 ENTRY_POINT = "[ringmaster.engines]\ntwo-nodes = my_engine:TwoNodes\n"
@@ -50,7 +50,9 @@ def test_a_batch_is_trained_on_the_nodes_of_an_installed_engine(tmp_path):
     command = [sys.executable, "-m", "ringmaster.flows.cli", "run", "halves.yaml", "--json", "--engine", "two-nodes"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert {job["name"]: job["status"] for job in json.loads(done.stdout)["jobs"]} == dict.fromkeys("abc", DONE)
+    assert {job["name"]: job["status"] for job in json.loads(done.stdout)["jobs"]} == dict.fromkeys(
+        "abc", JobStatus.DONE
+    )
     (run,) = (tmp_path / "home" / "batches" / "halves").iterdir()
     journal = Journal.of_file(run / "journal.db")
     used = {segment.job: segment.what["devices"] for segment in journal.segments()}

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from ringmaster.tasks.cluster import detect
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import DONE, Gang
+from ringmaster.techniques.runtime.processes.gang import Gang
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
 
 CUSTOM = Path(__file__).parents[3] / "examples" / "custom"
@@ -72,7 +73,7 @@ def trained(server: ForkServer, folder: Path, *, technique: str, num_ranks: int,
     )
     gang = Gang(server, order, num_ranks=num_ranks)
     outcome = gang.wait(lambda event: None)
-    assert outcome.status == DONE, f"{outcome.message}\n{gang.log(0).read_text()}"
+    assert outcome.status == OutcomeStatus.DONE, f"{outcome.message}\n{gang.log(0).read_text()}"
     (file,) = (folder / "model").glob("*.safetensors")
     return load_file(file)
 

@@ -18,6 +18,7 @@ from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
+from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal
 
@@ -140,16 +141,16 @@ def test_energy_is_that_of_the_segment_by_a_counter_or_by_power(counts):
     assert bench.telemetry.words() == {}
     bench.pass_s(int(WORD_EVERY_S))
     (word,) = bench.telemetry.words().values()
-    assert word["event"] == "telemetry" and word["node"] == "" and word["wall_s"] == 1015.0
-    device = word["devices"]["1"]
-    assert set(word["devices"]) == {"1"} and device["kind"] == "gpu"
+    assert isinstance(word, DeviceTelemetry) and word.node == "" and word.wall_s == 1015.0
+    device = word.devices["1"]
+    assert set(word.devices) == {"1"} and device["kind"] == "gpu"
     assert device["energy_j"] == pytest.approx(5000.0)
     assert device["utilization"] == pytest.approx(0.9) and device["memory_share"] == pytest.approx(0.25)
     assert device["power_w"] == pytest.approx(500.0) and "clock_mhz" not in device
     bench.gpus[1].power_mw = 300_000
     bench.pass_s(4)
     assert bench.telemetry.words() == {}
-    last = bench.telemetry.end(3)["devices"]["1"]["energy_j"]
+    last = bench.telemetry.end(3).devices["1"]["energy_j"]
     assert last == pytest.approx(6200.0, rel=0.02)
     assert bench.telemetry.end(3) is None
 
@@ -225,8 +226,8 @@ def test_a_cpu_slot_tells_what_we_do_on_its_cores():
         pass
     telemetry.sample()
     word = telemetry.end(1)
-    assert word["node"] == "n0"
-    device = word["devices"]["0"]
+    assert word.node == "n0"
+    device = word.devices["0"]
     assert 0.0 < device["utilization"] <= 1.0 and device["memory_bytes"] > 10**7
     assert "energy_j" not in device and telemetry.health() == {}
 
@@ -243,12 +244,11 @@ def test_words_become_points_named_as_the_system_metrics_of_mlflow():
     bench.telemetry.begin(2, (0,), is_part=True)
     bench.pass_s(1)
     assert all(point.key.startswith("system/n0/gpu_0_") for point in telemetry_points(bench.telemetry.end(2)))
-    assert telemetry_points({"event": "ready", "step": 0}) == []
 
 
 def said(number, node, *joules):
     devices = {str(i): {"kind": "gpu", "energy_j": used} for i, used in enumerate(joules)}
-    event = {"event": "telemetry", "wall_s": 1.0, "node": node, "devices": devices}
+    event = DeviceTelemetry(wall_s=1.0, node=node, devices=devices)
     return GangSaid(number=number, job="a", event=event)
 
 
@@ -298,11 +298,11 @@ def test_gangs_on_this_machine_say_what_their_devices_do():
         )
 
     with measured.segment(call(1)) as say, measured.segment(call(2)):
-        say({"event": "steps"})
+        say(Beat())
         assert [len(events) for events in heard.values()] == [1, 0]
         bench.pass_s(int(WORD_EVERY_S))
-        say({"event": "steps"})  # a segment's call passes on what is due for all segments
+        say(Beat())  # a segment's call passes on what is due for all segments
     for number, events in heard.items():
-        words = [event for event in events if event["event"] == "telemetry"]
-        assert [set(word["devices"]) for word in words] == [{str(number - 1)}] * 2
-        assert words[-1]["devices"][str(number - 1)]["energy_j"] == pytest.approx(5000.0)
+        words = [event for event in events if isinstance(event, DeviceTelemetry)]
+        assert [set(word.devices) for word in words] == [{str(number - 1)}] * 2
+        assert words[-1].devices[str(number - 1)]["energy_j"] == pytest.approx(5000.0)

@@ -19,7 +19,7 @@ from ringmaster.flows.services.files import ServiceFiles
 from ringmaster.flows.services.needed import PoolOptions, compose
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.settings import pool_file
-from ringmaster.tasks.pool.requests import TRAIN, Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
@@ -122,7 +122,7 @@ def test_what_is_in_it_of_a_pool_whose_servers_are_down(home):
     worker_of(database, "n1")
     Submissions(database).submit(submission(), failed={"z": "it has no model"})
     content = {"batch": {"name": "queued", "jobs": [{"name": "a", "model": {"kwargs": {"key": SECRETS["job"]}}}]}}
-    Requests(database).ask(TRAIN, content)
+    Requests(database).ask(RequestKind.TRAIN, content)
     database.close()
     texts, contents, _ = diagnosed("--json")
     assert contents["failures"] == {}

@@ -12,6 +12,7 @@ from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.fake_engine import FakeEngine, cpu_devices
 
@@ -121,7 +122,7 @@ def crashes_after(num_steps):
 
     def act(call, runner):
         step = _result(call, runner, runner.steps.get(call.order.job.name, 0) + num_steps)["step"]
-        call.on_event({"event": "checkpoint", "step": step, "seconds": 0.1})
+        call.on_event(CheckpointSaved(step=step, seconds=0.1))
         return Outcome(status="crashed", message="as it should")
 
     return act

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
@@ -59,7 +59,7 @@ class Pool:
 
     def lose(self, name):
         """Removes the gang of a job, as if its node had vanished."""
-        self.gangs.end(self.gangs.gang(name), LOST, "its node is gone")
+        self.gangs.end(self.gangs.gang(name), OutcomeStatus.LOST, "its node is gone")
 
     @property
     def statuses(self):

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
-from ringmaster.tasks.storage.journal import DONE, FAILED, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface.values import from_json, to_json
 from tests.unit.execution.fakes import (
     Bench,
@@ -31,7 +31,7 @@ def test_jobs_run_side_by_side_on_disjoint_devices(tmp_path, seed):
     profiles = {j.name: (profile("ddp", 2) if j.name == "j2" else profile(),) for j in jobs}
     bench = Bench(tmp_path, jobs, profiles=profiles, runner=FakeRunner(seed))
     assert bench.run()
-    assert bench.statuses == {j.name: DONE for j in jobs}
+    assert bench.statuses == {j.name: JobStatus.DONE for j in jobs}
     first_two = [type(event) for event in bench.events[:3]]
     assert first_two == [Planned, SegmentStarted, SegmentStarted]
     assert sorted(bench.runner.names()) == sorted(j.name for j in jobs)
@@ -79,7 +79,7 @@ def test_a_crash_is_tried_again_and_after_three_times_given_up(tmp_path):
     runner = FakeRunner(script={"bad": [ends("crashed")] * 9, "shaky": [ends("crashed")] * 2})
     bench = Bench(tmp_path, [job("bad"), job("shaky"), job("good")], runner=runner)
     assert bench.run()
-    assert bench.statuses == {"bad": FAILED, "shaky": DONE, "good": DONE}
+    assert bench.statuses == {"bad": JobStatus.FAILED, "shaky": JobStatus.DONE, "good": JobStatus.DONE}
     assert runner.names().count("bad") == runner.names().count("shaky") == 3
     assert [e.attempt for e in bench.told(SegmentStarted) if e.segment.job == "bad"] == [1, 2, 3]
     assert bench.journal.jobs()["bad"].message == "crashed 3 times, the last time: as it should"
@@ -89,9 +89,9 @@ def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
     runner = FakeRunner(script={"a": [crashes_after(1) for _ in range(7)]})
     bench = Bench(tmp_path, [job("a")], runner=runner)
     assert bench.run()
-    assert bench.statuses == {"a": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE}
     assert [e.first_step for e in bench.told(SegmentStarted)] == list(range(8))
-    assert [e.event["step"] for e in bench.told(GangSaid)] == list(range(1, 8))
+    assert [e.event.step for e in bench.told(GangSaid)] == list(range(1, 8))
 
 
 def test_a_gang_that_could_not_even_start_counts_as_a_crash(tmp_path):
@@ -101,7 +101,7 @@ def test_a_gang_that_could_not_even_start_counts_as_a_crash(tmp_path):
     bench = Bench(tmp_path, [job("a")], runner=FakeRunner(script={"a": [no_server]}))
     assert bench.run()
     assert "no fork server" in bench.told(SegmentEnded)[0].outcome.message
-    assert bench.statuses == {"a": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE}
 
 
 def test_an_option_that_runs_out_of_memory_is_struck_out_and_the_rest_planned_anew(tmp_path):
@@ -109,7 +109,7 @@ def test_an_option_that_runs_out_of_memory_is_struck_out_and_the_rest_planned_an
     runner = FakeRunner(script={"a": [ends("out_of_memory")]})
     bench = Bench(tmp_path, [job("a"), job("b"), job("c")], profiles=profiles, runner=runner)
     assert bench.run()
-    assert bench.statuses == {"a": DONE, "b": DONE, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE, "c": JobStatus.DONE}
     used = [call.order.technique for call in runner.calls if call.order.job.name == "a"]
     assert used == ["ringmaster.techniques.single:Single", "ringmaster.techniques.fsdp:Fsdp"]
     assert [len(problem.job("a").options) for problem in bench.plans] == [2, 1]
@@ -120,7 +120,7 @@ def test_the_last_option_out_of_memory_fails_the_job_alone(tmp_path):
     runner = FakeRunner(script={"a": [ends("out_of_memory", "no room")]})
     bench = Bench(tmp_path, [job("a"), job("b")], runner=runner)
     assert bench.run()
-    assert bench.statuses == {"a": FAILED, "b": DONE}
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
     assert bench.journal.jobs()["a"].message == "ran out of memory under its last option: no room"
 
 
@@ -131,7 +131,7 @@ def test_a_new_plan_leaves_what_runs_and_what_follows_it(tmp_path, seed):
     make_plan = partial(in_a_row, num_parts=2)
     bench = Bench(tmp_path, [job("a"), job("b")], profiles=profiles, runner=runner, make_plan=make_plan)
     assert bench.run()
-    assert bench.statuses == {"a": DONE, "b": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert [call.order.last_step for call in runner.calls if call.order.job.name == "b"] == [5, 10]
 
 
@@ -140,7 +140,14 @@ def test_a_wrong_job_fails_with_all_that_adapt_it_and_the_others_go_on(tmp_path)
     runner = FakeRunner(script={"a": [ends("invalid", "width 3 is no power of two")]})
     bench = Bench(tmp_path, jobs, runner=runner)
     assert bench.run()
-    assert bench.statuses == {"a": FAILED, "b": FAILED, "c": FAILED, "d": FAILED, "x": DONE, "y": DONE}
+    assert bench.statuses == {
+        "a": JobStatus.FAILED,
+        "b": JobStatus.FAILED,
+        "c": JobStatus.FAILED,
+        "d": JobStatus.FAILED,
+        "x": JobStatus.DONE,
+        "y": JobStatus.DONE,
+    }
     messages = {name: record.message for name, record in bench.journal.jobs().items()}
     assert messages["a"] == "width 3 is no power of two"
     assert messages["b"] == messages["d"] == "its base a has failed"
@@ -155,7 +162,7 @@ def test_a_job_that_nothing_can_train_fails_before_the_start(tmp_path):
     left = begin(bench.journal, jobs, faults={"a": "no technique can train it here"})
     assert [j.name for j in left] == ["b", "c"]
     assert bench.executor.run()
-    assert bench.statuses == {"a": FAILED, "b": FAILED, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.FAILED, "c": JobStatus.DONE}
     assert bench.runner.names() == ["c"]
 
 
@@ -177,7 +184,7 @@ def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
     assert bench.run()
     assert len(rounds) == 1
     assert [event.holders for event in bench.told(Waiting)] == [("batch tonight",)]
-    assert bench.statuses == {"a": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE}
 
 
 def test_devices_are_given_back_however_a_gang_ends(tmp_path):
@@ -185,7 +192,7 @@ def test_devices_are_given_back_however_a_gang_ends(tmp_path):
     bench = Bench(tmp_path, [job(name) for name in "abc"], runner=FakeRunner(script=script))
     assert bench.run()
     assert bench.leases.held() == {}
-    assert bench.statuses == {"a": DONE, "b": FAILED, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.FAILED, "c": JobStatus.DONE}
 
 
 def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
@@ -220,7 +227,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
     benches[0].executor._inbox.get = get
     assert benches[0].run()
     assert benches[1].run()
-    assert [set(bench.statuses.values()) for bench in benches] == [{DONE}, {DONE}]
+    assert [set(bench.statuses.values()) for bench in benches] == [{JobStatus.DONE}, {JobStatus.DONE}]
     assert leases.held() == {}
     assert isinstance(benches[1].events[1], Waiting)
 
@@ -236,4 +243,4 @@ def test_a_future_of_any_kind_will_do(tmp_path):
 
     bench.executor._submit = at_once
     assert bench.run()
-    assert set(bench.statuses.values()) == {DONE}
+    assert set(bench.statuses.values()) == {JobStatus.DONE}

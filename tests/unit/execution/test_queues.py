@@ -6,11 +6,12 @@ import pytest
 
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.interface.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques.runtime.processes.events import Ready, Steps
 from tests.fake_engine import FakeEngine, FakeGang
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
@@ -73,10 +74,10 @@ class Queues(FakeEngine):
             name = order.job.name
             self.steps[name] = gang.first[name] + new
             if gang.step <= at < gang.step + gang.chunk and name != gang.call.order.job.name:
-                gang.call.on_event({"event": "ready", "job": name, "step": gang.first[name]})
+                gang.call.on_event(Ready(job=name, step=gang.first[name]))
             if new > old:
                 seconds = [gang.step_s] * (new - old)
-                event = {"event": "steps", "job": name, "first_step": gang.first[name] + old, "seconds": seconds}
+                event = Steps(job=name, first_step=gang.first[name] + old, seconds=tuple(seconds))
                 gang.call.on_event(event)
         gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
         if gang.step < gang.last_step and not gang.stops:
@@ -107,7 +108,7 @@ def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
     """The gang also continues after its lead job has finished, while other jobs start and end on the other device."""
     bench = bench_of(tmp_path, others={"x": 60, "y": 50, "z": 40}, factor=factor)
     assert bench.run()
-    assert bench.statuses == dict.fromkeys((*STEPS, "x", "y", "z"), DONE)
+    assert bench.statuses == dict.fromkeys((*STEPS, "x", "y", "z"), JobStatus.DONE)
     gangs = [event for event in bench.told(SegmentStarted) if event.members]
     assert [(event.segment.job, event.members) for event in gangs] == [("a", ("b", "c", "d", "e"))]
     (ended,) = (event for event in bench.told(SegmentEnded) if event.segment.job == "a")
@@ -137,7 +138,7 @@ def test_a_queue_that_moves_goes_on_as_one(tmp_path):
     bench = bench_of(tmp_path, others={}, make_plan=in_two_parts)
     bench.executor._plan_manager.replanner = None
     assert bench.run()
-    assert bench.statuses == dict.fromkeys(STEPS, DONE)
+    assert bench.statuses == dict.fromkeys(STEPS, JobStatus.DONE)
     gangs = [(event.segment.last_step, event.members) for event in bench.told(SegmentStarted)]
     assert gangs == [(50, ("b",)), (100, ("b", "c", "d", "e"))]
 
@@ -148,5 +149,5 @@ def test_others_wait_for_a_group_that_outlives_its_leader(tmp_path):
     queue = replace(QUEUE, config={}, members=tuple(replace(f, num_steps=steps[f.job]) for f in QUEUE.members))
     bench = bench_of(tmp_path, others=others, factor=0.5, queue=queue, steps=steps)
     assert bench.run()
-    assert bench.statuses == dict.fromkeys((*steps, *others), DONE)
+    assert bench.statuses == dict.fromkeys((*steps, *others), JobStatus.DONE)
     assert bench.runner.now_s == pytest.approx(sum(others.values()))  # these train on the other device meanwhile

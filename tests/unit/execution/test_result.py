@@ -6,7 +6,7 @@ from ringmaster.flows.batch.artifacts import cost_markdown
 from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.report import cost_of_batch
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, LEADER, PAUSED, WAITING, Journal
+from ringmaster.tasks.storage.journal import LEADER, JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 
@@ -38,7 +38,7 @@ def result_of(journal, monkeypatch, *, objective: str):
         number = journal.start_segment(name, what)
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
         journal.end_segment(number, {"status": "done", "message": ""})
-        journal.write_job(name, status=DONE, step=1)
+        journal.write_job(name, status=JobStatus.DONE, step=1)
     return collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
 
 
@@ -63,8 +63,8 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
         number = journal.start_segment("a", what | {"fellows": members})
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
         journal.end_segment(number, {"status": "done", "message": ""})
-    journal.write_job("a", status=DONE)
-    journal.write_job("b", status=DONE, details={LEADER: "a"})
+    journal.write_job("a", status=JobStatus.DONE)
+    journal.write_job("b", status=JobStatus.DONE, details={LEADER: "a"})
     result = collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
     hours = {each["name"]: [s["device_s"] / 3600 for s in each["segments"]] for each in result.jobs}
     assert hours == {"a": [1.0, 1.0], "b": [1.0]}
@@ -76,12 +76,12 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
 @pytest.mark.parametrize(
     ("ends", "status"),
     [
-        ((DONE, DONE), "done"),
-        ((DONE, FAILED), "failed"),
-        ((CANCELLED, FAILED), "failed"),
-        ((DONE, CANCELLED), "cancelled"),
-        ((CANCELLED, WAITING), "interrupted"),
-        ((DONE, PAUSED), "interrupted"),
+        ((JobStatus.DONE, JobStatus.DONE), "done"),
+        ((JobStatus.DONE, JobStatus.FAILED), "failed"),
+        ((JobStatus.CANCELLED, JobStatus.FAILED), "failed"),
+        ((JobStatus.DONE, JobStatus.CANCELLED), "cancelled"),
+        ((JobStatus.CANCELLED, JobStatus.WAITING), "interrupted"),
+        ((JobStatus.DONE, JobStatus.PAUSED), "interrupted"),
     ],
 )
 def test_the_worst_end_of_a_job_is_the_batchs(journal, ends, status):

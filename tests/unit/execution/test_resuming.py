@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.execution.events import Planned, SegmentStarted
-from ringmaster.tasks.storage.journal import DONE, FAILED, WAITING, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,
@@ -37,14 +37,14 @@ def test_a_stopped_batch_is_resumed_where_it_stood(tmp_path, seed):
     runner.script["b"] = [done, stop]
     assert not bench.run()
     interrupted = dict(runner.steps)
-    assert DONE in bench.statuses.values()
-    assert WAITING in bench.statuses.values()
+    assert JobStatus.DONE in bench.statuses.values()
+    assert JobStatus.WAITING in bench.statuses.values()
     num_calls = len(runner.calls)
 
     runner.script.clear()
     again = Bench(tmp_path, jobs, runner=runner)
     assert again.run()
-    assert set(again.statuses.values()) == {DONE}
+    assert set(again.statuses.values()) == {JobStatus.DONE}
     ended = [name for name, step in interrupted.items() if step == 10]
     assert not set(ended) & set(runner.names()[num_calls:])
     assert all(e.first_step == interrupted.get(e.segment.job, 0) for e in again.told(SegmentStarted))
@@ -57,7 +57,7 @@ def test_a_failed_job_gets_another_chance_when_its_batch_is_resumed(tmp_path):
     assert Bench(tmp_path, jobs, runner=runner).run()
     again = Bench(tmp_path, jobs, runner=runner)
     assert again.run()
-    assert again.statuses == {"a": DONE, "b": DONE, "c": DONE}
+    assert again.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE, "c": JobStatus.DONE}
     assert {record.message for record in again.journal.jobs().values()} == {""}
     assert runner.names().count("c") == 1
 
@@ -125,12 +125,18 @@ def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_p
         journal.close()
         runner.running.clear()  # gangs die with their parent process
         before = open_journal(folder)
-        ended = {name for name, record in before.jobs().items() if record.status == DONE}
+        ended = {name for name, record in before.jobs().items() if record.status == JobStatus.DONE}
         before.close()
         num_calls = len(runner.calls)
         again = Bench(folder, jobs, **options)
         assert again.run()
-        assert again.statuses == {"child": DONE, "base": DONE, "wide": DONE, "wrong": FAILED, "orphan": FAILED}
+        assert again.statuses == {
+            "child": JobStatus.DONE,
+            "base": JobStatus.DONE,
+            "wide": JobStatus.DONE,
+            "wrong": JobStatus.FAILED,
+            "orphan": JobStatus.FAILED,
+        }
         assert not ended & set(runner.names()[num_calls:]), f"died before write {moment}: a job that was done ran again"
         assert all(again.journal.jobs()[name].step == 10 for name in ("child", "base", "wide"))
         again.journal.close()

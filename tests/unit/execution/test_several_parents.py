@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.orders import gang_order
 from ringmaster.tasks.pool.controller.active_batches import entries_of
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.storage.journal import DONE, FAILED
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import AdaptationSpec
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, cluster, done, ends, job, profile
@@ -45,7 +45,7 @@ def test_a_job_waits_for_all_its_parents_and_is_told_where_they_are(tmp_path, se
     }
     assert order.weights_from is None
     assert order.last_step == 0
-    assert bench.statuses["soup"] == DONE
+    assert bench.statuses["soup"] == JobStatus.DONE
     ended = next(event for event in bench.told(JobEnded) if event.job == "soup")
     assert ended.details["compared"] == [{"model": "soup"}]
     assert ended.details["step"] == 0
@@ -56,7 +56,12 @@ def test_without_one_of_its_parents_a_job_fails_and_the_others_go_on(tmp_path):
     bench = Bench(tmp_path, jobs)
     bench.runner.script["b"] = [ends("invalid", "no such data")]
     assert bench.run()
-    assert bench.statuses == {"soup": FAILED, "a": DONE, "b": FAILED, "student": FAILED}
+    assert bench.statuses == {
+        "soup": JobStatus.FAILED,
+        "a": JobStatus.DONE,
+        "b": JobStatus.FAILED,
+        "student": JobStatus.FAILED,
+    }
     messages = {event.job: event.message for event in bench.told(JobEnded)}
     assert messages["soup"] == "its parent b has failed"
     assert messages["student"] == "its parent soup has failed"
@@ -66,7 +71,7 @@ def test_a_job_without_steps_that_crashes_is_tried_again(tmp_path):
     bench = Bench(tmp_path, [soup(), job("a"), job("b")])
     bench.runner.script["soup"] = [ends("crashed"), lambda *_: Outcome(status="lost"), done]
     assert bench.run()
-    assert bench.statuses["soup"] == DONE
+    assert bench.statuses["soup"] == JobStatus.DONE
     assert bench.runner.names().count("soup") == 3
 
 

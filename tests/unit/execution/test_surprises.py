@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, OutcomeStatus
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
 
@@ -62,7 +62,7 @@ class Surprises:
         name = gang.call.order.job.name
         kept = gang.first_step + (gang.step - gang.first_step) // 2
         if kept > gang.first_step:
-            gang.call.on_event({"event": "checkpoint", "step": kept, "seconds": 0.1})
+            gang.call.on_event(CheckpointSaved(step=kept, seconds=0.1))
         self.gangs.steps[name] = kept
         result = {"step": kept, **result} if status == "preempted" else {}
         self.gangs.end(gang, status, "as it should", **result)
@@ -79,7 +79,7 @@ class Surprises:
         if len(self.jobs) == 12:
             return
         name = f"j{len(self.jobs)}"
-        alive = [each for each in self.jobs if self.pool.statuses[each] not in (CANCELLED, FAILED)]
+        alive = [each for each in self.jobs if self.pool.statuses[each] not in (JobStatus.CANCELLED, JobStatus.FAILED)]
         base = self.draw.choice([None, None, *alive])
         new = self.jobs[name] = job(name, base=base, num_steps=self.draw.choice([1, 20, 90]))
         self.gangs.step_s[name, registry.dotted_path("single"), 1] = self.draw.choice([0.5, 1.0, 3.0])
@@ -88,7 +88,7 @@ class Surprises:
 
     def cancel(self):
         name = self.some_job()
-        if self.draw.random() < 0.3 and self.pool.statuses[name] not in (DONE, FAILED):
+        if self.draw.random() < 0.3 and self.pool.statuses[name] not in (JobStatus.DONE, JobStatus.FAILED):
             self.cancelled.add(name)
             self.executor.cancel([name], message="no longer wanted")
 
@@ -104,7 +104,7 @@ class Surprises:
             return
         self.up.discard(name)
         for gang in [g for g in self.gangs.gangs.values() if (name, 0) in g.call.devices]:
-            self.end(gang, LOST)
+            self.end(gang, OutcomeStatus.LOST)
         self.pool.at(self.gangs.now_s, lambda: self.move(f"{name} is gone"))  # after the gangs of the node have ended
 
     def find(self):
@@ -157,21 +157,21 @@ def test_whatever_comes(tmp_path, seed):
     statuses, started = pool.statuses, pool.bench.told(SegmentStarted)
     for name, each in surprises.jobs.items():
         if name in surprises.cancelled:
-            assert statuses[name] == CANCELLED, name
-        elif each.base is not None and statuses[each.base] in (CANCELLED, FAILED):
-            assert statuses[name] == FAILED, name
-        elif statuses[name] == FAILED:
+            assert statuses[name] == JobStatus.CANCELLED, name
+        elif each.base is not None and statuses[each.base] in (JobStatus.CANCELLED, JobStatus.FAILED):
+            assert statuses[name] == JobStatus.FAILED, name
+        elif statuses[name] == JobStatus.FAILED:
             assert surprises.crashes.get(name, 0) >= 3, name
         else:
-            assert statuses[name] == DONE, name
+            assert statuses[name] == JobStatus.DONE, name
     ends = [event.job for event in pool.bench.told(JobEnded)]
     assert sorted(ends) == sorted(set(ends)), "each end is told once"
     assert sorted(e.number for e in started) == sorted(e.number for e in pool.bench.told(SegmentEnded))
     for name, record in pool.bench.journal.jobs().items():
         steps = [e.first_step for e in started if e.segment.job == name]
         assert steps == sorted(steps), f"{name} began again from before where it had been"
-        if record.status == DONE:
+        if record.status == JobStatus.DONE:
             assert record.step == surprises.jobs[name].total_steps
-        assert record.status != PAUSED
+        assert record.status != JobStatus.PAUSED
     assert pool.bench.leases.held() == {}
     assert pool.gangs.gangs == {} and pool.executor._plan_progress.running == {}

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks import alarms
 from ringmaster.tasks.alarms import DeadlineAlarms, NodeAlarms, batch_failed, promotion_refused
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus
 from ringmaster.tasks.timeline.run_timeline import JobLine, RunTimeline
 
 DEVICES = tuple(Device(kind="cpu", name="a", memory_bytes=2**30, cores=(n,), index=n) for n in range(2))
@@ -26,7 +26,7 @@ def test_a_node_that_vanishes_is_told_once():
 
 def test_a_worker_that_ends_in_order_is_no_alarm():
     watch = NodeAlarms()
-    watch.look([replace(ALPHA, status=LEAVING)])
+    watch.look([replace(ALPHA, status=NodeStatus.LEAVING)])
     assert watch.look([]) == []
 
 

@@ -16,7 +16,7 @@ from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.storage.journal import DONE, FAILED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
 
@@ -49,8 +49,8 @@ def surveyed(name):
 
 
 def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):
-    log_decision(JobEnded(job="a", status=FAILED, message="its loss is [NaN]", details={}))
-    log_decision(JobEnded(job="b", status=DONE, message="", details={"metrics": {"loss": 1.0}}))
+    log_decision(JobEnded(job="a", status=JobStatus.FAILED, message="its loss is [NaN]", details={}))
+    log_decision(JobEnded(job="b", status=JobStatus.DONE, message="", details={"metrics": {"loss": 1.0}}))
     log_decision(Waiting(holders=("another",)))
     assert log[0] == (logging.ERROR, "a has failed: its loss is [NaN]")
     assert [level for level, _ in log[1:]] == [logging.INFO, logging.INFO]
@@ -89,7 +89,7 @@ def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_a
 def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in_an_earlier_run(tmp_path):
     batch = Batch(name="nightly", jobs=(job("a"), job("b"), job("c")), folder=None, text="")
     journal = Journal.of_file(tmp_path / "journal.db")
-    journal.write_job("b", status=DONE)
+    journal.write_job("b", status=JobStatus.DONE)
     began, heard = [], []
     context = SimpleNamespace(
         node_context=SimpleNamespace(batch=batch, cluster=cluster(1)),
@@ -100,6 +100,6 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
     LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled)
-    assert heard == [JobEnded(job="a", status=FAILED, message=WHY, details={})]
+    assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()

@@ -11,7 +11,7 @@ from ringmaster.tasks.planning.plans import checked
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
-from ringmaster.tasks.storage.journal import DONE, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import GroupMember
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
@@ -84,7 +84,7 @@ def test_without_candidates_nothing_is_planned_nor_kept(journal):
 
 
 def test_jobs_that_have_ended_or_await_their_values_are_in_no_group(journal):
-    journal.write_job("b", status=DONE)
+    journal.write_job("b", status=JobStatus.DONE)
     journal.write_job("c", details={GOAL: 0})
     together = choose(journal, group("b", "c", "d"), goals=goals_in(journal.jobs()))
     assert [f.job for f in together.profiles["a"][0].members] == ["d"]

@@ -7,9 +7,9 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.engine import PoolEngine
-from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
@@ -93,6 +93,11 @@ class Clock:
         return self.now_s
 
 
+def told(database, batch):
+    """Returns all events of a batch, as a follower reads them."""
+    return list(BatchEvents(database, batch).follow(Position(), until=lambda: True))
+
+
 class PoolBench:
     """An executor process on a database. A second instance on the same database is the next executor.
 
@@ -143,13 +148,13 @@ class PoolBench:
         self.executor._inbox = self.inbox = Inbox()
         self.controller.take_over(self.executor)
 
-    def step(self, *, seconds=0.0):
-        """Advances the clock, and lets the executor do all that is due."""
+    def step(self, *, seconds=0.0, looks=True):
+        """Advances the clock, and lets the executor do all that is due. looks: whether the engine polls before."""
         self.clock.now_s += seconds
         if isinstance(self.engine, FakeEngine):
             self.engine.advance(self.clock.now_s)
-        else:
-            self.engine.look()
+        elif looks:
+            self.engine.catch_up()
         self.executor.call(self.controller.tick)
         self.inbox.is_empty = False
         while not self.inbox.is_empty:
@@ -168,7 +173,7 @@ class PoolBench:
         return {name: record.status for name, record in Journal(self.database, batch=batch).jobs().items()}
 
     def told(self, kind, batch="b1"):
-        return [e.event for e in EventLog(self.database).after(batch, 0, most=10_000) if isinstance(e.event, kind)]
+        return [event for event in told(self.database, batch) if isinstance(event, kind)]
 
     def held(self):
         return PoolLeases(self.database).held()

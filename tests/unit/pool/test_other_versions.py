@@ -5,7 +5,7 @@ from sqlalchemy import select, update
 
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.storage.journal import FAILED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import BATCHES
 from tests.unit.pool.bench import submission
 from tests.unit.pool.workers import Worker
@@ -26,7 +26,7 @@ def test_a_batch_that_cannot_be_read_fails_and_others_go_on(database, pool, chan
     database.write(rewrite)
     pool.submit(submission("b2"))
     records = Journal(database, batch="b1").jobs()
-    assert {record.status for record in records.values()} == {FAILED}
+    assert {record.status for record in records.values()} == {JobStatus.FAILED}
     assert all("the same version on all machines" in record.message for record in records.values())
     assert Submissions(database).status("b1") == "ended"
     assert {row.id for row in pool.plans[-1].jobs} == {"b2/a", "b2/b"}
@@ -35,6 +35,9 @@ def test_a_batch_that_cannot_be_read_fails_and_others_go_on(database, pool, chan
 def test_directions_that_cannot_be_read_are_refused(database, pool):
     pool.pass_seconds(1, Worker(database))
     pool.submit(submission("b1"))
-    said = pool.ask(wishes.DIRECT, batch="b1", jobs={"a": {"colour": "red"}})
-    assert (said.status, "Job has no field ['colour']" in said.answer["message"]) == (wishes.REFUSED, True)
+    said = pool.ask(wishes.RequestKind.DIRECT, batch="b1", jobs={"a": {"colour": "red"}})
+    assert (said.status, "Job has no field ['colour']" in said.answer["message"]) == (
+        wishes.RequestStatus.REFUSED,
+        True,
+    )
     assert "the same version on all machines" in said.answer["message"]

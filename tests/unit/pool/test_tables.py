@@ -3,18 +3,19 @@
 import pytest
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.events import GangSaid, JobEnded
+from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import DONE, Journal
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
+from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.message_store import MessageStore, Share
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.events import Ready, ShareEnded, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from tests.unit.execution.fakes import job, profile
 
@@ -58,9 +59,9 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
     nodes = Nodes(database)
     devices = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
     nodes.register(NodeRecord(name="n", incarnation="one", address="10.0.0.1", devices=devices))
-    assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=LEAVING)
+    assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=NodeStatus.LEAVING)
     (node,) = nodes.all()
-    assert (node.devices, node.beats, node.health, node.status) == (devices, 1, {"0": "ECC errors"}, LEAVING)
+    assert (node.devices, node.beats, node.health, node.status) == (devices, 1, {"0": "ECC errors"}, NodeStatus.LEAVING)
     nodes.register(NodeRecord(name="n", incarnation="two", address="10.0.0.1", devices=devices))
     assert not nodes.beat("n", incarnation="one", health={})
     nodes.remove("n", incarnation="one")
@@ -83,10 +84,10 @@ def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
 def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database):
     message_store = MessageStore(database)
     message_store.give(7, batch="b", shares={"n": ("one", share())})
-    message_store.say(7, "n", words=[(0, {"event": "ready", "step": 0})])
-    message_store.say(7, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
+    message_store.say(7, "n", words=[(0, Ready(step=0))])
+    message_store.say(7, "n", words=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
     words = message_store.words(after=0)
-    assert [word.content["event"] for word in words] == ["ready", OUTCOME]
+    assert [word.content.NAME for word in words] == ["ready", "outcome"]
     assert message_store.words(after=words[0].id) == words[1:]
     assert message_store.orders() == []
 
@@ -96,7 +97,7 @@ def test_many_words_are_read_by_one_short_transaction_after_another(database, mo
     message_store, read, sizes = MessageStore(database), database.read, []
     for number in range(num_words):
         for segment in (7, 8):
-            message_store.say(segment, "n", words=[(number, {"event": "steps", "first_step": number})])
+            message_store.say(segment, "n", words=[(number, Steps(first_step=number, seconds=()))])
 
     def noted(act):
         sizes.append(len(rows := read(act)))
@@ -126,27 +127,25 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
     for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
         message_store.give(segment, batch=batch, shares={"n": ("one", share())})
         message_store.command(segment, "stop")
-        message_store.say(
-            segment, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})]
-        )
+        message_store.say(segment, "n", words=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
     read, (told, *_) = message_store.newest_word(), message_store.commands(after=0)[-1]
     message_store.clear("b")
     assert [word.segment for word in message_store.words(after=0)] == [8, 8, 9], "the newest one stays, for its number"
     assert [segment for _, segment, _ in message_store.commands(after=0)] == [8, 9]
     assert (message_store.shares(7), len(message_store.shares(8))) == ([], 1)
     message_store.command(10, "stop")
-    message_store.say(10, "n", words=[(0, {"event": "ready", "step": 0})])
+    message_store.say(10, "n", words=[(0, Ready(step=0))])
     assert [word.segment for word in message_store.words(after=read)] == [10]
     assert [segment for _, segment, _ in message_store.commands(after=told)] == [10]
 
 
 def test_a_request_is_asked_once_and_answered(database):
     requests = Requests(database)
-    number = requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k")
-    assert requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
-    assert [request.content for request in requests.open(wishes.CANCEL)] == [{"batch": "b", "jobs": []}]
-    assert not requests.open(wishes.LEND)
-    requests.answer(number, status=wishes.REFUSED, answer={"message": "no such batch"})
+    number = requests.ask(wishes.RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k")
+    assert requests.ask(wishes.RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
+    assert [request.content for request in requests.open(wishes.RequestKind.CANCEL)] == [{"batch": "b", "jobs": []}]
+    assert not requests.open(wishes.RequestKind.LEND)
+    requests.answer(number, status=wishes.RequestStatus.REFUSED, answer={"message": "no such batch"})
     assert requests.wait(number).answer == {"message": "no such batch"}
     assert not requests.open()
 
@@ -160,24 +159,22 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
     jobs = Journal(database, batch="nightly-1").jobs()
     assert {name: record.status for name, record in jobs.items()} == {"a": "waiting", "b": "waiting", "c": "failed"}
     every = Journal(database, batch=None)
-    every.write_job("nightly-1/a", status=DONE, step=10)
+    every.write_job("nightly-1/a", status=JobStatus.DONE, step=10)
     assert Journal(database, batch="nightly-1").jobs()["a"].step == 10
     submissions.end("nightly-1")
     assert submissions.standing() == []
 
 
-def test_what_was_told_of_a_batch_is_followed_to_its_end(database):
+def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
     told = EventLog(database)
-    events = [
-        GangSaid(number=1, job="a", event={"event": "ready", "step": 0}),
-        JobEnded(job="a", status=DONE, message="", details={"step": 10}),
-    ]
+    events = [JobEnded(job=job, status=JobStatus.DONE, message="", details={"step": 10}) for job in "ab"]
     for event in events:
         told.tell("b", event)
         told.tell("other", event)
-    entries = list(told.follow("b", 0, until=lambda: True))
+    entries = told.after("b", 0)
     assert [entry.event for entry in entries] == events
     assert [entry.event for entry in told.after("b", entries[0].id)] == events[1:]
+    assert told.newest() == 4
 
 
 def test_a_batch_stands_until_it_has_ended_and_may_be_reopened(database):
@@ -185,17 +182,17 @@ def test_a_batch_stands_until_it_has_ended_and_may_be_reopened(database):
     assert submissions.status("nightly-1") is None
     submissions.submit(submission())
     submissions.end("nightly-1")
-    assert submissions.names() == [("nightly-1", "nightly", ENDED)]
+    assert submissions.names() == [("nightly-1", "nightly", BatchStatus.ENDED)]
     submissions.reopen("nightly-1")
-    assert submissions.status("nightly-1") == SUBMITTED
+    assert submissions.status("nightly-1") == BatchStatus.SUBMITTED
 
 
 def test_whoever_asked_renews_the_request_for_as_long_as_it_stands(database):
     requests = Requests(database)
-    number = requests.ask(wishes.LEND, {"node": "n"})
+    number = requests.ask(wishes.RequestKind.LEND, {"node": "n"})
     assert requests.renew(number)
-    requests.answer(number, status=wishes.GRANTED)
+    requests.answer(number, status=wishes.RequestStatus.GRANTED)
     assert requests.renew(number)
     assert requests.read(number).content == {"node": "n", "beats": 2}
-    requests.answer(number, status=wishes.WITHDRAWN)
+    requests.answer(number, status=wishes.RequestStatus.WITHDRAWN)
     assert not requests.renew(number)

@@ -2,7 +2,8 @@
 
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
-from ringmaster.tasks.storage.message_store import KILL, OUTCOME, TAKEN, MessageStore
+from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus
+from ringmaster.techniques.runtime.processes.events import event_from_json
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job
@@ -34,14 +35,16 @@ class Worker:
 
     def running(self):
         """The segments whose shares it has taken."""
-        return [o.segment for o in self.message_store.orders(incarnation=self.incarnation) if o.status == TAKEN]
+        return [
+            o.segment for o in self.message_store.orders(incarnation=self.incarnation) if o.status == OrderStatus.TAKEN
+        ]
 
     def say(self, segment, event, **details):
         number = self.numbers[segment] = self.numbers.get(segment, -1) + 1
-        self.message_store.say(segment, self.name, words=[(number, {"event": event, **details})])
+        self.message_store.say(segment, self.name, words=[(number, event_from_json({"event": event, **details}))])
 
     def end(self, segment, status="done", message="", **result):
-        self.say(segment, OUTCOME, status=status, message=message, result=result)
+        self.say(segment, "outcome", status=status, message=message, result=result)
 
     def told(self, segment):
         return [command for _, number, command in self.message_store.commands(after=0) if number == segment]

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
 
 from ringmaster.model_lineage import waiting
 from ringmaster.model_lineage.faults import LedgerError
@@ -13,15 +14,22 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
+from ringmaster.tasks.pool.batch_events import BatchEvents
+from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.runtime.processes.events import Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
+from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger
 
 KEY = "nightly-1"
@@ -60,13 +68,13 @@ def planned():
     return Planned(problem=problem, plan=in_a_row(problem), why="start")
 
 
-def story(name="a", *, status=DONE):
+def story(name="a", *, status=JobStatus.DONE):
     """The events of one job."""
     segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
     started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
-    steps = {"event": "steps", "first_step": 0, "losses": [2.0, 1.0], "seconds": [1.0, 1.0], "wall_s": 5.0}
-    metrics = {"event": "metrics", "step": 2, "metrics": {"loss": 0.5}}
-    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == DONE else {}
+    steps = Steps(first_step=0, losses=(2.0, 1.0), seconds=(1.0, 1.0), wall_s=5.0)
+    metrics = Metrics(step=2, metrics={"loss": 0.5})
+    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
     ended = JobEnded(job=name, status=status, message="", details=details)
     return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]
 
@@ -106,7 +114,7 @@ def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with
     ledger = FakeLedger()
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
     recorder.begin(replace(recorded(), preflights={}, profiles={}), devices=["d"], num_trials=0)
-    recorder.listen(JobEnded(job="b", status=FAILED, message="no such file", details={}))
+    recorder.listen(JobEnded(job="b", status=JobStatus.FAILED, message="no such file", details={}))
     assert recorder.close() == []
     assert ledger.statuses["run of b"] == "FAILED"
     assert ledger.notes["run of b"] == "**Failed**: no such file"
@@ -165,10 +173,30 @@ def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
     assert (insist.faults, done) == (["no such run"], [1])
 
 
+def tell(database, *events):
+    """Stores events as a pool does: the executor its decisions, and nodes what their gangs say."""
+    for event in events:
+        if isinstance(event, GangSaid):
+            store = MessageStore(database)
+            store.say(event.number, "n", words=[(len(store.words(after=0)), event.event)])
+            continue
+        if isinstance(event, SegmentStarted):
+            what = {
+                "technique": "single",
+                "num_devices": 1,
+                "first_step": 0,
+                "last_step": 10,
+                "config": {},
+                "devices": ["d"],
+            }
+            assert Journal(database, batch=KEY).start_segment(event.segment.job, what) == event.number
+        EventLog(database).tell(KEY, event)
+
+
 def pool_recorder(ledger, database):
     notice = lambda _: None  # noqa: E731
     recorder = PoolRecorder(
-        ledger, Journal(database, batch=KEY), batch=BATCH, told=EventLog(database), key=KEY, notice=notice
+        ledger, Journal(database, batch=KEY), batch=BATCH, events=BatchEvents(database, KEY), notice=notice
     )
     recorder.begin(recorded(), devices=["d"], num_trials=0)
     recorder.follow()
@@ -176,40 +204,56 @@ def pool_recorder(ledger, database):
 
 
 def test_a_recorder_goes_on_where_the_last_one_ended_however_it_ended(database):
-    journal, told, ledger = Journal(database, batch=KEY), EventLog(database), FakeLedger()
+    journal, ledger = Journal(database, batch=KEY), FakeLedger()
     events = [planned(), *story()]
-    for event in events[:3]:
-        told.tell(KEY, event)
+    tell(database, *events[:3])
     first = pool_recorder(ledger, database)
     assert first.close() == []
     at = journal.get(PoolRecorder.CURSOR)
-    assert at == {"told": 3, "plans": 1}
+    assert at == {"told": 2, "said": 1, "plans": 1}
 
-    told.tell(KEY, events[3])
+    tell(database, events[3])
     ledger.away = -1  # the second recorder ends before MLflow is back
     assert pool_recorder(ledger, database).close(patience_s=0.0)
     assert journal.get(PoolRecorder.CURSOR) == at
 
     ledger.away = 0
-    told.tell(KEY, events[4])
+    tell(database, events[4])
     third = pool_recorder(ledger, database)
     finish(third)
     assert third.close() == []
     check(ledger)
 
-    journal.put(PoolRecorder.CURSOR, {"told": 0, "plans": 0})  # killed before it could store its cursor
+    journal.put(PoolRecorder.CURSOR, {"told": 0, "said": 0, "plans": 0})  # killed before it could store its cursor
     fourth = pool_recorder(ledger, database)
     finish(fourth)
     assert fourth.close() == []
     check(ledger)
 
 
+def test_a_recorder_that_comes_after_the_end_of_twenty_other_batches_finds_all_events(database):
+    submissions = Submissions(database)
+    submissions.submit(submission(KEY, jobs=("a",)))
+    order = {"segment": 1, "node": "n", "batch": KEY, "content": {}, "incarnation": "one", "status": "ended"}
+    database.write(lambda connection: connection.execute(insert(ORDERS).values(**order)))
+    tell(database, *story())
+    submissions.end(KEY)
+    for number in range(maintenance.MOST_MESSAGES + 1):
+        submissions.submit(submission(f"other-{number}"))
+        submissions.end(f"other-{number}")
+    maintenance.clear_messages(database)
+    ledger = FakeLedger()
+    recorder = pool_recorder(ledger, database)
+    finish(recorder)
+    assert recorder.close() == []
+    check(ledger)
+
+
 def test_a_pools_recorder_waits_for_mlflow_and_keeps_the_order(database):
-    told, ledger = EventLog(database), FakeLedger()
+    ledger = FakeLedger()
     ledger.away = -1
     recorder = pool_recorder(ledger, database)
-    for event in story():
-        told.tell(KEY, event)
+    tell(database, *story())
     finish(recorder)
     assert ledger.refused.wait(120)
     ledger.away = 0
@@ -221,7 +265,7 @@ def test_a_cancelled_job_is_no_failed_one(database):
     ledger = FakeLedger()
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
-    for event in story(status=CANCELLED):
+    for event in story(status=JobStatus.CANCELLED):
         recorder.listen(event)
     assert recorder.close() == []
     assert ledger.statuses["run of a"] == "KILLED"

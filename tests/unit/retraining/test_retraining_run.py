@@ -12,7 +12,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.retraining import retraining_run
 from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.production import Production
-from ringmaster.tasks.retraining.runs import DONE, SKIPPED, RetrainingRuns, RunRecord
+from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
 from ringmaster.tasks.storage.database import Database, file_url
 
 
@@ -74,7 +74,7 @@ def test_rounds_are_numbered_and_one_that_is_not_over_goes_on(tmp_path):
     for key in ("2026-11-20", "2026-11-20.02"):
         runs.begin("shop", key)
         assert retraining_run._round(runs, "shop", "2026-11-20") == key
-        runs.save(RunRecord(name="shop", run_date=key, status=DONE))
+        runs.save(RunRecord(name="shop", run_date=key, status=RetrainingStatus.DONE))
     assert retraining_run._round(runs, "shop", "2026-11-20") == "2026-11-20.03"
     database.close()
 
@@ -106,7 +106,9 @@ def test_a_night_that_was_cut_short_hides_nothing_that_one_before_it_left(produc
     database.close()
 
 
-@pytest.mark.parametrize(("ended", "status"), [("2026-11-20", DONE), ("2026-11-21", SKIPPED)])
+@pytest.mark.parametrize(
+    ("ended", "status"), [("2026-11-20", RetrainingStatus.DONE), ("2026-11-21", RetrainingStatus.SKIPPED)]
+)
 def test_what_another_process_has_ended_while_this_one_came_to_hold_it_is_not_done_again(
     production, tmp_path, monkeypatch, ended, status
 ):
@@ -117,7 +119,7 @@ def test_what_another_process_has_ended_while_this_one_came_to_hold_it_is_not_do
 
     @contextmanager
     def held(_, name, run):
-        runs.save(replace(runs.begin(name, ended), status=DONE, content={"answer": {"night": ended}}))
+        runs.save(replace(runs.begin(name, ended), status=RetrainingStatus.DONE, content={"answer": {"night": ended}}))
         yield
 
     monkeypatch.setattr(RetrainingRuns, "held", held)

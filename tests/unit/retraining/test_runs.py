@@ -10,7 +10,7 @@ import psutil
 import pytest
 from sqlalchemy import insert, select, update
 
-from ringmaster.tasks.retraining.runs import DONE, HOLDERS, INTERRUPTED, RetrainingRuns, RunHeld, RunRecord
+from ringmaster.tasks.retraining.runs import HOLDERS, RetrainingRuns, RetrainingStatus, RunHeld, RunRecord
 from ringmaster.tasks.storage.database import Database, file_url
 
 NIGHT = "2026-11-20"
@@ -36,7 +36,9 @@ def test_a_night_is_begun_once_and_found_again(runs):
     assert runs.find("other", NIGHT) is None
 
 
-@pytest.mark.parametrize(("status", "is_over"), [(DONE, True), ("failed", True), (INTERRUPTED, False)])
+@pytest.mark.parametrize(
+    ("status", "is_over"), [(RetrainingStatus.DONE, True), ("failed", True), (RetrainingStatus.INTERRUPTED, False)]
+)
 def test_a_night_is_over_when_it_is_done_or_has_failed(runs, status, is_over):
     runs.save(replace(runs.begin("shop", NIGHT), status=status))
     found = runs.find("shop", NIGHT)

@@ -17,7 +17,7 @@ from ringmaster.tasks.pool.metrics.state import (
     BatchStage,
     DeviceStatus,
     LeaderState,
-    NodeStatus,
+    NodeReading,
     PlanState,
     PoolState,
 )
@@ -25,7 +25,7 @@ from ringmaster.tasks.pool.metrics.state import (
 USER, PASSWORD = "ringmaster", "correct horse: battery"
 STATE = PoolState(
     nodes=(
-        NodeStatus(
+        NodeReading(
             name="n1",
             status="serving",
             heartbeat=("i", 3),

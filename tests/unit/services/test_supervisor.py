@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from ringmaster.flows.services.files import DONE, ENDED, UP, WAITING, Service, ServiceFiles, ServiceState
+from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
@@ -116,10 +116,10 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
         is_up=is_up,
     )
     pool.wait("server", lambda state: state.status == "starting")
-    assert pool.state("once").status == pool.state("worker").status == WAITING
+    assert pool.state("once").status == pool.state("worker").status == ServiceStatus.WAITING
     is_there.set()
-    pool.wait("worker", lambda state: state.status == UP)
-    assert pool.state("once").status == DONE
+    pool.wait("worker", lambda state: state.status == ServiceStatus.UP)
+    assert pool.state("once").status == ServiceStatus.DONE
     assert set(asked) == {"http://server"}
     # Without an address to ask, up means started. The handler is installed once the program has printed.
     log = pool.files.log("worker")
@@ -127,7 +127,7 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
         pool.thread.join(timeout=0.02)
     pool.stop()
     assert notes.read_text().split() == ["worker", "server"]
-    assert {state.status for state in pool.files.states()} == {ENDED}
+    assert {state.status for state in pool.files.states()} == {ServiceStatus.ENDED}
 
 
 SAYS_READY = """
@@ -150,12 +150,12 @@ def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
     clock.now_s = 1000.0  # it may stand by for another executor as long as that lives
     while "started" not in pool.files.log("executor").read_text():
         pool.thread.join(timeout=0.02)
-    assert pool.state("worker").status == WAITING
+    assert pool.state("worker").status == ServiceStatus.WAITING
     begun.process.signal(signal.SIGUSR1)
-    pool.wait("worker", lambda state: state.status == UP)
-    assert (pool.state("executor").status, pool.state("executor").pid) == (UP, begun.pid)
+    pool.wait("worker", lambda state: state.status == ServiceStatus.UP)
+    assert (pool.state("executor").status, pool.state("executor").pid) == (ServiceStatus.UP, begun.pid)
     begun.process.signal(signal.SIGKILL)
-    pool.wait("executor", lambda state: state.status == WAITING)
+    pool.wait("executor", lambda state: state.status == ServiceStatus.WAITING)
     clock.now_s += 10.0
     again = pool.wait("executor", lambda state: state.status == "starting" and state.pid is not None)
     assert again.pid != begun.pid  # the former one's messages do not apply to this one
@@ -164,12 +164,12 @@ def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
 def test_what_ends_is_started_again(run):
     clock = Clock()
     pool = run(service("worker"), clock=clock)
-    first = pool.wait("worker", lambda state: state.status == UP)
+    first = pool.wait("worker", lambda state: state.status == ServiceStatus.UP)
     first.process.signal(signal.SIGKILL)
-    ended = pool.wait("worker", lambda state: state.status == WAITING)
+    ended = pool.wait("worker", lambda state: state.status == ServiceStatus.WAITING)
     assert (ended.num_restarts, ended.message) == (1, "ended with -9")
     clock.now_s = 1.0
-    again = pool.wait("worker", lambda state: state.status == UP)
+    again = pool.wait("worker", lambda state: state.status == ServiceStatus.UP)
     assert again.pid != first.pid
 
 
@@ -193,17 +193,17 @@ def test_what_does_not_answer_in_time_is_ended(run):
 
 def test_a_supervisor_takes_over_what_another_has_left(run, files):
     first = run(service("once", "pass", once=True), service("worker", after=("once",)), clock=Clock())
-    left = first.wait("worker", lambda state: state.status == UP)
+    left = first.wait("worker", lambda state: state.status == ServiceStatus.UP)
     second = Supervisor(files.services(), files)  # as if the first had been killed
     second.step()
     once, worker = files.states()
-    assert (once.status, once.num_restarts) == (DONE, 0)
-    assert (worker.pid, worker.status, worker.num_restarts) == (left.pid, UP, 0)
+    assert (once.status, once.num_restarts) == (ServiceStatus.DONE, 0)
+    assert (worker.pid, worker.status, worker.num_restarts) == (left.pid, ServiceStatus.UP, 0)
 
 
 def test_states_of_another_supervisor_are_told_apart(files):
     files.write_services([], address=ADDRESS)
-    files.write_states([ServiceState(name="x", status=UP, pid=None, born="", num_restarts=0, message="")])
+    files.write_states([ServiceState(name="x", status=ServiceStatus.UP, pid=None, born="", num_restarts=0, message="")])
     me = ProcessId.of(os.getpid())
     assert len(files.states()) == len(files.states(by=me)) == 1
     assert files.states(by=ProcessId(me.pid, "another")) == ()
@@ -232,7 +232,7 @@ def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
         assert process.wait(timeout=120) == 0
         process.stdout.close()
     assert files.supervisor() is None
-    assert [state.status for state in files.states()] == [ENDED]
+    assert [state.status for state in files.states()] == [ServiceStatus.ENDED]
 
 
 def test_files_with_secrets_are_their_owners_alone(files):
@@ -257,8 +257,8 @@ def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeyp
     assert "the states of the services cannot be written" in caplog.text
     supervisor.step()
     told = {state.name: state for state in files.states()}
-    assert (told["a"].status, told["b"].status) == (WAITING, UP)
+    assert (told["a"].status, told["b"].status) == (ServiceStatus.WAITING, ServiceStatus.UP)
     assert "could not be started: [Errno 28] No space left on device" in told["a"].message
     clock.now_s += delay_s(0)
     supervisor.step(), supervisor.step()
-    assert {state.name: state.status for state in files.states()} == {"a": UP, "b": UP}
+    assert {state.name: state.status for state in files.states()} == {"a": ServiceStatus.UP, "b": ServiceStatus.UP}

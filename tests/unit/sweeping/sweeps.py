@@ -9,6 +9,7 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.techniques.runtime.processes.events import Metrics
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner
 
@@ -70,7 +71,7 @@ class Gangs(FakeRunner):
         every = job.evaluation.every_steps or job.num_steps
         due = [step for step in range(first + 1, last + 1) if step % every == 0 and step < job.num_steps]
         for step in due or ([first] if first == last and first and first < job.num_steps else []):
-            call.on_event({"event": "metrics", "step": step, "metrics": {"loss": loss(job, step)}})
+            call.on_event(Metrics(step=step, metrics={"loss": loss(job, step)}))
         self.steps[job.name] = last
         self.num_steps = getattr(self, "num_steps", 0) + last - first
         whole = {"metrics": {"loss": loss(job, last)}} if last == job.num_steps else {}

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.requests import REFUSED, Requests
+from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
+from ringmaster.tasks.pool.requests import Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import DONE, ENDED, STOPPED, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
@@ -37,7 +38,8 @@ class Flow:
     """The part of a flow run that steers a sweep. A second one on the same database is the same run, restarted."""
 
     def __init__(self, database, asked, *, jobs, clock):
-        self.sweep_scheduler, self.told, self.read = SweepScheduler(asked, clock=clock), EventLog(database), 0
+        self.sweep_scheduler = SweepScheduler(asked, clock=clock)
+        self.reader = EventReader(BatchEvents(database, "b1"), Position())
         self.sweep_scheduler.begin(Journal(database, batch="b1"), jobs, num_slots=2)
         self.details = self.sweep_scheduler.details()
         self.database = database
@@ -45,15 +47,14 @@ class Flow:
     def attach(self):
         def ask(steering):
             if steering:
-                Requests(self.database).ask(wishes.DIRECT, {"batch": "b1", **steering.to_json()})
+                Requests(self.database).ask(wishes.RequestKind.DIRECT, {"batch": "b1", **steering.to_json()})
 
         ask(self.sweep_scheduler.asked())
         self.sweep_scheduler.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
 
     def hear(self):
-        for entry in self.told.after("b1", self.read):
+        for entry in self.reader.read():
             self.sweep_scheduler.listen(entry.event)
-            self.read = entry.id
 
 
 @pytest.fixture
@@ -95,35 +96,50 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
             flow = Flow(database, asked, jobs=jobs, clock=clock)
             flow.attach()
     records = Journal(database, batch="b1").jobs()
-    assert {record.status for record in records.values()} == {DONE, STOPPED}
+    assert {record.status for record in records.values()} == {JobStatus.DONE, JobStatus.STOPPED}
     assert not flow.sweep_scheduler.is_open() and pool.held() == {}
     assert len({str(values) for values in flow.sweep_scheduler.values.values()}) == 8
     for name, record in records.items():
         trained = [part for part in gangs.trained if part[0] == name]
         assert sum(last - first for _, first, last in trained) == record.step, "no step is trained twice"
-        if record.status == STOPPED:
+        if record.status == JobStatus.STOPPED:
             assert set(record.details["metrics"]) == {"loss"} and record.step < 64
 
 
 def test_what_names_no_job_of_the_batch_is_refused(database):
     pool = PoolBench(database, Clock())
     pool.submit(submission())
-    answer = pool.ask(wishes.DIRECT, batch="b1", goals={"x": 3})
-    assert answer.status == REFUSED and answer.answer["message"] == "batch nightly-b1 has no job x"
+    answer = pool.ask(wishes.RequestKind.DIRECT, batch="b1", goals={"x": 3})
+    assert answer.status == RequestStatus.REFUSED and answer.answer["message"] == "batch nightly-b1 has no job x"
 
 
 def test_a_goal_is_never_lowered_and_what_has_ended_stays_so(database):
     pool, gangs = PoolBench(database, Clock()), Evaluating(Worker(database, "n1", num_devices=2))
     pool.pass_seconds(1, *gangs.workers)
     pool.submit(submission(jobs=("a", "b")), details={"a": {"goal": 5}, "b": {"goal": 0}})
-    pool.ask(wishes.DIRECT, batch="b1", goals={"a": 3}, stops={"b": "not worth it"})
-    assert pool.statuses()["b"] == STOPPED and pool.statuses()["b"] in ENDED
+    pool.ask(wishes.RequestKind.DIRECT, batch="b1", goals={"a": 3}, stops={"b": "not worth it"})
+    assert pool.statuses()["b"] == JobStatus.STOPPED and pool.statuses()["b"] in ENDED
     for _ in range(3):
         gangs.move()
         pool.step(seconds=0.1)
     assert Journal(database, batch="b1").jobs()["a"].step == 5 and pool.is_standing()
-    pool.ask(wishes.DIRECT, batch="b1", goals={"a": 10, "b": 10})
+    pool.ask(wishes.RequestKind.DIRECT, batch="b1", goals={"a": 10, "b": 10})
     for _ in range(3):
         gangs.move()
         pool.step(seconds=0.1)
-    assert pool.statuses() == {"a": DONE, "b": STOPPED} and not pool.is_standing()
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.STOPPED} and not pool.is_standing()
+
+
+def test_a_request_that_follows_from_an_evaluation_is_carried_out_after_it(database):
+    pool, worker = PoolBench(database, Clock()), Worker(database, "n1", num_devices=1)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a",)), details={"a": {GOAL: 5}})
+    (segment,) = worker.take_all()
+    worker.say(segment, "ready", step=0)
+    worker.say(segment, "metrics", step=3, metrics={"loss": 0.5})
+    content = {"batch": "b1", "stops": {"a": "not worth it"}}
+    number = Requests(database).ask(wishes.RequestKind.DIRECT, content)
+    pool.step(looks=False)  # the flow has read the evaluation before the executor's engine has
+    assert Requests(database).read(number).status == RequestStatus.DONE
+    record = Journal(database, batch="b1").jobs()["a"]
+    assert (record.status, record.details["metrics"]) == (JobStatus.STOPPED, {"loss": 0.5})

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from ringmaster.tasks.storage.journal import DONE, FAILED, STOPPED
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.space import Choice
 from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import RATES, Gangs, Killed, Swept, loss, spec
@@ -16,8 +16,10 @@ SHAPES = Choice(key="global_batch_size", values=(8, 16))
 def test_the_best_trial_comes_to_its_end_and_the_others_only_as_far_as_they_are_worth(tmp_path, policy):
     swept = Swept(tmp_path, spec(policy=policy)).run()
     finals = {job.name: loss(job, 64) for job in swept.jobs}
-    assert min(finals, key=finals.get) in swept.names(DONE)
-    assert set(swept.statuses.values()) == ({DONE} if policy == "none" else {DONE, STOPPED})
+    assert min(finals, key=finals.get) in swept.names(JobStatus.DONE)
+    assert set(swept.statuses.values()) == (
+        {JobStatus.DONE} if policy == "none" else {JobStatus.DONE, JobStatus.STOPPED}
+    )
     total = sum(record.step for record in swept.bench.journal.jobs().values())
     assert total == swept.bench.runner.num_steps, "no step is trained twice"
     # 16 x 4, 4 x 12 and 1 x 48 steps of 16 x 64. asha may promote trials that are not among the best in the end.
@@ -27,7 +29,7 @@ def test_the_best_trial_comes_to_its_end_and_the_others_only_as_far_as_they_are_
 def test_a_stopped_trial_keeps_what_was_measured_last_and_why(tmp_path):
     swept = Swept(tmp_path, spec(policy="halving")).run()
     records = swept.bench.journal.jobs()
-    for name in swept.names(STOPPED):
+    for name in swept.names(JobStatus.STOPPED):
         job = next(job for job in swept.jobs if job.name == name)
         assert records[name].details["metrics"] == {"loss": loss(job, records[name].step)}
         assert f"stopped early at step {records[name].step}: number " in records[name].message
@@ -45,7 +47,7 @@ def test_tpe_proposes_the_same_trials_in_whatever_order_they_end(tmp_path, polic
     for seed in range(2):
         swept = Swept(tmp_path / str(seed), spec(sampler="tpe", policy=policy), runner=Gangs(seed=seed)).run()
         found.append(swept.sweep_scheduler.values)
-        assert set(swept.statuses.values()) <= {DONE, STOPPED}
+        assert set(swept.statuses.values()) <= {JobStatus.DONE, JobStatus.STOPPED}
     assert found[0] == found[1]
     assert len({str(values) for values in found[0].values()}) == 16, "nothing is proposed twice"
 
@@ -80,10 +82,10 @@ def test_a_proposed_shape_that_cannot_be_trained_here_ends_that_trial_alone(tmp_
     assert ended, "tpe proposes it to trials whose place was kept by another shape"
     records = swept.bench.journal.jobs()
     for name in ended:
-        assert records[name].status == STOPPED
+        assert records[name].status == JobStatus.STOPPED
         assert "no trial with global_batch_size: 16 can be trained here" in records[name].message
-    assert set(swept.names(FAILED)) == set(swept.faults)
-    assert len(swept.sweep_scheduler.values) == 16 and swept.names(DONE)
+    assert set(swept.names(JobStatus.FAILED)) == set(swept.faults)
+    assert len(swept.sweep_scheduler.values) == 16 and swept.names(JobStatus.DONE)
 
 
 @pytest.mark.parametrize("every", [30, pytest.param(5, marks=pytest.mark.full)])
@@ -102,8 +104,8 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path, sampler, policy,
             gangs.running.clear()
         again = Swept(folder, asked, runner=gangs).run()
         assert again.sweep_scheduler.values == whole.sweep_scheduler.values
-        assert set(again.statuses.values()) <= {DONE, STOPPED}
-        assert again.names(DONE)
+        assert set(again.statuses.values()) <= {JobStatus.DONE, JobStatus.STOPPED}
+        assert again.names(JobStatus.DONE)
         for name, reports in again.sweep_scheduler.reports.items():
             job = again.bench.executor.job_table.entries[name].job
             assert {step: metrics["loss"] for step, metrics in reports.items()} == {s: loss(job, s) for s in reports}
@@ -117,7 +119,7 @@ def test_after_the_deadline_nothing_goes_on(tmp_path):
     swept.bench.executor._listeners.append(lambda event: now_s.__setitem__(0, now_s[0] + 1.0))
     swept.run()
     swept.sweep_scheduler.close(run_id=None)
-    assert swept.names(DONE)
-    stopped = swept.names(STOPPED)
+    assert swept.names(JobStatus.DONE)
+    stopped = swept.names(JobStatus.STOPPED)
     assert stopped
     assert all("deadline" in swept.bench.journal.jobs()[name].message for name in stopped)

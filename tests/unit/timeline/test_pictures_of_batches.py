@@ -16,6 +16,7 @@ from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline.svg import MOST_TITLED, render_svg
 from ringmaster.tasks.timeline.task import GanttArtifact
 from ringmaster.tasks.timeline.text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
+from ringmaster.techniques.runtime.processes.events import Steps
 from tests.unit.timeline.stories import Story, halfway, planned
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -118,7 +119,7 @@ def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
     )
     number = story.journal.segments("b")[0].id
     for _ in range(2):
-        event = {"event": "steps", "first_step": 0, "seconds": [2.0, 2.0]}
+        event = Steps(first_step=0, seconds=(2.0, 2.0))
         gantt.listen(GangSaid(number=number, job="b", event=event))
     assert len(artifacts.texts) == 2
     first, second = (_picture(text) for text in artifacts.texts)

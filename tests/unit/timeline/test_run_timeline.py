@@ -9,6 +9,7 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, Steps
 from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 
@@ -96,7 +97,7 @@ def test_a_job_waits_in_a_gang_until_its_turn_comes(story, config, steps, status
     words = StepEvents(story.database, clock=lambda: next(now_s))
     for name, first_step in (("a", 0), ("b", 1), ("a", 3)):
         seconds = [1.0] * (4 if name == "b" else 3)
-        event = {"event": "steps", "job": name, "first_step": first_step, "seconds": seconds}
+        event = Steps(job=name, first_step=first_step, seconds=tuple(seconds))
         words.listen(GangSaid(number=number, job=name, event=event))
     lines = timeline_reader.read().jobs
     assert {line.name: line.step for line in lines} == steps
@@ -121,7 +122,7 @@ def test_a_gang_whose_jobs_take_turns_ends_with_the_last_of_them(story, told, en
     timeline_reader, message_store = story.timeline_reader(), MessageStore(story.database)
     number = story.journal.segments("a")[0].id
     for k, (name, step) in enumerate(told.items()):
-        word = {"event": "steps", "job": name, "first_step": 0, "seconds": [1.0] * step}
+        word = Steps(job=name, first_step=0, seconds=tuple([1.0] * step))
         message_store.say(number, "n0", words=[(k, word)])
     assert spans(timeline_reader.read().running) == [("a", 0, ends_s if is_known else 20, "running")]
 
@@ -131,9 +132,9 @@ def test_words_of_a_gangs_jobs_are_written_together(story):
     number, now_s = story.journal.segments("b")[0].id, iter([0.0, 0.0, 1.0, 1.5, 2.5, 2.5])
     words = StepEvents(story.database, clock=lambda: next(now_s))
     for name, first_step in (("b", 0), ("d", 0), ("d", 2), ("b", 2)):  # the second event of d replaces the first
-        event = {"event": "steps", "job": name, "first_step": first_step, "seconds": [2.0, 2.0]}
+        event = Steps(job=name, first_step=first_step, seconds=(2.0, 2.0))
         words.listen(GangSaid(number=number, job=name, event=event))
-    told = [(word.content["job"], word.content["first_step"]) for word in MessageStore(story.database).words(after=0)]
+    told = [(word.content.job, word.content.first_step) for word in MessageStore(story.database).words(after=0)]
     assert told == [("b", 0), ("d", 2), ("b", 2)]
 
 
@@ -154,8 +155,8 @@ def test_what_gangs_say_makes_forecasts_better(story):
     halfway(story)
     message_store, timeline_reader = MessageStore(story.database), story.timeline_reader()
     number = timeline_reader.read().running[0].number
-    message_store.say(number, "n0", words=[(0, {"event": "ready", "step": 0})])
-    message_store.say(number, "n0", words=[(1, {"event": "steps", "first_step": 0, "seconds": [3.0, 2.0, 2.0]})])
+    message_store.say(number, "n0", words=[(0, Ready(step=0))])
+    message_store.say(number, "n0", words=[(1, Steps(first_step=0, seconds=(3.0, 2.0, 2.0)))])
     run_timeline = timeline_reader.read()
     assert spans(run_timeline.running) == [("b", 1, 32, "running")]  # 7 more steps of 2 s
     assert next(line.step for line in run_timeline.jobs if line.name == "b") == 3
@@ -257,9 +258,9 @@ def test_gangs_on_this_machine_can_be_watched_from_another_process(story):
     now_s = iter([0.0, 0.0, 1.0, 2.5, 2.5])
     words = StepEvents(story.database, clock=lambda: next(now_s))
     for first_step in (0, 2, 4):  # the second event is too soon after the first to be written
-        event = {"event": "steps", "first_step": first_step, "seconds": [2.0, 2.0], "losses": [1.0, 1.0]}
+        event = Steps(first_step=first_step, seconds=(2.0, 2.0), losses=(1.0, 1.0))
         words.listen(GangSaid(number=number, job="b", event=event))
-    words.listen(GangSaid(number=number, job="b", event={"event": "checkpoint", "step": 6}))
+    words.listen(GangSaid(number=number, job="b", event=CheckpointSaved(step=6)))
     run_timeline = story.timeline_reader().read()
     assert spans(run_timeline.running) == [("b", 1, 26, "running")]  # 4 more steps of 2 s
     assert len(MessageStore(story.database).words(after=0)) == 2

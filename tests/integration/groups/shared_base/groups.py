@@ -35,7 +35,7 @@ class Groups:
         def on_heeded_event(gang, event):
             nonlocal number
             on_event(gang, event)
-            if event["event"] in HEEDED:
+            if event.NAME in HEEDED:
                 number += 1
                 heard(self.folder / lead.name / "gang", gang.pids[0], number).touch()
 
@@ -64,7 +64,7 @@ def tell(command, *, at="ready", job=LEADER):
     told = []
 
     def on_event(gang, event):
-        if event["event"] == at and event.get("job") == job and not told:
+        if at == event.NAME and getattr(event, "job", None) == job and not told:
             told.append(command)
             gang.send(command)
 
@@ -78,18 +78,18 @@ def assert_was_taken_for_hung(trained, pids):
 
 
 def said(trained, event, job):
-    return [e for e in trained.said(event) if e["job"] == job.name]
+    return [e for e in trained.said(event) if e.job == job.name]
 
 
 def losses(trained, job):
     """Returns (first step, losses) from the step events of the gang, and asserts that no step is missing."""
     events = said(trained, "steps", job)
-    first = at = events[0]["first_step"]
+    first = at = events[0].first_step
     for event in events:
-        assert event["first_step"] == at
-        at += len(event["losses"])
-        assert len(event["seconds"]) == len(event["losses"])
-    return first, [loss for event in events for loss in event["losses"]]
+        assert event.first_step == at
+        at += len(event.losses)
+        assert len(event.seconds) == len(event.losses)
+    return first, [loss for event in events for loss in event.losses]
 
 
 def result_of(trained, job):

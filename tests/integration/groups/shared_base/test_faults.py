@@ -11,6 +11,7 @@ import pytest
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,
@@ -29,14 +30,14 @@ from tests.integration.workbench import is_bit_equal, largest_difference
 @pytest.mark.full
 def test_a_killed_group_goes_on_from_what_each_had_kept(groups, jobs, alone):
     def kill(gang, event):
-        if event["event"] == "checkpoint" and event["job"] == EVEN and event["step"] > 5:
+        if isinstance(event, CheckpointSaved) and event.job == EVEN and event.step > 5:
             os.kill(gang.pids[0], signal.SIGKILL)
 
     first = groups.train(jobs, on_event=kill, checkpoint_every_s=0.0)
     assert first.outcome.status == "crashed"
-    assert {event["job"] for event in first.said("checkpoint")} == {LEADER, EVEN, BRIEF}
+    assert {event.job for event in first.said("checkpoint")} == {LEADER, EVEN, BRIEF}
     second = groups.train(jobs)
-    assert all(event["step"] > 0 for event in second.said("ready"))
+    assert all(event.step > 0 for event in second.said("ready"))
     assert_ended_as_alone(groups, second, jobs, alone)
 
 
@@ -45,7 +46,7 @@ def test_a_group_that_hangs_is_found_and_goes_on_from_what_each_had_kept(groups,
     pids = set()
 
     def look(gang, event):
-        if event["event"] == "checkpoint":
+        if isinstance(event, CheckpointSaved):
             pids.update(gang.pids)
 
     hung = groups.train(jobs, layout=HANGING, on_event=look, checkpoint_every_s=0.0)
@@ -61,7 +62,7 @@ def test_a_checkpoint_that_is_damaged_is_passed_over_and_told(groups, jobs, alon
     (file,) = (groups.folder / EVEN / "checkpoints" / "step-00000005").glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     trained = groups.train(jobs)
-    assert {event["job"]: event["step"] for event in trained.said("ready")} == {LEADER: 5, EVEN: 3, BRIEF: 5}
+    assert {event.job: event.step for event in trained.said("ready")} == {LEADER: 5, EVEN: 3, BRIEF: 5}
     (told,) = trained.said("checkpoint_failed")
     assert told["job"] == EVEN and "is damaged and was passed over: training goes on from step 3" in told["message"]
     assert_ended_as_alone(groups, trained, jobs, alone)
@@ -146,8 +147,8 @@ def test_a_save_that_fails_is_told_and_tried_again(groups, jobs, alone):
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-3/shelf"}
     trained = groups.train([jobs[0], shelved, jobs[2]], fellow_changes={EVEN: full}, checkpoint_every_s=0.0)
     failed = trained.said("checkpoint_failed")
-    assert [event["job"] for event in failed] == [EVEN] * 3
-    assert all("could not be written under" in event["message"] for event in failed)
+    assert [event.job for event in failed] == [EVEN] * 3
+    assert all("could not be written under" in event.message for event in failed)
     assert said(trained, "checkpoint", shelved)
     assert_ended_as_alone(groups, trained, [jobs[0], shelved, jobs[2]], alone)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import TRIAL
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
@@ -25,10 +26,10 @@ def test_each_job_ends_as_alone_and_is_told_of_by_name(groups, jobs, alone):
     trained = groups.train([brief, lead, even])
     assert trained.outcome.status == "done"
     assert_ended_as_alone(groups, trained, jobs, alone)
-    assert [event["job"] for event in trained.said("ready")] == [BRIEF, LEADER, EVEN]
-    assert [event["job"] for event in trained.said("ended")] == [EVEN, LEADER]  # members only
+    assert [event.job for event in trained.said("ready")] == [BRIEF, LEADER, EVEN]
+    assert [event.job for event in trained.said("ended")] == [EVEN, LEADER]  # members only
     for event in trained.said("ended"):
-        assert event["outcome"] == trained.outcome.result["fellows"][event["job"]]
+        assert event.outcome == trained.outcome.result["fellows"][event.job]
     assert trained.outcome.result["evaluate_s"] > 0 and trained.outcome.result["save_s"] > 0
 
 
@@ -41,7 +42,7 @@ def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone):
     assert steps == {job.name: groups.step(job) for job in jobs}
     assert 0 < steps[LEADER] < 30
     second = groups.train(jobs)
-    assert {event["job"]: event["step"] for event in second.said("ready")} == steps
+    assert {event.job: event.step for event in second.said("ready")} == steps
     assert_ended_as_alone(groups, second, jobs, alone)
 
 
@@ -91,11 +92,11 @@ def test_those_that_are_measured_on_the_way_are_told_of_as_alone(groups, jobs, b
     again = groups.train(watched[:1], last_steps={LEADER: 12})  # the repeat of a run whose result may have been lost
     for job, last_step in zip(watched, (12, 10, 12), strict=True):
         mine = bench.train(job, SINGLE, groups.folder / f"{job.name}-alone", weights_from=base, last_step=last_step)
-        told = [(event["step"], event["metrics"]) for event in said(trained, "metrics", job)]
-        assert told == [(event["step"], event["metrics"]) for event in mine.said("metrics")], job.name
+        told = [(event.step, event.metrics) for event in said(trained, "metrics", job)]
+        assert told == [(event.step, event.metrics) for event in mine.said("metrics")], job.name
         assert len(told) == {LEADER: 3, EVEN: 2, BRIEF: 2}[job.name]
-    assert [(event["step"], event["metrics"]) for event in again.said("metrics")] == [
-        (event["step"], event["metrics"]) for event in said(trained, "metrics", watched[0])[-1:]
+    assert [(event.step, event.metrics) for event in again.said("metrics")] == [
+        (event.step, event.metrics) for event in said(trained, "metrics", watched[0])[-1:]
     ]
 
 
@@ -112,13 +113,13 @@ def test_jobs_that_are_done_already_are_measured_and_exported_again(groups, jobs
 
 def test_a_trial_measures_all_of_a_group_at_once(groups, jobs):
     def on_event(gang, event):
-        if command := {"ready": MEASURE, "measured": STOP}.get(event["event"]):
+        if command := {"ready": MEASURE, "measured": STOP}.get(event.NAME):
             gang.send(command)
 
     trained = groups.train(jobs, purpose=TRIAL, on_event=on_event)
     assert trained.outcome.status == "done"
-    assert [e["event"] for e in trained.events if e["event"] in ("ready", "measured")] == ["ready", "measured"]
-    (profile,) = (event["profile"] for event in trained.said("measured"))
+    assert [e.NAME for e in trained.events if isinstance(e, (Ready, Measured))] == ["ready", "measured"]
+    (profile,) = (event.profile for event in trained.said("measured"))
     assert min(profile[key] for key in ("step_s", "save_s", "stall_s", "export_s", "evaluate_s")) > 0
     assert profile["startup_s"] >= 0 and 50e6 < profile["peak_bytes"] < 4e9
     assert not any((groups.folder / job.name / "checkpoints").exists() for job in jobs)

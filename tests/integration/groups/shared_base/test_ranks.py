@@ -8,6 +8,7 @@ import pytest
 
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from ringmaster.techniques.runtime.processes.order import TRIAL
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
@@ -63,7 +64,7 @@ def test_each_job_ends_as_alone(groups, jobs, alone, layout):
     trained = groups.train(jobs, layout=layout)
     assert trained.outcome.status == "done", trained.outcome
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
-    assert [event["job"] for event in trained.said("ended")] == [BRIEF, EVEN]
+    assert [event.job for event in trained.said("ended")] == [BRIEF, EVEN]
 
 
 @pytest.mark.full
@@ -98,8 +99,8 @@ def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layou
     assert steps == {job.name: groups.step(job) for job in jobs}
     assert 0 < steps[LEADER] < 14
     second = groups.train(jobs, layout=layout, checkpoint_every_s=0.0)
-    assert {event["job"]: event["step"] for event in second.said("ready")} == steps
-    assert {event["job"] for event in second.said("checkpoint")} <= {LEADER, EVEN, BRIEF}
+    assert {event.job: event.step for event in second.said("ready")} == steps
+    assert {event.job for event in second.said("checkpoint")} <= {LEADER, EVEN, BRIEF}
     assert_ended_nearly_as_alone(groups, second, jobs, alone)
 
 
@@ -123,8 +124,8 @@ def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, lay
     layout = replace(layout, config={**layout.config, "at_once": 2})
     trained = groups.train([lead, brief, away, even], layout=layout, on_event=tell(leave("away")))
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
-    assert [event["job"] for event in trained.said("ready")] == [LEADER, BRIEF, EVEN]
-    assert [event["job"] for event in trained.said("ended")] == ["away", BRIEF, EVEN]
+    assert [event.job for event in trained.said("ready")] == [LEADER, BRIEF, EVEN]
+    assert [event.job for event in trained.said("ended")] == ["away", BRIEF, EVEN]
 
 
 @pytest.mark.full
@@ -134,7 +135,7 @@ def test_checkpoints_move_from_two_ranks_to_one_and_back(groups, jobs, alone, la
     groups.train(jobs, last_steps={LEADER: 8, EVEN: 7, BRIEF: 4})
     assert {job.name: groups.step(job) for job in jobs} == {LEADER: 8, EVEN: 7, BRIEF: 4}
     trained = groups.train(jobs, layout=layout)
-    assert {event["job"]: event["step"] for event in trained.said("ready")} == {LEADER: 8, EVEN: 7, BRIEF: 4}
+    assert {event.job: event.step for event in trained.said("ready")} == {LEADER: 8, EVEN: 7, BRIEF: 4}
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
 
 
@@ -168,7 +169,7 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
 @LAYOUTS
 def test_a_group_that_loses_a_rank_goes_on_from_what_each_had_kept(groups, jobs, alone, layout):
     def kill(gang, event):
-        if event["event"] == "checkpoint" and event["job"] == EVEN:
+        if isinstance(event, CheckpointSaved) and event.job == EVEN:
             os.kill(gang.pids[1], signal.SIGKILL)
 
     first = groups.train(jobs, layout=layout, on_event=kill, checkpoint_every_s=0.0)
@@ -185,7 +186,7 @@ def test_a_group_all_of_whose_ranks_hang_goes_on_from_what_each_had_kept(groups,
     pids = set()
 
     def stop(gang, event):
-        if event["event"] == "checkpoint" and event["job"] == EVEN:
+        if isinstance(event, CheckpointSaved) and event.job == EVEN:
             pids.update(gang.pids)
             os.kill(gang.pids[1], signal.SIGSTOP)
 
@@ -226,11 +227,11 @@ def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
 @LAYOUTS
 def test_a_trial_measures_all_of_a_group_at_once(groups, jobs, layout):
     def on_event(gang, event):
-        if command := {"ready": MEASURE, "measured": STOP}.get(event["event"]):
+        if command := {"ready": MEASURE, "measured": STOP}.get(event.NAME):
             gang.send(command)
 
     trained = groups.train(jobs, layout=layout, purpose=TRIAL, on_event=on_event)
     assert trained.outcome.status == "done", trained.outcome
-    (profile,) = (event["profile"] for event in trained.said("measured"))
+    (profile,) = (event.profile for event in trained.said("measured"))
     assert min(profile[key] for key in ("step_s", "save_s", "stall_s", "export_s", "evaluate_s")) > 0
     assert not (groups.folder / LEADER / "gang" / "scratch").exists()

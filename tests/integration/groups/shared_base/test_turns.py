@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, JobOfGroupEnded, Ready, Steps
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
@@ -35,7 +36,7 @@ def queue(jobs):
 
 def order_of(trained, *events):
     """Returns (event, job) in the order of the gang's events; repeated events of a job count once, at the first."""
-    told = [(event["event"], event["job"]) for event in trained.events if event["event"] in events]
+    told = [(event.NAME, event.job) for event in trained.events if event.NAME in events]
     return list(dict.fromkeys(told))
 
 
@@ -44,12 +45,12 @@ def most_at_once(trained):
     lead = trained.order.job
     now, most = set(), 0
     for event in trained.events:
-        if event["event"] == "ready":
-            now.add(event["job"])
-        elif event["event"] == "ended":
-            now.discard(event["job"])
-        elif event["event"] == "steps" and event["first_step"] + len(event["losses"]) == lead.num_steps:
-            now -= {event["job"]} & {lead.name}
+        if isinstance(event, Ready):
+            now.add(event.job)
+        elif isinstance(event, JobOfGroupEnded):
+            now.discard(event.job)
+        elif isinstance(event, Steps) and event.first_step + len(event.losses) == lead.num_steps:
+            now -= {event.job} & {lead.name}
         most = max(most, len(now))
     return most
 
@@ -67,7 +68,7 @@ def test_one_joins_when_another_is_through_and_each_ends_as_alone(groups, queue,
         ("ended", LATE),  # after 32
         ("ended", EVEN),
     ]
-    assert all(event["step"] == 0 and event["startup_s"] >= 0 for event in trained.said("ready"))
+    assert all(event.step == 0 and event.startup_s >= 0 for event in trained.said("ready"))
 
 
 @pytest.mark.full
@@ -101,20 +102,20 @@ def test_a_queue_that_is_stopped_goes_on_where_it_was(groups, queue, alone):
     assert results[LEADER]["step"] == groups.step(queue[0]) == 12 + results[LATE]["step"]
     assert said(first, "ready", queue[3]) == [] and said(first, "steps", queue[3]) == []
     second = groups.train([queue[0], *queue[2:]], config=TWO)
-    assert [event["job"] for event in second.said("ready")] == [LEADER, LATE, EVEN]
+    assert [event.job for event in second.said("ready")] == [LEADER, LATE, EVEN]
     assert_ended_as_alone(groups, second, [queue[0], *queue[2:]], alone)
 
 
 @pytest.mark.full
 def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, alone):
     def kill(gang, event):
-        if event["event"] == "checkpoint" and event["job"] == LATE and event["step"] > 2:
+        if isinstance(event, CheckpointSaved) and event.job == LATE and event.step > 2:
             os.kill(gang.pids[0], signal.SIGKILL)
 
     first = groups.train(queue, config=TWO, on_event=kill, checkpoint_every_s=0.0)
     assert first.outcome.status == "crashed"
     second = groups.train(queue, config=TWO)
-    steps = {event["job"]: event["step"] for event in second.said("ready")}
+    steps = {event.job: event.step for event in second.said("ready")}
     assert list(steps) == [LEADER, BRIEF, LATE, EVEN]  # brief is found to be complete, and takes no position from late
     assert steps[BRIEF] == 12 and steps[LATE] > 2 and steps[EVEN] == 0
     for job in queue:
@@ -129,13 +130,13 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
     groups.train_alone(even, last_step=4)
 
     def on_event(gang, event):
-        if event["event"] == "ready" and event["job"] == BRIEF:
+        if isinstance(event, Ready) and event.job == BRIEF:
             gang.send(leave(BRIEF))
             gang.send(leave(LATE))
 
     trained = groups.train(queue, config=TWO, on_event=on_event)
     assert_ended_as_alone(groups, trained, [lead, even], alone)
-    assert [(e["job"], e["step"]) for e in trained.said("ready")] == [(LEADER, 0), (BRIEF, 0), (EVEN, 4)]
+    assert [(e.job, e.step) for e in trained.said("ready")] == [(LEADER, 0), (BRIEF, 0), (EVEN, 4)]
     (ended,) = said(trained, "ended", late)
     assert ended["outcome"] == result_of(trained, late) == {"status": "left", "step": 0}
     assert 0 < result_of(trained, brief)["step"] == groups.step(brief) < 12
@@ -172,7 +173,7 @@ def test_when_the_leaders_loss_is_lost_nobody_joins(groups, queue):
     assert trained.outcome.status == "invalid"
     assert {result_of(trained, job)["status"] for job in queue[1:]} == {"preempted"}
     assert [result_of(trained, job)["step"] for job in queue[2:]] == [0, 0]
-    assert [event["job"] for event in trained.said("ready")] == ["wild", BRIEF]
+    assert [event.job for event in trained.said("ready")] == ["wild", BRIEF]
 
 
 @pytest.mark.full
@@ -203,6 +204,6 @@ def test_one_that_joined_is_measured_on_the_way_as_alone(groups, queue, alone):
     watched = replace(late, evaluation=EvaluationSpec(every_steps=8, max_batches=2))
     trained = groups.train([lead, brief, watched], config=TWO)
     assert_ended_as_alone(groups, trained, [lead, brief, watched], alone)
-    told = [(event["step"], event["metrics"]) for event in said(trained, "metrics", watched)]
-    assert told == [(event["step"], event["metrics"]) for event in alone(watched).said("metrics")]
+    told = [(event.step, event.metrics) for event in said(trained, "metrics", watched)]
+    assert told == [(event.step, event.metrics) for event in alone(watched).said("metrics")]
     assert [step for step, _ in told] == [8, 16]

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, JobOfGroupEnded
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
@@ -26,7 +27,7 @@ def test_one_gang_trains_all_and_each_has_its_own_end(tmp_path):
         ("c", 10, SHARED),
     ]
     assert len({o.checkpoint_dir for o in (call.order, *call.order.members)}) == 3
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert sorted(event.job for event in bench.told(JobEnded)) == ["a", "b", "c"]
     assert bench.told(SegmentStarted)[0].members == bench.told(SegmentEnded)[0].members == ("b", "c")
     assert all(bench.journal.jobs()[name].details["metrics"] == {"loss": 1.0} for name in "abc")
@@ -55,7 +56,7 @@ def test_a_fellow_that_is_through_is_done_while_the_gang_goes_on(tmp_path):
 
     def act(call, runner):
         order = call.order.members[0]
-        call.on_event({"event": "ended", "job": "b", "outcome": outcome_of(call, runner, order)})
+        call.on_event(JobOfGroupEnded(job="b", outcome=outcome_of(call, runner, order)))
         return Outcome(status="preempted", result={"step": 5, "fellows": {"c": {"status": "preempted", "step": 5}}})
 
     def second(call, runner):
@@ -64,14 +65,14 @@ def test_a_fellow_that_is_through_is_done_while_the_gang_goes_on(tmp_path):
 
     bench = bench_of(tmp_path, act, second)
     assert bench.run()
-    assert seen == [(["c"], DONE)]
+    assert seen == [(["c"], JobStatus.DONE)]
     assert [e.job for e in bench.told(JobEnded)].count("b") == 1
 
 
 def test_what_a_fellow_checkpoints_is_its_own_step(tmp_path):
     def act(call, runner):
-        call.on_event({"event": "checkpoint", "job": "b", "step": 4, "seconds": 0.1})
-        call.on_event({"event": "checkpoint", "job": "a", "step": 3, "seconds": 0.1})
+        call.on_event(CheckpointSaved(job="b", step=4, seconds=0.1))
+        call.on_event(CheckpointSaved(job="a", step=3, seconds=0.1))
         return Outcome(status="crashed", message="as it should")
 
     bench = bench_of(tmp_path, act, all_done)
@@ -84,7 +85,7 @@ def test_an_invalid_fellow_fails_alone(tmp_path):
     broken = {"status": "invalid", "step": 3, "message": "the loss became nan"}
     bench = bench_of(tmp_path, lambda call, runner: all_done(call, runner, b=broken))
     assert bench.run()
-    assert bench.statuses == {"a": DONE, "b": FAILED, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.FAILED, "c": JobStatus.DONE}
     assert bench.journal.jobs()["b"].message == "the loss became nan"
 
 
@@ -96,7 +97,7 @@ def test_where_the_leader_fails_the_others_go_on_by_themselves(tmp_path):
 
     bench = bench_of(tmp_path, act)
     assert bench.run()
-    assert bench.statuses == {"a": FAILED, "b": DONE, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE, "c": JobStatus.DONE}
     assert sorted(bench.runner.names()) == ["a", "b", "c"]
     assert all(not call.order.members for call in bench.runner.calls[1:])
     assert {call.order.technique for call in bench.runner.calls[1:]} == {registry.dotted_path("single")}
@@ -105,7 +106,7 @@ def test_where_the_leader_fails_the_others_go_on_by_themselves(tmp_path):
 def test_a_gang_that_keeps_crashing_parts(tmp_path):
     bench = bench_of(tmp_path, *[ends("crashed")] * 3)
     assert bench.run()
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [len(call.order.members) for call in bench.runner.calls] == [2, 2, 2, 0, 0, 0]
 
 
@@ -113,7 +114,7 @@ def test_no_memory_under_any_of_the_groups_options_parts_it(tmp_path):
     together = (group("b", "c"), group("b", "c", recompute="full"))
     bench = bench_of(tmp_path, ends("out_of_memory"), ends("out_of_memory"), together=together)
     assert bench.run()
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [call.order.config.get("recompute") for call in bench.runner.calls] == ["none", "full", None, None, None]
 
 
@@ -126,23 +127,23 @@ def test_a_fellow_that_is_cancelled_leaves_and_the_gang_goes_on(tmp_path):
     bench = bench_of(tmp_path, act)
     assert bench.run()
     assert bench.told_gangs == [leave("b")]
-    assert bench.statuses == {"a": DONE, "b": CANCELLED, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.CANCELLED, "c": JobStatus.DONE}
     assert bench.journal.jobs()["b"].step == 2
 
 
 def test_a_fellow_that_was_paused_goes_on_alone_once_its_gang_has_let_it_go(tmp_path):
     def act(call, runner):
         bench.executor.pause(["b"])
-        assert bench.statuses["b"] == PAUSED
+        assert bench.statuses["b"] == JobStatus.PAUSED
         bench.executor.resume(["b"])
         assert len(bench.runner.calls) == 1, "two gangs must not train one job"
         runner.steps["b"] = 2
-        call.on_event({"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}})
+        call.on_event(JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}))
         return all_done(call, runner, b={"status": "left", "step": 2})
 
     bench = bench_of(tmp_path, act)
     assert bench.run()
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [c.order.job.name for c in bench.runner.calls] == ["a", "b"]
 
 
@@ -156,7 +157,7 @@ def test_a_leader_that_is_cancelled_stops_its_gang_and_the_others_go_on(tmp_path
     bench = bench_of(tmp_path, act)
     assert bench.run()
     assert STOP in bench.told_gangs
-    assert bench.statuses == {"a": CANCELLED, "b": DONE, "c": DONE}
+    assert bench.statuses == {"a": JobStatus.CANCELLED, "b": JobStatus.DONE, "c": JobStatus.DONE}
 
 
 def test_fellows_with_fewer_steps_are_trained_to_their_own_end(tmp_path):
@@ -177,7 +178,7 @@ def test_a_group_that_has_parted_stays_so_in_the_next_process(tmp_path):
     again = GroupBench(tmp_path, bench.jobs, runner=FakeRunner(steps=bench.runner.steps))
     assert again.run()
     assert all(not call.order.members for call in again.runner.calls)
-    assert again.statuses == dict.fromkeys("abc", DONE)
+    assert again.statuses == dict.fromkeys("abc", JobStatus.DONE)
 
 
 def test_a_group_that_was_interrupted_goes_on_as_a_group(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
@@ -26,7 +27,7 @@ def test_of_those_that_take_turns_a_segment_trains_whose_turn_comes(tmp_path):
     ]
     assert ordered == [{"a": 5, "b": 4, "c": 1}, {"a": 10, "c": 4, "d": 4}]
     assert bench.plans[0].jobs[0].options[0].runtime_s == pytest.approx(12 * 1.0 + 3 * 4 * 0.5)
-    assert bench.statuses == dict.fromkeys("abcd", DONE)
+    assert bench.statuses == dict.fromkeys("abcd", JobStatus.DONE)
 
 
 def test_those_that_wait_when_the_leader_is_through_and_the_gang_stops_go_on_by_themselves(tmp_path):
@@ -37,7 +38,7 @@ def test_those_that_wait_when_the_leader_is_through_and_the_gang_stops_go_on_by_
 
     bench = bench_of(tmp_path, act, together=(group("b", "c", at_once=2),))
     assert bench.run()
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [(call.order.job.name, len(call.order.members)) for call in bench.runner.calls[:1]] == [("a", 2)]
     assert sorted(bench.runner.names()[1:]) == ["b", "c"]
     assert bench.journal.segments("b")[1].what["first_step"] == 4
@@ -47,16 +48,16 @@ def running_in_turns(at_once):
     profile = group("b", "c", **({"at_once": at_once} if at_once else {}))
     segment = PlannedSegment(job="a", option=0, last_step=6, devices=(("n", 0),), start_s=0.0, end_s=1.0)
     running = RunningSegment(segment, profile, ("n:cpu:0",), 2, ordered_step=6, step=2, beside={"b": 1, "c": 0})
-    running.hear({"event": "steps", "first_step": 2, "seconds": [0.1, 0.1, 0.1]})
+    running.hear(Steps(first_step=2, seconds=(0.1, 0.1, 0.1)))
     return running
 
 
 def test_those_that_take_turns_do_not_keep_step():
     together, in_turns = running_in_turns(None), running_in_turns(2)
     assert [together.step_of(name) for name in "bc"] == [4, 3]
-    in_turns.hear_of("b", {"event": "ready", "step": 1})
-    in_turns.hear_of("b", {"event": "steps", "first_step": 1, "seconds": [0.1] * 3})
-    in_turns.hear_of("b", {"event": "checkpoint", "step": 9})
+    in_turns.hear_of("b", Ready(step=1))
+    in_turns.hear_of("b", Steps(first_step=1, seconds=tuple([0.1] * 3)))
+    in_turns.hear_of("b", CheckpointSaved(step=9))
     assert [in_turns.step_of(name) for name in "bc"] == [4, 0]
 
 

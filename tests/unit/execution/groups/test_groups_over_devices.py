@@ -2,7 +2,8 @@
 
 import pytest
 
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, ends
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group
@@ -25,28 +26,28 @@ def test_a_group_over_two_devices_is_one_gang_that_has_both(tmp_path):
     assert held == [{"here:cpu:0", "here:cpu:1"}]
     assert bench.leases.held() == {}
     assert {segment.what["num_devices"] for name in "abc" for segment in bench.journal.segments(name)} == {2}
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
 
 
 def test_a_group_without_memory_on_one_device_goes_on_over_two(tmp_path):
     def act(call, runner):
         runner.steps |= dict.fromkeys("abc", 4)
         for name in "abc":
-            call.on_event({"event": "checkpoint", "job": name, "step": 4, "seconds": 0.1})
+            call.on_event(CheckpointSaved(job=name, step=4, seconds=0.1))
         return Outcome(status="out_of_memory", message="no room")
 
     bench = bench_of(tmp_path, act, all_done, together=(group("b", "c"), OVER_TWO))
     assert bench.run()
     assert [(call.num_ranks, len(call.order.members)) for call in bench.runner.calls] == [(1, 2), (2, 2)]
     assert bench.journal.segments("b")[1].what["first_step"] == 4
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
 
 
 def test_a_group_over_two_devices_that_keeps_crashing_parts_onto_both(tmp_path):
     bench = bench_of(tmp_path, *[ends("crashed")] * 3, together=(OVER_TWO,))
     assert bench.run()
     assert [(call.num_ranks, len(call.order.members)) for call in bench.runner.calls] == [(2, 2)] * 3 + [(1, 0)] * 3
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
 
 
 @pytest.mark.parametrize("together", [(OVER_TWO,), (group("b", "c"), OVER_TWO)], ids=["over two", "either"])

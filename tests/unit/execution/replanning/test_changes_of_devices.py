@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import SegmentStarted
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, WAITING
+from ringmaster.tasks.storage.journal import JobStatus
 from tests.unit.execution.serving import Pool, two_nodes
 
 
@@ -18,7 +18,7 @@ def test_jobs_of_a_lost_node_go_on_elsewhere_from_their_checkpoints(tmp_path):
 
     pool.at(30.0, lose)
     pool.serve(until_s=400.0)
-    assert pool.statuses == {"a": DONE, "b": DONE}
+    assert pool.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert [e.segment.devices for e in pool.started("b")] == [(("n2", 0),), (("n1", 0),)]
     assert pool.bench.leases.held() == {}
 
@@ -28,7 +28,7 @@ def test_a_node_that_comes_is_used(tmp_path):
     pool = Pool(tmp_path, ["a", "b"], nodes=Cluster(nodes=nodes[:1]))
     pool.at(10.0, lambda: pool.executor.move_to(Cluster(nodes=nodes), why="n2 came"))
     pool.serve(until_s=115.0)
-    assert pool.statuses == {"a": DONE, "b": DONE}
+    assert pool.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert [e.segment.devices for e in pool.started("b")] == [(("n2", 0),)]
 
 
@@ -36,7 +36,7 @@ def test_a_device_that_must_not_be_used_gets_nothing_new_and_is_left(tmp_path):
     pool = Pool(tmp_path, ["a", "b", "c", "d"])
     pool.at(10.0, lambda: pool.executor.move_to(two_nodes(), out={("n2", 0)}, why="n2's device has errors"))
     pool.serve(until_s=500.0)
-    assert set(pool.statuses.values()) == {DONE}
+    assert set(pool.statuses.values()) == {JobStatus.DONE}
     assert [e.segment.devices[0][0] for e in pool.bench.told(SegmentStarted)] == ["n1", "n2", "n1", "n1", "n1"]
     assert [e.first_step for e in pool.started("b")] == [0, 10], "it was moved away"
 
@@ -61,7 +61,7 @@ def test_while_the_only_gang_stops_nobody_looks_again_and_again(tmp_path, action
     }
     pool.at(41.0, acts[action])
     pool.serve(until_s=100.0)
-    assert pool.statuses["a"] == {"cancel": CANCELLED}.get(action, pool.statuses["a"])
+    assert pool.statuses["a"] == {"cancel": JobStatus.CANCELLED}.get(action, pool.statuses["a"])
 
 
 def test_where_no_other_device_is_there_a_job_waits_for_one_that_may_be_used(tmp_path):
@@ -75,8 +75,8 @@ def test_where_no_other_device_is_there_a_job_waits_for_one_that_may_be_used(tmp
     pool.at(90.0, lambda: statuses.append(dict(pool.statuses)))
     pool.at(95.0, lambda: pool.executor.move_to(alone, why="it was reset"))
     pool.serve(until_s=300.0)
-    assert statuses == [{"a": WAITING}]
-    assert pool.statuses == {"a": DONE}
+    assert statuses == [{"a": JobStatus.WAITING}]
+    assert pool.statuses == {"a": JobStatus.DONE}
     assert [e.first_step for e in pool.started("a")] == [0, 10]
 
 
@@ -91,7 +91,7 @@ def test_what_crashes_on_a_device_that_must_not_be_used_is_not_put_back_there(tm
 
     pool.at(10.0, fail)
     pool.serve(until_s=300.0)
-    assert pool.statuses == {"a": DONE}
+    assert pool.statuses == {"a": JobStatus.DONE}
     assert [e.segment.devices[0][0] for e in pool.started("a")] == ["n1", "n2"]
 
 
@@ -101,8 +101,8 @@ def test_without_any_device_jobs_wait_and_start_when_one_comes(tmp_path):
     pool.at(50.0, lambda: statuses.append(dict(pool.statuses)))
     pool.at(60.0, lambda: pool.executor.move_to(two_nodes(), why="nodes came"))
     pool.serve(until_s=200.0)
-    assert statuses == [{"a": WAITING}]
-    assert pool.statuses == {"a": DONE}
+    assert statuses == [{"a": JobStatus.WAITING}]
+    assert pool.statuses == {"a": JobStatus.DONE}
 
 
 def test_a_held_node_is_cleared_and_serves_again_when_it_is_released(tmp_path):
@@ -113,5 +113,5 @@ def test_a_held_node_is_cleared_and_serves_again_when_it_is_released(tmp_path):
     pool.at(40.0, lambda: pool.executor.release("n1"))
     pool.serve(until_s=500.0)
     assert free == [(True, False)]
-    assert pool.statuses == dict.fromkeys("abc", DONE)
+    assert pool.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [e.first_step for e in pool.started("a")] == [0, 20]

@@ -10,7 +10,7 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.unit.execution.clocked import clocked_bench
@@ -28,7 +28,7 @@ def test_a_job_that_comes_later_is_planned_while_the_others_go_on(tmp_path):
 
     pool.at(50.0, add_jobs)
     pool.serve(until_s=300.0)
-    assert pool.statuses == dict.fromkeys(["a", "b", "x"], DONE)
+    assert pool.statuses == dict.fromkeys(["a", "b", "x"], JobStatus.DONE)
     assert pool.gangs.heard == [], "what ran never noticed"
     assert [e.why for e in pool.bench.told(Planned)] == ["begin", "x was added"]
 
@@ -44,7 +44,7 @@ def test_a_cancelled_job_stops_at_a_checkpoint_and_those_that_need_it_fail(tmp_p
     pool.at(10.0, add_jobs)
     pool.at(50.0, lambda: pool.executor.cancel(["a"], message="no longer wanted"))
     pool.serve(until_s=300.0)
-    assert pool.statuses == {"a": CANCELLED, "b": DONE, "x": FAILED}
+    assert pool.statuses == {"a": JobStatus.CANCELLED, "b": JobStatus.DONE, "x": JobStatus.FAILED}
     records = pool.bench.journal.jobs()
     assert 49 <= records["a"].step <= 51
     assert records["x"].message == "its base a was cancelled"
@@ -64,9 +64,9 @@ def test_a_base_and_its_child_that_are_cancelled_together_end_once_each(tmp_path
     pool.at(10.0, add_jobs)
     pool.at(50.0, lambda: pool.executor.cancel(order, message="no longer wanted"))
     pool.serve(until_s=300.0)
-    assert pool.statuses == {"a": CANCELLED, "b": DONE, "x": CANCELLED}
+    assert pool.statuses == {"a": JobStatus.CANCELLED, "b": JobStatus.DONE, "x": JobStatus.CANCELLED}
     ended = [(event.job, event.status) for event in pool.bench.told(JobEnded)]
-    assert sorted(ended) == [("a", CANCELLED), ("b", DONE), ("x", CANCELLED)]
+    assert sorted(ended) == [("a", JobStatus.CANCELLED), ("b", JobStatus.DONE), ("x", JobStatus.CANCELLED)]
 
 
 @pytest.mark.parametrize("status", ["invalid", "out_of_memory", "crashed"])
@@ -79,8 +79,8 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_gang_comes_to(tmp_path, st
 
     pool.at(50.0, cancel)
     pool.serve(until_s=100.0)
-    assert pool.statuses == {"a": CANCELLED}
-    assert [event.status for event in pool.bench.told(JobEnded)] == [CANCELLED]
+    assert pool.statuses == {"a": JobStatus.CANCELLED}
+    assert [event.status for event in pool.bench.told(JobEnded)] == [JobStatus.CANCELLED]
 
 
 def test_a_paused_job_gives_its_device_away_and_goes_on_where_it_was(tmp_path):
@@ -90,8 +90,8 @@ def test_a_paused_job_gives_its_device_away_and_goes_on_where_it_was(tmp_path):
     pool.at(150.0, lambda: statuses.append(dict(pool.statuses)))
     pool.at(160.0, lambda: pool.executor.resume(["a", "c"]))
     pool.serve(until_s=500.0)
-    assert statuses == [{"a": PAUSED, "b": DONE, "c": PAUSED}]
-    assert pool.statuses == dict.fromkeys("abc", DONE)
+    assert statuses == [{"a": JobStatus.PAUSED, "b": JobStatus.DONE, "c": JobStatus.PAUSED}]
+    assert pool.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [e.first_step for e in pool.started("a")] == [0, 40]
     assert [e.first_step for e in pool.started("c")] == [0]
 
@@ -109,7 +109,7 @@ def test_no_device_is_kept_for_what_waits_for_a_paused_base(tmp_path):
     pool.at(30.0, lambda: add_jobs(late))
     pool.at(100.0, lambda: pool.executor.resume(["a"]))
     pool.serve(until_s=400.0)
-    assert pool.statuses == dict.fromkeys("axy", DONE)
+    assert pool.statuses == dict.fromkeys("axy", JobStatus.DONE)
     assert [e.segment.job for e in pool.bench.told(SegmentStarted)] == ["a", "y", "a", "x"]
 
 
@@ -122,7 +122,7 @@ def test_a_job_that_is_resumed_before_it_has_stopped_just_goes_on(tmp_path):
 
     pool.at(40.0, change_of_mind)
     pool.serve(until_s=300.0)
-    assert pool.statuses == {"a": DONE}
+    assert pool.statuses == {"a": JobStatus.DONE}
 
 
 def test_changes_that_come_faster_than_plans_are_made_keep_no_job_waiting(tmp_path):
@@ -147,7 +147,7 @@ def test_changes_that_come_faster_than_plans_are_made_keep_no_job_waiting(tmp_pa
     statuses = []
     pool.at(80.0, lambda: statuses.append(dict(pool.statuses)))
     pool.serve(until_s=300.0)
-    assert statuses[0]["x"] == DONE, "planned by the second plan at the latest"
+    assert statuses[0]["x"] == JobStatus.DONE, "planned by the second plan at the latest"
     assert all(later - earlier >= 5.0 for earlier, later in pairwise(began_s)), "one at a time"
 
 
@@ -162,7 +162,7 @@ def test_a_plan_that_cannot_be_made_is_tried_again(tmp_path):
 
     pool = Pool(tmp_path, ["a"], make_plan=moody)
     pool.serve(until_s=200.0)
-    assert pool.statuses == {"a": DONE}
+    assert pool.statuses == {"a": JobStatus.DONE}
     assert tries == [0.0, 5.0, 10.0]
 
 
@@ -190,7 +190,7 @@ def test_all_that_runs_is_stopped_with_the_executor(tmp_path):
     assert not pool.executor.run()
     assert [command for _, command in pool.gangs.heard] == [STOP, STOP]
     assert pool.gangs.steps == {"a": 30, "b": 30}
-    assert pool.statuses == dict.fromkeys("abc", WAITING)
+    assert pool.statuses == dict.fromkeys("abc", JobStatus.WAITING)
 
 
 def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
@@ -211,7 +211,7 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
     pool.at(300.0, again.executor.stop)
     again.executor.replan_soon(why="adopted")
     again.executor.serve()
-    assert again.statuses == {"a": DONE, "b": DONE}
+    assert again.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert again.told(SegmentStarted) == []
     assert len(again.told(SegmentEnded)) == 2
     assert again.leases.held() == {}
@@ -233,7 +233,7 @@ def test_names_within_a_batch_reach_the_gang(tmp_path):
     entries = [replace(pool.bench.entry(each, profile()), batch="night") for each in jobs]
     pool.at(0.0, lambda: pool.executor.add_jobs(entries, why="night"))
     pool.serve(until_s=50.0)
-    assert pool.statuses == {"night/base": DONE, "night/child": DONE}
+    assert pool.statuses == {"night/base": JobStatus.DONE, "night/child": JobStatus.DONE}
     details = pool.bench.journal.jobs()["night/child"].details
     assert details["model_dir"] == str(tmp_path / "models" / "child")
 
@@ -248,4 +248,4 @@ def test_what_is_nobodys_fault_is_tried_again_without_end(tmp_path, status):
     for i in range(8):
         pool.at(10.0 * (i + 1), end_one)
     pool.serve(until_s=400.0)
-    assert pool.statuses == {"a": DONE}
+    assert pool.statuses == {"a": JobStatus.DONE}

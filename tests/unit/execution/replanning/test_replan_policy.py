@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.replanning.replan_policy import Policy, Speeds, 
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
 from tests.fake_engine import FakeEngine
@@ -48,7 +48,7 @@ def two_options(step_s):
 def test_a_batch_whose_profiles_are_right_is_not_disturbed(tmp_path):
     bench = bench_of(tmp_path, {name: two_options(1.0) for name in "abcd"}, {})
     assert bench.run()
-    assert bench.statuses == dict.fromkeys("abcd", DONE)
+    assert bench.statuses == dict.fromkeys("abcd", JobStatus.DONE)
     assert bench.runner.heard == []
     assert [event.why for event in bench.told(Planned)] == ["start"]
 
@@ -100,7 +100,7 @@ def test_every_step_is_trained_once_whatever_is_planned_on_the_way(tmp_path, see
     policy = Policy(every=0.05, surprise=0.01, worth=0.0, per_switch=0.0, worth_s=0.0)
     bench = bench_of(tmp_path, profiles, factors, num_devices=3, policy=policy)
     assert bench.run()
-    assert set(bench.statuses.values()) == {DONE}
+    assert set(bench.statuses.values()) == {JobStatus.DONE}
     for name in names:
         told = [e for e in bench.told(SegmentEnded) if e.segment.job == name]
         reached = [0, *(e.outcome.result["step"] for e in told)]

@@ -4,13 +4,15 @@ import threading
 from contextlib import contextmanager
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, WAITING, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.techniques.runtime.processes.events import Metrics
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
@@ -37,32 +39,36 @@ class PlayedExecutor:
             self._train(batch, Journal(self._database, batch=batch.id))
 
     def _answer(self):
-        statuses = {wishes.CANCEL: CANCELLED, wishes.PAUSE: PAUSED, wishes.RESUME: WAITING}
+        statuses = {
+            wishes.RequestKind.CANCEL: JobStatus.CANCELLED,
+            wishes.RequestKind.PAUSE: JobStatus.PAUSED,
+            wishes.RequestKind.RESUME: JobStatus.WAITING,
+        }
         for request in self._requests.open():
             content = request.content
-            if request.kind == wishes.TRAIN:  # another part of an executor's process starts its flow run
+            if request.kind == wishes.RequestKind.TRAIN:  # another part of an executor's process starts its flow run
                 answer = {"flow_run": f"run-{request.id}", "run_name": "dotted-owl"}
-                self._requests.answer(request.id, status=wishes.GRANTED, answer=answer)
+                self._requests.answer(request.id, status=wishes.RequestStatus.GRANTED, answer=answer)
                 continue
-            if request.kind == wishes.LEND:
+            if request.kind == wishes.RequestKind.LEND:
                 self.loans.append(content["node"])
                 devices = [f"{content['node']}:cpu:{number}" for number in range(content["most"])]
-                self._requests.answer(request.id, status=wishes.GRANTED, answer={"devices": devices})
+                self._requests.answer(request.id, status=wishes.RequestStatus.GRANTED, answer={"devices": devices})
                 continue
             journal = Journal(self._database, batch=content["batch"])
             records = journal.jobs()
             jobs = [job for job in content["jobs"] or records if records[job].status not in ENDED]
             if not jobs:
                 answer = {"message": f"nothing of {content['batch']} is left"}
-                self._requests.answer(request.id, status=wishes.REFUSED, answer=answer)
+                self._requests.answer(request.id, status=wishes.RequestStatus.REFUSED, answer=answer)
                 continue
             for job in jobs if request.kind in statuses else ():
                 journal.write_job(job, status=statuses[request.kind], message="by hand")
-                if request.kind == wishes.CANCEL:
-                    ended = JobEnded(job=job, status=CANCELLED, message="by hand", details={})
+                if request.kind == wishes.RequestKind.CANCEL:
+                    ended = JobEnded(job=job, status=JobStatus.CANCELLED, message="by hand", details={})
                     self._told.tell(content["batch"], ended)
             done = {"message": f"{request.kind}: {', '.join(jobs)}"}
-            self._requests.answer(request.id, status=wishes.DONE, answer=done)
+            self._requests.answer(request.id, status=wishes.RequestStatus.DONE, answer=done)
 
     def _train(self, batch, journal):
         if batch.id not in self.planned:
@@ -71,7 +77,7 @@ class PlayedExecutor:
             self._told.tell(batch.id, Planned(problem=problem, plan=in_a_row(problem), why="submitted"))
         for job in batch.jobs:
             record = journal.jobs()[job.name]
-            if record.status == WAITING and job.name not in self.held_back:
+            if record.status == JobStatus.WAITING and job.name not in self.held_back:
                 self._train_job(batch, job, journal)
         if all(record.status in ENDED for record in journal.jobs().values()):
             self._submissions.end(batch.id)
@@ -85,8 +91,9 @@ class PlayedExecutor:
         number = journal.start_segment(job.name, {**what, "first_step": 0, "last_step": job.total_steps})
         events = [
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
-            GangSaid(number=number, job=job.name, event={"event": "metrics", "step": 1, "metrics": {"loss": 0.5}}),
         ]
+        said = [(0, Metrics(step=1, metrics={"loss": 0.5}, wall_s=1.0))]
+        MessageStore(self._database).say(number, "here", words=said)
         why = self.failing.get(job.name, "")
         status = "invalid" if why else "done"
         result = {"step": job.total_steps}
@@ -94,13 +101,13 @@ class PlayedExecutor:
         outcome = Outcome(status=status, message=why, result=result)
         events.append(SegmentEnded(number=number, segment=segment, outcome=outcome, decision="as it is"))
         if why:
-            journal.write_job(job.name, status=FAILED, message=why)
-            events.append(JobEnded(job=job.name, status=FAILED, message=why, details={}))
+            journal.write_job(job.name, status=JobStatus.FAILED, message=why)
+            events.append(JobEnded(job=job.name, status=JobStatus.FAILED, message=why, details={}))
         else:
             details = {"metrics": {"loss": 0.5}, "model_dir": str(batch.run_folder() / "models" / job.name)}
-            journal.write_job(job.name, status=DONE, step=job.total_steps, details=details)
+            journal.write_job(job.name, status=JobStatus.DONE, step=job.total_steps, details=details)
             details = {**details, "step": job.total_steps}
-            events.append(JobEnded(job=job.name, status=DONE, message="", details=details))
+            events.append(JobEnded(job=job.name, status=JobStatus.DONE, message="", details=details))
         for event in events:
             self._told.tell(batch.id, event)
 

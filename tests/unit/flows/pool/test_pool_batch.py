@@ -25,16 +25,16 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.submissions import ENDED, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
+from tests.unit.pool.bench import told
 from tests.unit.recording.ledgers import FakeLedger
 
 
@@ -138,7 +138,7 @@ def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(ben
     failed = "a (no technique can train it here), b (its base a has failed), d (its loss is NaN)"
     assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
     assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
-    ends = [e.event for e in EventLog(bench.database).after(bench.ids()[0], 0) if isinstance(e.event, JobEnded)]
+    ends = [event for event in told(bench.database, bench.ids()[0]) if isinstance(event, JobEnded)]
     assert {e.job: e.message for e in ends if e.status == "failed"} == {
         "a": "no technique can train it here",
         "b": "its base a has failed",
@@ -209,7 +209,7 @@ def test_what_a_resume_that_died_had_left_waiting_is_trained_by_the_next(bench, 
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(Submissions, "reopen", die)
             bench.train(resume=True)
-        assert bench.statuses() == {"a": DONE, "b": WAITING}
+        assert bench.statuses() == {"a": JobStatus.DONE, "b": JobStatus.WAITING}
         assert bench.train(resume=True).status == "done"
 
 
@@ -248,12 +248,12 @@ def test_resume_has_paused_jobs_go_on(bench):
         while not bench.ids():
             follower.join(0.01)
         requests = Requests(bench.database)
-        requests.wait(requests.ask(wishes.PAUSE, {"batch": bench.ids()[0], "jobs": []}))
-        assert set(bench.statuses().values()) == {PAUSED}
+        requests.wait(requests.ask(wishes.RequestKind.PAUSE, {"batch": bench.ids()[0], "jobs": []}))
+        assert set(bench.statuses().values()) == {JobStatus.PAUSED}
         executor.held_back = set()
-        requests.ask(wishes.RESUME, {"batch": bench.ids()[0], "jobs": []})
+        requests.ask(wishes.RequestKind.RESUME, {"batch": bench.ids()[0], "jobs": []})
         follower.join(120)
-        assert set(bench.statuses().values()) == {DONE}
+        assert set(bench.statuses().values()) == {JobStatus.DONE}
 
 
 def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
@@ -326,7 +326,7 @@ def test_ctrl_c_cancels_the_batch(bench):
             result = bench.train()
         finally:
             current_view.reset(token)
-    assert (result.status, set(bench.statuses().values())) == ("cancelled", {CANCELLED})
+    assert (result.status, set(bench.statuses().values())) == ("cancelled", {JobStatus.CANCELLED})
     assert bench.ledger.statuses["run of nightly"] == "KILLED"
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -346,7 +346,7 @@ def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench
         with pytest.raises(TerminationSignal):
             bench.train()
         current_view.reset(token)
-        assert set(bench.statuses().values()) == {WAITING}
+        assert set(bench.statuses().values()) == {JobStatus.WAITING}
         executor.held_back = set()
         assert bench.train().status == "done"
     assert len(bench.ids()) == 1
@@ -364,7 +364,7 @@ def test_a_cancelled_flow_run_cancels_the_batches_that_it_has_handed_over(bench,
     for _ in range(2):
         cancel_batches(flow=None, flow_run=FlowRun(), state=None)
     (request,) = Requests(bench.database).open()
-    assert (request.kind, request.content["batch"]) == (wishes.CANCEL, "nightly-1")
+    assert (request.kind, request.content["batch"]) == (wishes.RequestKind.CANCEL, "nightly-1")
 
 
 def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
@@ -398,5 +398,5 @@ def test_statuses_are_those_of_the_submission(bench):
     with played(bench.database) as executor:
         executor.failing = {"a": "no"}
         bench.train()
-    assert bench.statuses() == {"a": FAILED, "b": DONE}
-    assert Submissions(bench.database).status(bench.ids()[0]) == ENDED
+    assert bench.statuses() == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
+    assert Submissions(bench.database).status(bench.ids()[0]) == BatchStatus.ENDED

@@ -55,13 +55,13 @@ def test_devices_are_lent_for_trials_and_given_back_whatever_happens(database):
         with borrow() as devices:
             assert executor.loans == ["n"]
             assert devices == node("n").devices
-            (granted,) = requests.open(wishes.LEND, status=wishes.GRANTED)
+            (granted,) = requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.GRANTED)
             while requests.read(granted.id).content["beats"] < 2:
                 threading.Event().wait(0.01)
         with pytest.raises(RuntimeError), borrow():
             raise RuntimeError
-    assert not requests.open(wishes.LEND, status=wishes.GRANTED)
-    assert len(requests.open(wishes.LEND, status=wishes.WITHDRAWN)) == 2
+    assert not requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.GRANTED)
+    assert len(requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.WITHDRAWN)) == 2
 
 
 def test_devices_that_stay_busy_are_given_up(database):
@@ -71,7 +71,10 @@ def test_devices_that_stay_busy_are_given_up(database):
         lent(requests, node("n"), whose="nightly", wanted=TWO, timeouts=PATIENCE, idle_within_s=0.0),
     ):
         raise AssertionError("nobody has lent any")
-    assert [request.content["node"] for request in requests.open(wishes.LEND, status=wishes.WITHDRAWN)] == ["n"]
+    assert [
+        request.content["node"]
+        for request in requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.WITHDRAWN)
+    ] == ["n"]
 
 
 def node(name, *, kind="A100", num_devices=2, health=None):

@@ -17,7 +17,7 @@ from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CANCELLED, PAUSED, WAITING, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 
@@ -48,15 +48,17 @@ def statuses(database, key):
     return {name: record.status for name, record in Journal(database, batch=key).jobs().items()}
 
 
-@pytest.mark.parametrize(("kind", "status"), [(wishes.CANCEL, CANCELLED), (wishes.PAUSE, PAUSED)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [(wishes.RequestKind.CANCEL, JobStatus.CANCELLED), (wishes.RequestKind.PAUSE, JobStatus.PAUSED)]
+)
 def test_all_standing_batches_of_a_name_are_meant_and_an_id_names_one(pool, kind, status):
     for key in ("nightly-1", "nightly-2"):
         submit(pool, key)
     with played(pool) as executor:
         executor.held_back = {"a", "b"}
         (answer,) = ask_about(pool, kind, batch="nightly-2", jobs=["a"])
-        assert statuses(pool, "nightly-1") == {"a": WAITING, "b": WAITING}
-        assert statuses(pool, "nightly-2") == {"a": status, "b": WAITING}
+        assert statuses(pool, "nightly-1") == {"a": JobStatus.WAITING, "b": JobStatus.WAITING}
+        assert statuses(pool, "nightly-2") == {"a": status, "b": JobStatus.WAITING}
         assert (answer.batch, answer.is_done, answer.message) == ("nightly-2", True, f"{kind}: a")
         answers = ask_about(pool, kind, batch="nightly")
         assert [each.batch for each in answers] == ["nightly-1", "nightly-2"]
@@ -82,10 +84,10 @@ def test_each_batch_is_asked_about_its_own_jobs(pool):
 
 def test_without_an_executor_the_request_stands(pool):
     submit(pool, "nightly-1")
-    (answer,) = ask_about(pool, wishes.PAUSE, batch="nightly", patience_s=0.0)
+    (answer,) = ask_about(pool, wishes.RequestKind.PAUSE, batch="nightly", patience_s=0.0)
     assert not answer.is_done
     assert "ringmaster pool executor" in answer.message
-    assert len(Requests(pool).open(wishes.PAUSE)) == 1
+    assert len(Requests(pool).open(wishes.RequestKind.PAUSE)) == 1
 
 
 def run(*arguments):
@@ -109,7 +111,9 @@ def test_the_commands_ask_and_print_the_answer(pool):
             0,
             [{"batch": "nightly-1", "is_done": True, "message": "cancel: a, b"}],
         )
-    (asked,) = [r for r in Requests(pool).open(status=wishes.DONE) if r.kind == wishes.SET_PRIORITY]
+    (asked,) = [
+        r for r in Requests(pool).open(status=wishes.RequestStatus.DONE) if r.kind == wishes.RequestKind.SET_PRIORITY
+    ]
     assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "priority": 2.5}
 
 
@@ -144,8 +148,8 @@ def test_status_and_logs_look_at_batches_of_the_pool(pool, tmp_path):
     code, output = run("status", "nightly", "--json")
     assert code == 0
     assert [(row["run"], row["job"], row["status"]) for row in json.loads(output)] == [
-        ("nightly-1", "a", WAITING),
-        ("nightly-1", "b", WAITING),
+        ("nightly-1", "a", JobStatus.WAITING),
+        ("nightly-1", "b", JobStatus.WAITING),
     ]
     assert run("logs", "a") == (0, "step 1\n")
     (gang / "rank-0.log").write_text("")
@@ -170,7 +174,7 @@ def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatc
     assert "is handed over" in output and "once an executor leads" in output
     said = json.loads(output[output.index("{") :])
     assert (said["batch"], said["flow_run"]) == ("nightly", None)
-    (request,) = Requests(pool).open(wishes.TRAIN)
+    (request,) = Requests(pool).open(wishes.RequestKind.TRAIN)
     assert [job["name"] for job in request.content["batch"]["jobs"]] == said["jobs"]
     _, output = run("status", "nightly", "--json")
     assert [(row["job"], row["status"]) for row in json.loads(output)] == [(job, "handed over") for job in said["jobs"]]
@@ -188,7 +192,7 @@ def test_what_cannot_take_a_step_is_not_handed_over(pool, tmp_path):
     code, output = run("submit", str(file), "--batch", "nightly")
     assert code == 2
     assert "job llama: " in output and "no field hiden_size; did you mean hidden_size" in output
-    assert not Requests(pool).open(wishes.TRAIN)
+    assert not Requests(pool).open(wishes.RequestKind.TRAIN)
 
 
 def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):

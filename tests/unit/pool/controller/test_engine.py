@@ -4,12 +4,15 @@ import queue
 import threading
 
 import pytest
+from sqlalchemy import insert
 
 from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.tasks.storage.schema import SAID
+from ringmaster.techniques.runtime.processes.events import Ready
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
@@ -48,12 +51,12 @@ def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
     assert [slot.index for slot in share.order.slots] == [1]
     worker.say(1, "ready", step=0)
     worker.say(1, "checkpoint", step=5)
-    engine.look()
-    engine.look()
-    assert [event["event"] for event in heard] == ["ready", "checkpoint"]
+    engine.catch_up()
+    engine.catch_up()
+    assert [event.NAME for event in heard] == ["ready", "checkpoint"]
     assert not future.done()
     worker.end(1, step=10)
-    engine.look()
+    engine.catch_up()
     assert future.result(timeout=0) == Outcome(status="done", result={"step": 10})
 
 
@@ -65,7 +68,7 @@ def test_it_listens_by_itself_once_started(database, made):
     worker.take_all()
     worker.say(1, "ready", step=0)
     worker.end(1, step=10)
-    assert heard.get(timeout=WAIT_S) == {"event": "ready", "step": 0}
+    assert heard.get(timeout=WAIT_S) == Ready(step=0)
     assert future.result(timeout=WAIT_S).status == "done"
 
 
@@ -76,7 +79,9 @@ def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, mo
     engine.listen()
     engine.start(call(1))
     worker.take_all()
-    worker.end(1, "of another version")
+    content = {"event": "outcome", "status": "of another version"}
+    row = insert(SAID).values(segment=1, node=worker.name, number=0, content=content)
+    database.write(lambda connection: connection.execute(row))
     assert told.wait(WAIT_S)
 
 
@@ -94,12 +99,12 @@ def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, mad
     assert shares[0].meeting.startswith("10.0.0.1:")
     a.say(1, "ready", step=0)
     b.end(1, step=10)
-    engine.look()
+    engine.catch_up()
     assert not future.done()
     a.end(1, step=10, metrics={"loss": 1.0})
-    engine.look()
+    engine.catch_up()
     assert future.result(timeout=0).result == {"step": 10, "metrics": {"loss": 1.0}}
-    assert [event["event"] for event in heard] == ["ready"]
+    assert [event.NAME for event in heard] == ["ready"]
     assert not a.is_killed(1)
 
 
@@ -109,11 +114,11 @@ def test_one_share_that_fails_ends_its_peers_and_explains_them(database, made):
     future = engine.start(call(1, devices=[("1", 0), ("2", 0), ("3", 0)]))
     a.take_all(), b.take_all()  # the third one has not polled yet
     b.end(1, "out_of_memory", "rank 1: no room")
-    engine.look()
+    engine.catch_up()
     assert a.is_killed(1)
     assert c.take_all() == {}
     a.end(1, "crashed", "rank 0 was killed")
-    engine.look()
+    engine.catch_up()
     assert future.result(timeout=0) == Outcome(status="out_of_memory", message="rank 1: no room")
 
 
@@ -139,7 +144,7 @@ def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
     assert not kept.done()
     assert a.running() == []
     a.end(2, step=10)  # the node was only disconnected, and comes back
-    engine.look()
+    engine.catch_up()
     late = engine.start(call(4, devices=[("1", 0)]))
     assert late.result(timeout=0).status == "lost"
     assert MessageStore(database).shares(4) == []
@@ -154,7 +159,7 @@ def test_a_node_lost_of_a_gang_ends_the_rest_of_it(database, made):
     engine.nodes()
     assert a.is_killed(1) and not future.done()
     a.end(1, "crashed", "its peer vanished")
-    engine.look()
+    engine.catch_up()
     assert future.result(timeout=0).status == "lost"
 
 
@@ -175,17 +180,17 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     former.start(call(1, on_event=first.append))
     worker.take_all()
     worker.say(1, "ready", step=0)
-    former.look()
+    former.catch_up()
     worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not read this
     engine = made()
     worker.say(1, "checkpoint", step=5)
     future = engine.adopt(1, on_event=second.append)
     worker.say(1, "checkpoint", step=6)
-    engine.look()
-    assert [event["step"] for event in first] == [0]
-    assert [event["step"] for event in second] == [0, 4, 5, 6]
+    engine.catch_up()
+    assert [event.step for event in first] == [0]
+    assert [event.step for event in second] == [0, 4, 5, 6]
     worker.end(1, step=10)
-    engine.look()
+    engine.catch_up()
     assert future.result(timeout=0).status == "done"
 
 

@@ -12,8 +12,8 @@ from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, PAUSED, RUNNING, WAITING, Journal
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore
+from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.message_store import MessageStore
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
@@ -79,7 +79,7 @@ def assert_devices_serve_one(database):
 
 
 def assert_nothing_was_doubled(database, pool, gangs, jobs):
-    assert pool.statuses() == dict.fromkeys(jobs, DONE)
+    assert pool.statuses() == dict.fromkeys(jobs, JobStatus.DONE)
     assert pool.held() == {}
     trained = Counter()
     for (_, job), first, last in gangs.trained:
@@ -89,9 +89,9 @@ def assert_nothing_was_doubled(database, pool, gangs, jobs):
     assert sorted(event.number for event in pool.told(SegmentStarted)) == segments
     assert sorted(event.number for event in pool.told(SegmentEnded)) == segments
     assert sorted(event.job for event in pool.told(JobEnded)) == sorted(jobs)
-    heard = Counter((event.number, event.event["event"]) for event in pool.told(GangSaid))
-    said = Counter((w.segment, w.content["event"]) for w in MessageStore(database).words(after=0))
-    assert heard == Counter({key: n for key, n in said.items() if key[1] not in (OUTCOME, "ended")}), (
+    heard = Counter((event.number, event.event.NAME) for event in pool.told(GangSaid))
+    said = Counter((w.segment, w.content.NAME) for w in MessageStore(database).words(after=0))
+    assert heard == Counter({key: n for key, n in said.items() if key[1] not in ("outcome", "ended")}), (
         "each word is told once"
     )
 
@@ -140,7 +140,7 @@ def test_a_node_that_went_while_no_executor_was_there_is_lost(database):
     for _ in range(8):
         gangs.move()
         pool.step(seconds=1.0)
-    assert pool.statuses() == {"a": DONE, "b": DONE}
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert [steps for (_, job), *steps in gangs.trained if job == "a"] == [[0, 5], [5, 7], [7, 10]]
 
 
@@ -157,7 +157,7 @@ def test_speeds_that_were_told_before_are_known_to_the_next_executor(database):
     after.step()
     (running,) = after.executor._plan_progress.running.values()
     assert (running.step, running.step_s, running.is_ready) == (20, 2.0, True)
-    assert [event.event["event"] for event in after.told(GangSaid)] == ["ready", "steps", "steps"]
+    assert [event.event.NAME for event in after.told(GangSaid)] == ["ready", "steps", "steps"]
     after.executor.replan_soon(why="to see")
     after.step()
     (row,) = [row for row in after.plans[-1].jobs if row.id == "b1/a"]
@@ -179,7 +179,9 @@ def test_speeds_of_segments_that_have_ended_are_known_to_the_next_executor(datab
     assert after.plans[-1].job("b1/a").options[0].runtime_s == pytest.approx(180.0 + 0.1)
 
 
-@pytest.mark.parametrize(("kind", "status"), [(wishes.PAUSE, PAUSED), (wishes.CANCEL, CANCELLED)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [(wishes.RequestKind.PAUSE, JobStatus.PAUSED), (wishes.RequestKind.CANCEL, JobStatus.CANCELLED)]
+)
 def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_before(database, kind, status):
     clock, gangs = Clock(), Gangs(Worker(database))
     pool = PoolBench(database, clock)
@@ -194,7 +196,7 @@ def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_befor
     pool.step(), pool.step()
     assert pool.statuses() == {"a": status}
     assert pool.held() == {}
-    assert pool.is_standing() == (kind == wishes.PAUSE)
+    assert pool.is_standing() == (kind == wishes.RequestKind.PAUSE)
 
 
 def test_an_option_that_ran_out_of_memory_stays_struck_out(database):
@@ -207,7 +209,7 @@ def test_an_option_that_ran_out_of_memory_stays_struck_out(database):
     pool.step()
     for executor in (pool, PoolBench(database, clock)):
         executor.step()
-        assert executor.statuses() == {"a": RUNNING}
+        assert executor.statuses() == {"a": JobStatus.RUNNING}
         assert [option.technique for option in executor.plans[-1].job("b1/a").options] == ["ddp"]
 
 
@@ -235,7 +237,7 @@ def test_a_node_that_came_back_with_fewer_devices_does_not_stop_the_next_executo
     after = PoolBench(database, clock)
     after.step()
     assert {event.outcome.status for event in after.told(SegmentEnded)} == {"lost"}
-    assert sorted(after.statuses().values()) == [RUNNING, WAITING]
+    assert sorted(after.statuses().values()) == [JobStatus.RUNNING, JobStatus.WAITING]
     assert after.held() == {"n:cpu:0": "pool"}
 
 

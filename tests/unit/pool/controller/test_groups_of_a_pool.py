@@ -8,7 +8,7 @@ from ringmaster.tasks.execution.events import SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, PAUSED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
@@ -175,14 +175,14 @@ def test_a_job_of_a_group_is_cancelled_and_the_others_go_on(database):
     pool.submit(group_of_three())
     gangs.move()
     pool.step(seconds=1.0)
-    pool.ask(wishes.CANCEL, batch="b1", jobs=["b"])
+    pool.ask(wishes.RequestKind.CANCEL, batch="b1", jobs=["b"])
     (worker,) = gangs.workers
     assert leave("b") in worker.told(1)
     for _ in range(6):
         worker.beat()
         gangs.move()
         pool.step(seconds=1.0)
-    assert pool.statuses() == {"a": DONE, "b": CANCELLED, "c": DONE}
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.CANCELLED, "c": JobStatus.DONE}
     assert len(Journal(database, batch="b1").segments()) == 1
 
 
@@ -204,8 +204,12 @@ def go_on(pool, gangs):
         pool.step(seconds=1.0)
 
 
-@pytest.mark.parametrize(("kind", "status"), [(wishes.PAUSE, PAUSED), (wishes.CANCEL, CANCELLED)])
-@pytest.mark.parametrize(("jobs", "of_others"), [(["a"], DONE), (["a", "b", "c"], None)], ids=["leader", "all"])
+@pytest.mark.parametrize(
+    ("kind", "status"), [(wishes.RequestKind.PAUSE, JobStatus.PAUSED), (wishes.RequestKind.CANCEL, JobStatus.CANCELLED)]
+)
+@pytest.mark.parametrize(
+    ("jobs", "of_others"), [(["a"], JobStatus.DONE), (["a", "b", "c"], None)], ids=["leader", "all"]
+)
 def test_a_gang_whose_leader_was_dismissed_is_taken_over(database, kind, status, jobs, of_others):
     gangs, pool = half_trained(database)
     pool.ask(kind, batch="b1", jobs=jobs)
@@ -218,9 +222,9 @@ def test_a_gang_whose_leader_was_dismissed_is_taken_over(database, kind, status,
 
 def test_a_leader_that_was_paused_goes_on_after_the_next_executor_has_come(database):
     gangs, pool = half_trained(database)
-    pool.ask(wishes.PAUSE, batch="b1", jobs=["a"])
+    pool.ask(wishes.RequestKind.PAUSE, batch="b1", jobs=["a"])
     after = PoolBench(database, pool.clock)
-    after.ask(wishes.RESUME, batch="b1", jobs=["a"])  # before the gang has stopped
+    after.ask(wishes.RequestKind.RESUME, batch="b1", jobs=["a"])  # before the gang has stopped
     go_on(after, gangs)
     assert_nothing_was_doubled(database, after, gangs, "abc")
 

@@ -12,7 +12,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Sched
 from ringmaster.flows.pool.runs import batch_runs
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, BatchRuns
 from ringmaster.tasks.pool.handed_over import followed, hand_over, pending
-from ringmaster.tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from tests.unit.pool.bench import submission
 
@@ -100,11 +100,11 @@ def stages(database):
 def test_it_is_there_before_prefect_is_and_starts_once_that_is_back(database, prefect, bench, tmp_path):
     prefect.away = True
     bench.patiently()
-    assert bench.requests.read(bench.number).status == OPEN
+    assert bench.requests.read(bench.number).status == RequestStatus.OPEN
     assert stages(database) == [("nightly", ("a", "b"), False, "in the pool's database; it has no flow run yet")]
     prefect.away = False
     request = bench.look()
-    assert (request.status, request.answer["flow_run"]) == (GRANTED, str(bench.run().id))
+    assert (request.status, request.answer["flow_run"]) == (RequestStatus.GRANTED, str(bench.run().id))
     assert bench.run().parameters["batch"] == {"path": str(tmp_path / "nightly" / "submitted.json")}
     assert (tmp_path / "nightly" / "submitted.json").exists()  # written from the database
     assert "flow run dotted-owl" in stages(database)[0][3]
@@ -112,7 +112,7 @@ def test_it_is_there_before_prefect_is_and_starts_once_that_is_back(database, pr
 
 def test_an_executor_that_died_before_it_noted_the_run_makes_no_second_one(prefect, bench):
     bench.look()
-    bench.requests.answer(bench.number, status=OPEN)
+    bench.requests.answer(bench.number, status=RequestStatus.OPEN)
     bench.look()
     assert len(prefect.runs) == 1
 
@@ -146,22 +146,27 @@ def test_a_run_that_prefect_has_lost_is_made_anew(prefect, bench):
 
 
 @pytest.mark.parametrize(
-    ("state", "status"), [(Completed(), DONE), (Failed(message="no"), REFUSED), (Cancelled(), REFUSED)]
+    ("state", "status"),
+    [
+        (Completed(), RequestStatus.DONE),
+        (Failed(message="no"), RequestStatus.REFUSED),
+        (Cancelled(), RequestStatus.REFUSED),
+    ],
 )
 def test_what_the_run_came_to_is_the_answer(database, bench, state, status):
     bench.look()
     bench.run().state = state
     assert bench.look().status == status
     bench.look()
-    assert [over for *_, over, _ in stages(database)] == [True] * (status == REFUSED)
+    assert [over for *_, over, _ in stages(database)] == [True] * (status == RequestStatus.REFUSED)
 
 
 def test_what_crashes_each_time_is_reported(database, bench):
     bench.look()
     bench.run().state = Crashed(message="killed")
-    assert bench.look().status == GRANTED  # it runs again
+    assert bench.look().status == RequestStatus.GRANTED  # it runs again
     bench.run().run_count = MOST_RUNS
-    assert bench.look().status == REFUSED
+    assert bench.look().status == RequestStatus.REFUSED
     assert stages(database) == [("nightly", ("a", "b"), True, "its flow run is Crashed: killed")]
 
 
@@ -179,4 +184,4 @@ def test_whoever_follows_a_batch_renews_it(database, bench, monkeypatch):
             pass
     with followed(database, "somebody else's"):
         pass
-    assert bench.requests.open(TRAIN, status=GRANTED)
+    assert bench.requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)

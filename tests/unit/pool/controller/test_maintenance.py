@@ -11,7 +11,7 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import DONE, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import PLANS, REQUESTS, TOLD
 from tests.unit.pool.bench import submission
 
@@ -33,7 +33,7 @@ def age(database):
 
 
 def end(database, batch, *, is_recorded):
-    EventLog(database).tell(batch, JobEnded(job="a", status=DONE, message="", details={}))
+    EventLog(database).tell(batch, JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
     Journal(database, batch=batch).put(maintenance.IS_RECORDED, is_recorded)
     Submissions(database).end(batch)
 
@@ -43,7 +43,7 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
         Submissions(database).submit(submission(name))
     end(database, "recorded", is_recorded=True)
     end(database, "not", is_recorded=False)
-    EventLog(database).tell("standing", JobEnded(job="a", status=DONE, message="", details={}))
+    EventLog(database).tell("standing", JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
     Journal(database, batch="standing").put(maintenance.IS_RECORDED, True)
     age(database)
     assert maintenance.tidy(database, now_s=NOW_S) == 1
@@ -56,8 +56,8 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
 
 def test_answered_requests_are_dropped_and_open_ones_are_not(database):
     requests = Requests(database)
-    answered, standing = (requests.ask(wishes.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
-    requests.answer(answered, status=wishes.DONE)
+    answered, standing = (requests.ask(wishes.RequestKind.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
+    requests.answer(answered, status=wishes.RequestStatus.DONE)
     age(database)
     assert maintenance.tidy(database, now_s=NOW_S) == 1
     assert [request.id for request in requests.open()] == [standing]
@@ -82,7 +82,7 @@ def test_what_is_young_stays(database):
 
 def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(database, monkeypatch):
     for number in range(7):
-        EventLog(database).tell("b1", JobEnded(job=f"j{number}", status=DONE, message="", details={}))
+        EventLog(database).tell("b1", JobEnded(job=f"j{number}", status=JobStatus.DONE, message="", details={}))
     sizes, write = [], database.write
     monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
     assert delete_in_chunks(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7

@@ -8,7 +8,7 @@ from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.storage.journal import DONE, FAILED, RUNNING, WAITING
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
 from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
@@ -49,7 +49,7 @@ def test_a_batch_is_trained_on_nodes_of_any_engine(pool, engine):
     pool.submit(submission(jobs=("a", "b", "c"), bases={"c": "a"}))
     assert sorted(pool.held()) == ["n1:cpu:0", "n2:cpu:0"]
     run(pool)
-    assert pool.statuses() == dict.fromkeys("abc", DONE)
+    assert pool.statuses() == dict.fromkeys("abc", JobStatus.DONE)
     assert [call.job for call in engine.calls] == ["b1/a", "b1/b", "b1/c"]
     assert pool.held() == {}
 
@@ -62,7 +62,7 @@ def test_the_jobs_of_a_lost_node_go_on_elsewhere(pool, engine, is_fenced):
     pool.pass_seconds(20)
     engine.lose("n2", is_fenced=is_fenced)
     run(pool)
-    assert pool.statuses() == {"a": DONE, "b": DONE}
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert started(pool) == {"a": ["n1"], "b": ["n2", "n1"]}
     assert [e.outcome.status for e in pool.told(SegmentEnded)] == ["lost", "done", "done"]
 
@@ -75,14 +75,14 @@ def test_a_device_of_a_node_that_comes_back_is_used_once_it_is_fenced(pool, engi
     pool.pass_seconds(1)
     engine.add("n1", 2)
     pool.pass_seconds(50)
-    assert pool.statuses() == {"a": WAITING}
+    assert pool.statuses() == {"a": JobStatus.WAITING}
     assert pool.held() == {}
-    loan = pool.ask(wishes.LEND, node="n1", least=1, most=1)
+    loan = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
     assert loan.status == wishes.OPEN, "what survives there uses the devices"
     Requests(pool.database).answer(loan.id, status=wishes.WITHDRAWN)
     engine.fence("n1")
     pool.pass_seconds(1)
-    assert pool.statuses() == {"a": RUNNING}
+    assert pool.statuses() == {"a": JobStatus.RUNNING}
     run(pool)
     assert started(pool) == {"a": ["n1", "n1"]}
 
@@ -96,10 +96,10 @@ def test_the_next_executor_waits_for_the_fence_too(database, pool, engine):
     engine.add("n1")
     after = PoolBench(database, pool.clock, engine=engine)
     after.pass_seconds(5)
-    assert after.statuses() == {"a": WAITING}
+    assert after.statuses() == {"a": JobStatus.WAITING}
     engine.fence("n1")
     run(after)
-    assert after.statuses() == {"a": DONE}
+    assert after.statuses() == {"a": JobStatus.DONE}
 
 
 def test_the_next_executor_adopts_what_runs(database, pool, engine):
@@ -109,7 +109,7 @@ def test_the_next_executor_adopts_what_runs(database, pool, engine):
     pool.pass_seconds(10)
     after = PoolBench(database, pool.clock, engine=engine)
     run(after)
-    assert after.statuses() == {"a": DONE, "b": DONE}
+    assert after.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert len(engine.calls) == 2
 
 
@@ -125,7 +125,7 @@ def test_a_node_that_leaves_is_emptied_and_given_back(pool, engine):
     assert engine.gangs.keys() == {1}
     assert engine.released == ["n2"]
     run(pool)
-    assert pool.statuses() == {"a": DONE, "b": DONE}
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert [e.outcome.status for e in pool.told(SegmentEnded)] == ["preempted", "done", "done"]
     assert started(pool) == {"a": ["n1"], "b": ["n2", "n1"]}
 
@@ -133,7 +133,7 @@ def test_a_node_that_leaves_is_emptied_and_given_back(pool, engine):
 def test_a_node_that_leaves_is_not_given_back_while_its_devices_are_lent(pool, engine):
     engine.add("n1")
     pool.pass_seconds(1)
-    loan = pool.ask(wishes.LEND, node="n1", least=1, most=1)
+    loan = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
     assert loan.status == wishes.GRANTED
     engine.leave("n1")
     pool.pass_seconds(5)
@@ -153,7 +153,7 @@ def test_a_node_is_empty_before_it_ends(pool, engine):
     pool.pass_seconds(10)
     assert [gang.nodes for gang in engine.gangs.values()] == [{"n2"}]
     run(pool)
-    assert pool.statuses() == {"a": DONE, "b": DONE}
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert "lost" not in [e.outcome.status for e in pool.told(SegmentEnded)]
     trained = [event.outcome.result for event in pool.told(SegmentEnded) if event.segment.job == "a"]
     assert [(each["first_step"], each["step"]) for each in trained] == [(0, 179), (179, 250)], "nothing is repeated"
@@ -164,7 +164,7 @@ def test_a_node_that_ends_without_notice_loses_what_runs(pool, engine):
     pool.pass_seconds(1)
     pool.submit(submission(jobs=("a",), num_steps=100))
     pool.pass_seconds(25)
-    assert pool.statuses() == {"a": WAITING}
+    assert pool.statuses() == {"a": JobStatus.WAITING}
     engine.add("n2")
     run(pool)
     assert started(pool) == {"a": ["n1", "n2"]}
@@ -176,4 +176,6 @@ def test_an_outcome_of_any_engine_is_decided_on(pool, engine):
     pool.submit(submission(jobs=("a",)))
     engine.end(engine.gang("a"), "invalid", "the loss is not finite")
     pool.step()
-    assert [(event.status, event.message) for event in pool.told(JobEnded)] == [(FAILED, "the loss is not finite")]
+    assert [(event.status, event.message) for event in pool.told(JobEnded)] == [
+        (JobStatus.FAILED, "the loss is not finite")
+    ]

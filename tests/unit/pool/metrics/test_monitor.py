@@ -9,8 +9,8 @@ from ringmaster.tasks.pool.leases import LOAN, PoolLeases
 from ringmaster.tasks.pool.metrics.monitor import PoolMonitor
 from ringmaster.tasks.pool.metrics.reasons import PlanReason
 from ringmaster.tasks.pool.metrics.state import BatchStage, DeviceStatus
-from ringmaster.tasks.pool.nodes import LEAVING
-from ringmaster.tasks.pool.requests import GRANTED, TRAIN, Requests
+from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
@@ -65,7 +65,7 @@ def test_devices_are_leased_lent_unhealthy_idle_or_on_a_node_that_leaves(monitor
         DeviceStatus.IDLE: 1,
     }
     assert in_states(measured, "n2") == {DeviceStatus.IDLE: 1}
-    one.beat(health={"2": "it has fallen off the bus"}, status=LEAVING)
+    one.beat(health={"2": "it has fallen off the bus"}, status=NodeStatus.LEAVING)
     assert in_states(sampled(monitor))[DeviceStatus.LEAVING] == 1
 
 
@@ -165,10 +165,10 @@ def test_a_leader_that_has_resigned_has_no_heartbeat(monitor, database):
 
 def test_batches_by_stage_and_jobs_of_active_batches_by_status(monitor, database):
     requests = Requests(database)
-    first, second = (requests.ask(TRAIN, {"batch": {"name": name, "jobs": []}}) for name in ("one", "two"))
+    first, second = (requests.ask(RequestKind.TRAIN, {"batch": {"name": name, "jobs": []}}) for name in ("one", "two"))
     assert sampled(monitor).state.batches[BatchStage.QUEUED] == 2
-    requests.answer(first, status=GRANTED, answer={"flow_run": "run-1"})
-    requests.answer(second, status=GRANTED, answer={"flow_run": "run-2"})
+    requests.answer(first, status=RequestStatus.GRANTED, answer={"flow_run": "run-1"})
+    requests.answer(second, status=RequestStatus.GRANTED, answer={"flow_run": "run-2"})
     Submissions(database).submit(
         replace(submission(name="one"), flow_run="run-1"),
         failed={"c": "it has no model"},

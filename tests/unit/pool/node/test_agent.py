@@ -10,14 +10,22 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.pool.node.agent import NodeAgent
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, MessageStore, Share
+from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
 from ringmaster.tasks.storage.schema import ORDERS
-from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, PREEMPTED, Outcome
+from ringmaster.techniques.runtime.processes.events import (
+    Beat,
+    DeviceTelemetry,
+    Metrics,
+    OutcomeStatus,
+    Ready,
+    ShareEnded,
+    Steps,
+)
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
@@ -52,13 +60,15 @@ class StubGang:
     def send(self, command):
         self.told.append(command)
         if command == "stop" and not self.is_deaf:
-            self.script.put(Outcome(status=PREEMPTED, result={"step": 3}))
+            self.script.put(Outcome(status=OutcomeStatus.PREEMPTED, result={"step": 3}))
 
     def kill(self):
-        self.script.put(Outcome(status=CRASHED, message="killed"))
+        self.script.put(Outcome(status=OutcomeStatus.CRASHED, message="killed"))
 
     def wait(self, on_event):
         while not isinstance(said := self.script.get(timeout=PATIENCE_S), Outcome):
+            if isinstance(said, Exception):
+                raise said
             on_event(said)
         return said
 
@@ -71,14 +81,14 @@ class FakeGauges:
 
     def begin(self, segment, numbers, *, is_part=False):
         self.begun.append((segment, tuple(numbers), is_part))
-        self.due = {segment: {"event": "telemetry", "part": "middle"}}
+        self.due = {segment: DeviceTelemetry(wall_s=1.0, node="", devices={})}
 
     def words(self):
         due, self.due = self.due, {}
         return due
 
     def end(self, segment):
-        return {"event": "telemetry", "part": "end"}
+        return DeviceTelemetry(wall_s=2.0, node="", devices={})
 
     def health(self):
         return {"0": "in use by a stranger"}
@@ -127,13 +137,13 @@ class Site:
     def outcome(self, segment):
         """Waits for the outcome of a segment that the agent reports."""
         until(lambda: segment in self.outcomes())
-        return next(said for number, _, said in self.words() if number == segment and said["event"] == OUTCOME)
+        return next(said for number, _, said in self.words() if number == segment and isinstance(said, ShareEnded))
 
     def words(self):
         return [(word.segment, word.number, word.content) for word in self.message_store.words(after=0)]
 
     def outcomes(self):
-        return {segment: said["status"] for segment, _, said in self.words() if said["event"] == OUTCOME}
+        return {segment: said.status for segment, _, said in self.words() if isinstance(said, ShareEnded)}
 
 
 def until(condition, timeout_s=PATIENCE_S):
@@ -160,16 +170,20 @@ def site(database):
 def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
     gang = site.begin(7)
     assert site.host.running.keys() == {7}
-    gang.script.put({"event": "ready", "step": 0})
-    gang.script.put({"event": "beat"})  # only informs the supervisor that the rank is alive
-    gang.script.put({"event": "metrics", "metrics": {"loss": 1.0, "perplexity": float("inf")}})
-    gang.script.put(Outcome(status=DONE, result={"step": 10}))
-    until(lambda: site.outcomes() == {7: DONE} and not site.host.running)
+    gang.script.put(Ready(step=0))
+    gang.script.put(Beat())  # only informs the supervisor that the rank is alive
+    gang.script.put(Metrics(step=1, metrics={"loss": 1.0, "perplexity": float("inf")}))
+    gang.script.put(Outcome(status=OutcomeStatus.DONE, result={"step": 10}))
+    until(lambda: site.outcomes() == {7: OutcomeStatus.DONE} and not site.host.running)
     assert site.started == [gang]
     assert site.words() == [
-        (7, 0, {"event": "ready", "step": 0}),
-        (7, 1, {"event": "metrics", "metrics": {"loss": 1.0}}),
-        (7, 2, {"event": OUTCOME, "status": DONE, "message": "", "result": {"step": 10}, "was_killed": False}),
+        (7, 0, Ready(step=0)),
+        (7, 1, Metrics(step=1, metrics={"loss": 1.0})),
+        (
+            7,
+            2,
+            ShareEnded(status=OutcomeStatus.DONE, message="", result={"step": 10}, was_killed=False),
+        ),
     ]
     assert not site.message_store.orders()
 
@@ -178,7 +192,7 @@ def test_only_what_is_given_to_this_very_worker_is_taken(site):
     site.give(1, incarnation="another")
     site.begin(2)
     assert site.gangs.keys() == {2}
-    assert [order.status for order in site.message_store.shares(1)] == [GIVEN]
+    assert [order.status for order in site.message_store.shares(1)] == [OrderStatus.GIVEN]
 
 
 def test_an_order_whose_answer_was_lost_on_its_way_is_run_all_the_same(site, monkeypatch):
@@ -212,7 +226,7 @@ def test_commands_reach_their_gang_also_before_it_has_started(site):
     site.message_store.command(1, "until 8")
     until(lambda: site.gangs[1].told == ["until 5", "until 8"])
     site.message_store.command(1, "kill")
-    until(lambda: site.outcomes() == {1: CRASHED})
+    until(lambda: site.outcomes() == {1: OutcomeStatus.CRASHED})
 
 
 def test_training_does_not_wait_for_a_database_that_is_away(site, tmp_path):
@@ -221,13 +235,13 @@ def test_training_does_not_wait_for_a_database_that_is_away(site, tmp_path):
         other = sqlite3.connect(tmp_path / "pool.db", isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")  # nobody else can write
         for step in range(100):
-            gang.script.put({"event": "steps", "first_step": step})
-        gang.script.put(Outcome(status=DONE))
+            gang.script.put(Steps(first_step=step, seconds=()))
+        gang.script.put(Outcome(status=OutcomeStatus.DONE))
         until(lambda: not site.host.running)
         assert not site.words()
         pool.submit(other.close).result()
-    until(lambda: site.outcomes() == {1: DONE})
-    assert [said.get("first_step") for _, _, said in site.words()] == [*range(100), None]
+    until(lambda: site.outcomes() == {1: OutcomeStatus.DONE})
+    assert [getattr(said, "first_step", None) for _, _, said in site.words()] == [*range(100), None]
 
 
 def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
@@ -235,10 +249,10 @@ def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
     site = Site(database, device_monitor=device_monitor)
     gang = site.begin(1)
     until(lambda: len(site.words()) == 1)
-    gang.script.put(Outcome(status=DONE))
-    until(lambda: site.outcomes() == {1: DONE})
+    gang.script.put(Outcome(status=OutcomeStatus.DONE))
+    until(lambda: site.outcomes() == {1: OutcomeStatus.DONE})
     assert device_monitor.begun == [(1, (0,), False)]
-    assert [said.get("part") for _, _, said in site.words()] == ["middle", "end", None]
+    assert [getattr(said, "wall_s", None) for _, _, said in site.words()] == [1.0, 2.0, None]
     assert site.nodes.all()[0].health == {"0": "in use by a stranger"}
     site.end()
 
@@ -250,8 +264,8 @@ def test_a_gang_that_cannot_be_started_has_crashed(database):
     site = Site(database, start_gang=refuse)
     site.give(1)
     outcome = site.outcome(1)
-    assert outcome["status"] == CRASHED
-    assert "no space left" in outcome["message"]
+    assert outcome.status == OutcomeStatus.CRASHED
+    assert "no space left" in outcome.message
     site.end()
 
 
@@ -260,8 +274,8 @@ def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
     gang = site.begin(1)
     gang.wait = None  # has no effect on this wait, which has started already
-    gang.script.put("no event")
-    assert site.outcome(1)["status"] == CRASHED
+    gang.script.put(RuntimeError("of the supervisor"))
+    assert site.outcome(1).status == OutcomeStatus.CRASHED
     assert failed.wait(PATIENCE_S)
 
 
@@ -276,7 +290,7 @@ def test_a_worker_that_cannot_read_its_orders_any_more_ends(site, monkeypatch):
 def test_a_drained_node_stops_its_gangs_at_a_checkpoint_and_leaves(site):
     site.begin(1)
     site.host.drain(heed_s=0.0)
-    assert site.outcomes() == {1: PREEMPTED}
+    assert site.outcomes() == {1: OutcomeStatus.PREEMPTED}
     assert not site.nodes.all()
     assert site.server.is_closed
     site.give(2)
@@ -289,8 +303,8 @@ def test_a_node_that_drains_says_so(site):
     site.begin(1)
     with ThreadPoolExecutor() as pool:
         drained = pool.submit(site.host.drain, heed_s=0.0)
-        until(lambda: [node.status for node in site.nodes.all()] == [LEAVING])
-        site.gangs[1].script.put(Outcome(status=PREEMPTED))
+        until(lambda: [node.status for node in site.nodes.all()] == [NodeStatus.LEAVING])
+        site.gangs[1].script.put(Outcome(status=OutcomeStatus.PREEMPTED))
         drained.result(timeout=PATIENCE_S)
 
 
@@ -298,14 +312,14 @@ def test_a_gang_that_does_not_stop_in_time_is_ended(site):
     site.is_deaf = True
     site.begin(1)
     site.host.drain(within_s=0.0)
-    assert site.outcomes() == {1: LOST}
+    assert site.outcomes() == {1: OutcomeStatus.LOST}
 
 
 def test_a_node_that_was_given_up_ends_its_gangs_and_begins_anew(site):
     before = site.host.incarnation
     site.begin(1)
     site.nodes.remove("n", incarnation=before)
-    assert site.outcome(1)["status"] == LOST
+    assert site.outcome(1).status == OutcomeStatus.LOST
     until(lambda: [node.incarnation for node in site.nodes.all()] not in ([], [before]))
     until(lambda: site.host.incarnation != before)
     assert not site.host.ended.is_set()
@@ -315,6 +329,6 @@ def test_a_node_that_was_given_up_ends_its_gangs_and_begins_anew(site):
 def test_a_worker_whose_node_another_one_serves_ends(site):
     site.begin(1)
     site.nodes.register(NodeRecord(name="n", incarnation="another", address="", devices=DEVICES))
-    assert site.outcome(1)["status"] == LOST
+    assert site.outcome(1).status == OutcomeStatus.LOST
     assert site.host.ended.wait(PATIENCE_S)
     assert [node.incarnation for node in site.nodes.all()] == ["another"]

@@ -12,7 +12,8 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.commands.checkpoints import adopt, incoming
-from ringmaster.techniques.runtime.commands.protocol import Report, checked, environment, words_of
+from ringmaster.techniques.runtime.commands.events import Alive, Done, parse_event
+from ringmaster.techniques.runtime.commands.protocol import Report, environment, words_of
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
 
@@ -43,7 +44,7 @@ def order(slots, command=("torchrun", "--n={num_devices}", "--port", "{port}")):
 )
 def test_a_line_that_is_not_of_the_protocol_says_so(line, complaint):
     with pytest.raises(ValueError, match="the command said") as caught:
-        checked(line.encode())
+        parse_event(line.encode())
     assert complaint in str(caught.value)
 
 
@@ -53,7 +54,7 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
         writer.write(b'{"event": "be')
         assert list(report.events()) == []
         writer.write(b'at"}\n\n{"event": "done", "step": 4}\n')
-        assert [event["event"] for event in report.events()] == ["beat", "done"]
+        assert list(report.events()) == [Alive(), Done(step=4)]
     assert list(report.events()) == []  # a writer that closes the report does not end it
     report.close()
 

@@ -1,0 +1,245 @@
+"""The events that a gang reports, and their JSON form, in which they are sent and stored.
+
+Ranks send events to their supervisor, which passes on those of rank 0. A node adds the telemetry of its devices and the
+outcome of its part of the gang. `event_from_json` is called where an event enters a process; from there on it is a
+value of one of these classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from ringmaster.techniques.interface.values import SINCE_LATER, from_json, to_json
+
+
+class OutcomeStatus(StrEnum):
+    """How a gang, or one job of a group, ended."""
+
+    DONE = "done"
+    PREEMPTED = "preempted"  # stopped by a command, and checkpointed
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASHED = "crashed"  # a rank died, hung or raised: another try may succeed
+    INVALID = "invalid"  # the user has to correct something: another try would end the same way
+    LOST = "lost"  # its node is lost, or the fork server's fence ended the ranks: this machine's part was given up
+    LEFT = "left"  # of one job of a group: it left the group, whose other jobs continue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An event of a gang. NAME: the value of "event" in its JSON form."""
+
+    NAME: ClassVar[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEvent(Event):
+    """An event about one job. job: its name within the batch; None for the job of the gang's order."""
+
+    job: str | None = field(default=None, metadata=SINCE_LATER)
+
+
+# -- for the supervisor of a rank ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStarted(Event):
+    """The process of a rank has started."""
+
+    NAME = "started"
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat(Event):
+    """The rank is alive."""
+
+    NAME = "beat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseStarted(Event):
+    """The rank has started a phase, in which it may be silent for `patience_s` seconds."""
+
+    NAME = "phase"
+    phase: str
+    patience_s: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed(Event):
+    """The rank is about to end because of an error."""
+
+    NAME = "failed"
+    kind: OutcomeStatus
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult(Event):
+    """The rank has completed its order. result: status, step, metrics and seconds, or a trial's status."""
+
+    NAME = "result"
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExited(Event):
+    """The process of a rank has ended. status: its exit status, negative for a signal.
+
+    fenced: whether the fork server's fence ended it.
+    """
+
+    NAME = "exit"
+    status: int
+    fenced: bool = False
+
+
+# -- of a trial ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Event):
+    """A trial has been measured. profile: the measured fields of `Profile`."""
+
+    NAME = "measured"
+    profile: Mapping[str, Any]
+
+
+# -- of the jobs of a gang -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(JobEvent):
+    """The job is about to take its first step, from `step` on. startup_s: the seconds since it was ordered."""
+
+    NAME = "ready"
+    step: int = 0
+    startup_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(JobEvent):
+    """Steps were done, from `first_step` on.
+
+    losses, seconds: of each step; the losses are empty where only the progress is stored.
+    wall_s: the time of the report in seconds since the epoch.
+    """
+
+    NAME = "steps"
+    first_step: int
+    seconds: tuple[float, ...]
+    losses: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
+    wall_s: float = field(default=0.0, metadata=SINCE_LATER)
+
+    @property
+    def step(self) -> int:
+        """The step that the job has reached."""
+        return self.first_step + len(self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics(JobEvent):
+    """The job was evaluated after a step. wall_s: the time of the report in seconds since the epoch."""
+
+    NAME = "metrics"
+    step: int
+    metrics: Mapping[str, float]
+    wall_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(JobEvent):
+    """A checkpoint was published. seconds: the duration of the save; stall_s: how long training waited for it."""
+
+    NAME = "checkpoint"
+    step: int
+    seconds: float | None = field(default=None, metadata=SINCE_LATER)
+    stall_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(JobEvent):
+    """A checkpoint could not be saved, or is damaged; training goes on."""
+
+    NAME = "checkpoint_failed"
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOfGroupEnded(JobEvent):
+    """One job of a group has ended, and the gang continues. outcome: in the form of a `RankResult.result`."""
+
+    NAME = "ended"
+    outcome: Mapping[str, Any]
+
+
+# -- of a node -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTelemetry(Event):
+    """The use of a gang's devices, which `tasks/devices/monitor.py` describes. devices: by number on the node.
+
+    node: the name of the node for a gang over several nodes, and empty otherwise.
+    """
+
+    NAME = "telemetry"
+    wall_s: float
+    node: str
+    devices: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareEnded(Event):
+    """The last event of a node's share of a gang: its outcome, with the fields of `Outcome`."""
+
+    NAME = "outcome"
+    status: OutcomeStatus
+    message: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    was_killed: bool = False
+
+
+# -- of others -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherEvent(Event):
+    """An event that only the trainer that sent it knows: it is stored and passed on as it is."""
+
+    NAME = ""
+    content: Mapping[str, Any]
+
+
+_CLASSES: Mapping[str, type[Event]] = {
+    cls.NAME: cls
+    for cls in (
+        *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited, Measured),
+        *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
+        *(DeviceTelemetry, ShareEnded),
+    )
+}
+_KEYS = {cls: frozenset(f.name for f in fields(cls)) for cls in _CLASSES.values()}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Returns the JSON form of an event: its name as "event", and its fields."""
+    if isinstance(event, OtherEvent):
+        return dict(event.content)
+    return {"event": event.NAME, **to_json(event)}
+
+
+def event_from_json(content: Mapping[str, Any]) -> Event:
+    """Returns the event whose JSON form is `content`. Ignores fields that the event does not have.
+
+    Raises ValueError where a field is missing or has a wrong shape.
+    """
+    cls = _CLASSES.get(content["event"])
+    if cls is None:
+        return OtherEvent(content=dict(content))
+    return from_json(cls, {key: value for key, value in content.items() if key in _KEYS[cls]})

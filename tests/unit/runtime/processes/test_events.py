@@ -1,0 +1,83 @@
+"""The JSON forms of a gang's events are those that earlier releases have stored."""
+
+import math
+
+import pytest
+
+from ringmaster.techniques.runtime.processes.events import (
+    Beat,
+    CheckpointFailed,
+    CheckpointSaved,
+    DeviceTelemetry,
+    JobOfGroupEnded,
+    Measured,
+    Metrics,
+    OtherEvent,
+    OutcomeStatus,
+    PhaseStarted,
+    RankExited,
+    RankFailed,
+    RankResult,
+    RankStarted,
+    Ready,
+    ShareEnded,
+    Steps,
+    event_from_json,
+    event_to_json,
+)
+
+STEPS = {"first_step": 4, "losses": [2.0, 1.5], "seconds": [0.1, 0.2], "wall_s": 5.0}
+DEVICES = {"0": {"kind": "gpu", "utilization": 0.9}}
+FORMS = [
+    (RankStarted(pid=7), {"event": "started", "pid": 7}),
+    (Beat(), {"event": "beat"}),
+    (PhaseStarted(phase="saving", patience_s=3.0), {"event": "phase", "phase": "saving", "patience_s": 3.0}),
+    (RankFailed(kind=OutcomeStatus.INVALID, message="m"), {"event": "failed", "kind": "invalid", "message": "m"}),
+    (RankResult(result={"step": 3}), {"event": "result", "result": {"step": 3}}),
+    (RankExited(status=-9, fenced=True), {"event": "exit", "status": -9, "fenced": True}),
+    (Measured(profile={"step_s": 0.1}), {"event": "measured", "profile": {"step_s": 0.1}}),
+    (Ready(step=0, startup_s=1.5), {"event": "ready", "step": 0, "startup_s": 1.5}),
+    (Ready(job="a", step=3), {"event": "ready", "job": "a", "step": 3}),
+    (Steps(first_step=4, losses=(2.0, 1.5), seconds=(0.1, 0.2), wall_s=5.0), {"event": "steps", **STEPS}),
+    (Steps(first_step=4, seconds=(0.1,)), {"event": "steps", "first_step": 4, "seconds": [0.1]}),
+    (Metrics(step=2, metrics={"loss": 1.0}), {"event": "metrics", "step": 2, "metrics": {"loss": 1.0}}),
+    (CheckpointSaved(step=2, seconds=0.1), {"event": "checkpoint", "step": 2, "seconds": 0.1}),
+    (
+        CheckpointSaved(job="b", step=2, seconds=0.1, stall_s=0.0),
+        {"event": "checkpoint", "job": "b", "step": 2, "seconds": 0.1, "stall_s": 0.0},
+    ),
+    (CheckpointFailed(step=2, message="full"), {"event": "checkpoint_failed", "step": 2, "message": "full"}),
+    (
+        JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}),
+        {"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}},
+    ),
+    (
+        DeviceTelemetry(wall_s=1.0, node="", devices=DEVICES),
+        {"event": "telemetry", "wall_s": 1.0, "node": "", "devices": DEVICES},
+    ),
+    (
+        ShareEnded(status=OutcomeStatus.DONE, result={"step": 10}),
+        {"event": "outcome", "status": "done", "message": "", "result": {"step": 10}, "was_killed": False},
+    ),
+    (OtherEvent(content={"event": "epoch", "number": 3}), {"event": "epoch", "number": 3}),
+]
+
+
+@pytest.mark.parametrize(("event", "content"), FORMS, ids=[form["event"] for _, form in FORMS])
+def test_the_form_of_an_event_is_fixed_and_read_back(event, content):
+    assert event_to_json(event) == content
+    assert event_from_json(content) == event
+
+
+@pytest.mark.parametrize(("event", "content"), FORMS[:-1], ids=[form["event"] for _, form in FORMS[:-1]])
+def test_what_another_release_has_added_to_an_event_is_ignored(event, content):
+    assert event_from_json({**content, "colour": "red"}) == event
+
+
+def test_an_event_that_lacks_a_field_is_refused():
+    with pytest.raises(ValueError, match="Metrics"):
+        event_from_json({"event": "metrics", "metrics": {}})
+
+
+def test_a_phase_without_a_limit_is_read_where_a_database_cannot_store_infinity():
+    assert event_from_json({"event": "phase", "phase": "p"}) == PhaseStarted(phase="p", patience_s=math.inf)
