@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -93,3 +95,9 @@ def test_a_file_or_a_family_is_needed(tmp_path):
     assert isinstance(run("plan").exception, InputError)
     assert isinstance(run("plan", "--draw", "ghost").exception, InputError)
     assert isinstance(run("plan", tmp_path / "missing.json").exception, InputError)
+
+
+def test_the_solver_writes_nothing_to_stdout():
+    """It writes by itself, past Python's stdout, and once in a process."""
+    done = subprocess.run([sys.executable, "-c", "import highspy; highspy.Highs()"], capture_output=True, check=True)
+    assert done.stdout == b""

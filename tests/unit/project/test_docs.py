@@ -18,7 +18,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"
 OURS = r"(?:flows|tasks|techniques|model_lineage|tests|examples|benchmarks|docs)/[\w./-]*"
 
 
-def each(pattern: str) -> list[pytest.ParameterSet]:
+def each(pattern: str) -> list:
     """A parameter for each match of a pattern in the documents, with the document's name as its id."""
     return [
         pytest.param(document, said, id=f"{document.name}-{said}")
