@@ -31,10 +31,10 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import parts_of
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.isolated_calls import in_children
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.training.trainer import Trainer

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
-from ringmaster.techniques.runtime.processes.isolated_calls import in_children
 from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
 VERSION = 3

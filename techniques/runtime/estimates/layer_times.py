@@ -28,10 +28,10 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.models import layer_names
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, partition
-from ringmaster.techniques.runtime.processes.isolated_calls import in_children
 from ringmaster.techniques.runtime.processes.order import Slot
 from ringmaster.techniques.runtime.processes.ranks import take_device
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of

@@ -78,8 +78,8 @@ def test_a_device_of_a_node_that_comes_back_is_used_once_it_is_fenced(pool, engi
     assert pool.statuses() == {"a": JobStatus.WAITING}
     assert pool.held() == {}
     loan = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
-    assert loan.status == wishes.OPEN, "what survives there uses the devices"
-    Requests(pool.database).answer(loan.id, status=wishes.WITHDRAWN)
+    assert loan.status == wishes.RequestStatus.OPEN, "what survives there uses the devices"
+    Requests(pool.database).answer(loan.id, status=wishes.RequestStatus.WITHDRAWN)
     engine.fence("n1")
     pool.pass_seconds(1)
     assert pool.statuses() == {"a": JobStatus.RUNNING}
@@ -134,11 +134,11 @@ def test_a_node_that_leaves_is_not_given_back_while_its_devices_are_lent(pool, e
     engine.add("n1")
     pool.pass_seconds(1)
     loan = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
-    assert loan.status == wishes.GRANTED
+    assert loan.status == wishes.RequestStatus.GRANTED
     engine.leave("n1")
     pool.pass_seconds(5)
     assert engine.released == []
-    Requests(pool.database).answer(loan.id, status=wishes.WITHDRAWN)
+    Requests(pool.database).answer(loan.id, status=wishes.RequestStatus.WITHDRAWN)
     pool.pass_seconds(2)
     assert engine.released == ["n1"]
 
