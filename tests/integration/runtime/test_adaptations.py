@@ -213,7 +213,7 @@ def test_a_job_without_steps_is_tried_before_its_parents_are_there(bench, tmp_pa
     )
     assert tried.outcome.status == "done", tried.outcome
     (measured,) = tried.said("measured")
-    assert all(measured["profile"][key] > 0 for key in ("step_s", "export_s", "evaluate_s", "peak_bytes"))
+    assert all(measured.profile[key] > 0 for key in ("step_s", "export_s", "evaluate_s", "peak_bytes"))
 
 
 def test_techniques_say_what_they_cannot_adapt(bench):

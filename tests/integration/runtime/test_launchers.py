@@ -12,6 +12,7 @@ import pytest
 
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.events import Beat, Steps, event_to_json
 from ringmaster.techniques.runtime.processes.gang import Gang
 from ringmaster.techniques.runtime.processes.process_launcher import RANK, ProcessLauncher
 from tests.integration.runtime.test_forkserver import wait_for, wait_until_gone
@@ -33,7 +34,8 @@ def processes(tmp_path_factory):
 
 
 def shown(trained):
-    return [{key: event[key] for key in KEYS if key in event} for event in trained.events if event["event"] != "beat"]
+    events = [event_to_json(event) for event in trained.events if not isinstance(event, Beat)]
+    return [{key: event[key] for key in KEYS if key in event} for event in events]
 
 
 @pytest.mark.parametrize("layout", matrix([SINGLE, DDP], quick=[DDP]), ids=str)
@@ -59,7 +61,7 @@ def test_a_killed_rank_ends_its_gang_which_names_it(processes, tmp_path, rank):
 @pytest.mark.full
 def test_a_gang_of_processes_stops_at_a_checkpoint_on_command(processes, tmp_path):
     def stop(gang, event):
-        if event["event"] == "steps":
+        if isinstance(event, Steps):
             gang.send("stop")
 
     job = processes.job(num_steps=ENDLESS)
@@ -153,7 +155,7 @@ def test_a_rank_alone_stops_at_a_checkpoint_on_sigterm(bench, tmp_path):
     with run_alone(bench.order(bench.job(num_steps=ENDLESS), SINGLE, tmp_path), tmp_path) as process:
         for line in process.stdout:
             event = json.loads(line)
-            if event["event"] == "steps":
+            if isinstance(event, Steps):
                 process.terminate()
     assert (process.returncode, event["event"], event["result"]["status"]) == (0, "result", "preempted")
 

@@ -73,9 +73,9 @@ def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     trained = groups.train([*jobs, wild])
     assert_ended_as_alone(groups, trained, jobs, alone)
     (ended,) = said(trained, "ended", wild)
-    assert ended["outcome"]["status"] == "invalid"
-    assert "the loss became" in ended["outcome"]["message"]
-    assert "To fix: a lower learning rate" in ended["outcome"]["message"]
+    assert ended.outcome["status"] == "invalid"
+    assert "the loss became" in ended.outcome["message"]
+    assert "To fix: a lower learning rate" in ended.outcome["message"]
 
 
 @pytest.mark.full
@@ -105,8 +105,8 @@ def test_a_job_that_cannot_be_made_leaves_the_others_alone(bench, groups, jobs, 
     trained = groups.train([jobs[0], broken, jobs[2]], fellow_changes={"broken": changes})
     assert_ended_as_alone(groups, trained, [jobs[0], jobs[2]], alone)
     (ended,) = said(trained, "ended", broken)
-    assert ended["outcome"]["status"] == "invalid"
-    assert reason in ended["outcome"]["message"]
+    assert ended.outcome["status"] == "invalid"
+    assert reason in ended.outcome["message"]
 
 
 def test_a_leader_that_cannot_be_made_says_so(groups, jobs):

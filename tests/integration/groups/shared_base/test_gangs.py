@@ -63,9 +63,9 @@ def test_a_job_that_is_told_to_leave_is_kept_and_the_others_go_on(groups, jobs, 
     trained = groups.train(jobs, on_event=tell(leave(EVEN)))
     assert_ended_as_alone(groups, trained, [lead, brief], alone)
     (ended,) = said(trained, "ended", even)
-    assert ended["outcome"] == result_of(trained, even)
-    assert ended["outcome"]["status"] == "left" and "metrics" not in ended["outcome"]
-    assert 0 < ended["outcome"]["step"] == groups.step(even) < 25
+    assert ended.outcome == result_of(trained, even)
+    assert ended.outcome["status"] == "left" and "metrics" not in ended.outcome
+    assert 0 < ended.outcome["step"] == groups.step(even) < 25
     assert is_bit_equal(groups.train_alone(even).weights, alone(even).weights)
 
 

@@ -152,7 +152,7 @@ def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     trained = groups.train([*jobs, wild], layout=WHOLE)
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
     (ended,) = said(trained, "ended", wild)
-    assert ended["outcome"]["status"] == "invalid" and "the loss became" in ended["outcome"]["message"]
+    assert ended.outcome["status"] == "invalid" and "the loss became" in ended.outcome["message"]
 
 
 @pytest.mark.full

@@ -138,7 +138,7 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
     assert_ended_as_alone(groups, trained, [lead, even], alone)
     assert [(e.job, e.step) for e in trained.said("ready")] == [(LEADER, 0), (BRIEF, 0), (EVEN, 4)]
     (ended,) = said(trained, "ended", late)
-    assert ended["outcome"] == result_of(trained, late) == {"status": "left", "step": 0}
+    assert ended.outcome == result_of(trained, late) == {"status": "left", "step": 0}
     assert 0 < result_of(trained, brief)["step"] == groups.step(brief) < 12
     for job in (brief, late):
         assert is_bit_equal(groups.train_alone(job).weights, alone(job).weights)

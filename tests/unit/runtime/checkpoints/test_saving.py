@@ -16,6 +16,7 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
 )
 from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, Asks, Saver
 from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 
 CPU = torch.device("cpu")
 
@@ -30,8 +31,8 @@ class Told:
     def beat(self):
         self.num_beats += 1
 
-    def send(self, event, **details):
-        self.events.append((event, details))
+    def send(self, event):
+        self.events.append(event)
 
 
 class Trained:
@@ -113,8 +114,9 @@ def test_a_save_is_published_two_steps_after_it_was_written(tmp_path, num_ranks)
     assert gang.save() == 2
     assert gang.newest() == 1 and gang.trainers[0].next_step == 3
     for told in gang.told:
-        ((event, said),) = told.events
-        assert event == "checkpoint" and said["step"] == 1 and 0 < said["stall_s"] < said["seconds"]
+        (event,) = told.events
+        assert isinstance(event, CheckpointSaved)
+        assert event.step == 1 and 0 < event.stall_s < event.seconds
 
 
 def test_training_goes_on_while_a_rank_writes(tmp_path):
@@ -141,13 +143,13 @@ def test_where_one_rank_fails_all_drop_it_and_the_next_is_tried(tmp_path):
     gang.save()
     assert gang.newest() == 1 and not list(tmp_path.glob("*.tmp"))
     (zero, one) = (told.events[-1] for told in gang.told)
-    assert zero[0] == one[0] == "checkpoint_failed"
-    assert zero[1]["message"].endswith("on another rank")
-    assert "No space left on device" in one[1]["message"]
+    assert type(zero) is type(one) is CheckpointFailed
+    assert zero.message.endswith("on another rank")
+    assert "No space left on device" in one.message
     gang.trainers[1].fault = None
     gang.save()
     assert gang.newest() == 5
-    assert gang.told[1].events[-1][0] == "checkpoint"
+    assert isinstance(gang.told[1].events[-1], CheckpointSaved)
 
 
 def test_what_cannot_be_published_is_dropped_on_all_ranks(tmp_path):
@@ -155,8 +157,8 @@ def test_what_cannot_be_published_is_dropped_on_all_ranks(tmp_path):
     (tmp_path / "latest.tmp").mkdir()  # the path of a file that is to be written
     gang.step()
     gang.save()
-    assert [told.events[-1][0] for told in gang.told] == ["checkpoint_failed"] * 2
-    assert "latest.tmp" in gang.told[0].events[-1][1]["message"]
+    assert [type(told.events[-1]) for told in gang.told] == [CheckpointFailed] * 2
+    assert "latest.tmp" in gang.told[0].events[-1].message
     assert not list(tmp_path.glob("step-*.tmp"))
 
 
@@ -174,7 +176,7 @@ def test_the_end_waits_for_the_save_under_way(tmp_path):
     gang.trainers[0].next_step = 7
     assert gang.savers[0].save_at_once() > 0
     assert gang.savers[0].is_idle and gang.newest() == 7
-    assert [(event, said["step"]) for event, said in gang.told[0].events] == [("checkpoint", 0)]
+    assert [(type(event), event.step) for event in gang.told[0].events] == [(CheckpointSaved, 0)]
 
 
 def test_the_end_fails_where_its_save_does(tmp_path):
