@@ -176,12 +176,8 @@ class LocalRun:
                 add_terms=self._add_terms,
                 replanner=self._replanner(),
                 listeners=stack.enter_context(self._listeners()),
-                is_open=self.sweep_scheduler.is_open if self.sweep_scheduler is not None else lambda: False,
+                steering=self.sweep_scheduler,
             )
-            if self.sweep_scheduler is not None:
-                self.sweep_scheduler.attach(
-                    executor.direct, later=executor.call, started_s=float(self.journal.get("started_s"))
-                )
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
             stack.callback(node_context.leases.give_back, tuple(self._cluster.lease_names().values()))
             stack.callback(engine.close)
@@ -285,7 +281,6 @@ class LocalRun:
                 StepEvents(database).listen,
                 log_decision,
                 decisions.listen,
-                *([] if self.sweep_scheduler is None else [self.sweep_scheduler.listen]),
             ]
 
     def _replanner(self) -> Replanner:

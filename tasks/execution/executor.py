@@ -31,7 +31,7 @@ from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePlan, PlanManager
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
-from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques.runtime.processes.events import (
     CheckpointSaved,
@@ -62,7 +62,7 @@ class Executor:
     make_plan, add_terms: plan a problem; add the terms beside the jobs to a problem.
     listeners: receive each execution event.
     replanner: re-plans while the batch runs; without it the first plan is followed.
-    is_open: whether a batch that is steered from outside may get more to train although nothing is left now.
+    steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
     """
 
@@ -81,12 +81,13 @@ class Executor:
         add_terms: AddTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
         replanner: Replanner | None = None,
-        is_open: Callable[[], bool] = lambda: False,
+        steering: SteeringPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._leases, self._journal, self._listeners, self._engine = leases, journal, listeners, engine
+        self._leases, self._journal, self._engine = leases, journal, engine
+        self._listeners = [*listeners, *([] if steering is None else [steering.listen])]
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._stopping, self._is_open, self._first_plan = False, is_open, plan
+        self._stopping, self._steering, self._first_plan = False, steering, plan
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
@@ -126,6 +127,8 @@ class Executor:
 
     def run(self) -> bool:
         """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed."""
+        if self._steering is not None:
+            self._steering.attach(self.direct, later=self.call, started_s=float(self._journal.get("started_s", 0.0)))
         self.job_table.refresh()
         if self._first_plan is not None:
             self._plan_manager.begin(self._first_plan)
@@ -174,8 +177,11 @@ class Executor:
         if not self._plan_progress.running and len(failures) >= MOST_FAILED_PLANS:
             raise failures[-1]
 
+    def _is_steered(self) -> bool:
+        return self._steering is not None and self._steering.is_open()
+
     def _has_more(self) -> bool:
-        return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_open()
+        return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_steered()
 
     def _turn(self) -> None:
         """Adjusts running segments, plans where that is due, and handles one message."""

@@ -7,10 +7,11 @@ in the journal holds all of this, so that another executor that takes over finds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json, to_json
 
@@ -61,6 +62,28 @@ class SteeringRequest:
         if self.stops:
             said.append(f"{_names(self.stops)} stopped early")
         return "; ".join(said)
+
+
+class SteeringPolicy(Protocol):
+    """Decides while a batch runs how far its jobs train: the scheduler of a sweep, for example."""
+
+    def attach(
+        self,
+        act: Callable[[SteeringRequest], None],
+        *,
+        later: Callable[[Callable[[], None]], None],
+        started_s: float,
+    ) -> None:
+        """Sends requests to `act` from now on, on the thread on which `later` has a function called.
+
+        started_s: when the batch was first started, in seconds since the epoch.
+        """
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Handles an event of the executor."""
+
+    def is_open(self) -> bool:
+        """Returns whether jobs may get more to train although nothing is left now."""
 
 
 def _names(names: Mapping[str, Any]) -> str:

@@ -152,7 +152,17 @@ class Bench:
     """One batch under test with its journal in `folder`. A new instance on the same folder stands for a new process."""
 
     def __init__(
-        self, folder, jobs, *, profiles=None, num_devices=2, runner=None, journal=None, make_plan=in_a_row, leases=None
+        self,
+        folder,
+        jobs,
+        *,
+        profiles=None,
+        num_devices=2,
+        runner=None,
+        journal=None,
+        make_plan=in_a_row,
+        leases=None,
+        steering=None,
     ):
         self.jobs, self.runner = jobs, runner or FakeRunner()
         self.journal = journal or open_journal(folder)
@@ -175,6 +185,7 @@ class Bench:
             engine=self.runner,
             make_plan=plan,
             listeners=[self.events.append, self._watch_devices],
+            steering=steering,
             clock=self.runner.clock,
         )
         self.runner.messages.clear()  # those of a former executor

@@ -86,12 +86,10 @@ class Swept:
     ):
         self.jobs = asked.batch().jobs
         self.faults = {job.name: "no technique can train it here" for job in self.jobs if cannot_train(job)}
-        self.bench = Bench(folder, self.jobs, runner=runner or Gangs())
-        self.sweep_scheduler, executor = SweepScheduler(asked, clock=clock), self.bench.executor
+        self.sweep_scheduler = SweepScheduler(asked, clock=clock)
+        self.bench = Bench(folder, self.jobs, runner=runner or Gangs(), steering=self.sweep_scheduler)
         if dies_after is not None:
-            executor._inbox = DyingInbox(self.bench.runner, dies_after)
-        executor._is_open = self.sweep_scheduler.is_open
-        executor._listeners.append(self.sweep_scheduler.listen)
+            self.bench.executor._inbox = DyingInbox(self.bench.runner, dies_after)
 
     def run(self):
         journal, executor = self.bench.journal, self.bench.executor
@@ -99,7 +97,6 @@ class Swept:
         self.sweep_scheduler.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
         for name, details in self.sweep_scheduler.details().items():
             journal.write_job(name, details=details)
-        self.sweep_scheduler.attach(executor.direct, later=executor.call, started_s=0.0)
         executor.run()
         return self
 
