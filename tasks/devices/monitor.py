@@ -3,8 +3,8 @@
     telemetry = Telemetry(node.name, node.devices)
     telemetry.start()                                   # starts a thread that samples the devices until `close`
     telemetry.begin(12, (0, 1))                         # segment 12 has devices 0 and 1 of this node
-    for segment, word in telemetry.words().items(): ... # the events to report, one per segment each WORD_EVERY_S
-    word = telemetry.end(12)                            # the last event, to be reported before the outcome
+    for segment, event in telemetry.due_events().items(): ... # the events to report, one per segment each EVENT_EVERY_S
+    event = telemetry.end(12)                            # the last event, to be reported before the outcome
     telemetry.health()                                  # for `Nodes.beat`: {"1": "has fallen off the bus"}
 
 A telemetry event is an event of the segment's gang, as JSON:
@@ -37,7 +37,7 @@ from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
 logger = logging.getLogger(__name__)
 
 SAMPLE_EVERY_S = 1.0
-WORD_EVERY_S = 10.0
+EVENT_EVERY_S = 10.0
 STRANGER_SAMPLES = 5  # consecutive samples with a foreign process before its device counts as unusable
 SILENT_AFTER_S = 30.0  # the time without a sample after which a hanging driver's GPUs count as unusable
 
@@ -104,10 +104,10 @@ class Telemetry:
         with self._lock:
             self._meters[segment] = meter
 
-    def words(self) -> dict[int, DeviceTelemetry]:
-        """Returns the telemetry events of the segments whose last event is WORD_EVERY_S old, by segment."""
+    def due_events(self) -> dict[int, DeviceTelemetry]:
+        """Returns the telemetry events of the segments whose last event is EVENT_EVERY_S old, by segment."""
         with self._lock:
-            due = [number for number, meter in self._meters.items() if self._clock() - meter.said_s >= WORD_EVERY_S]
+            due = [number for number, meter in self._meters.items() if self._clock() - meter.said_s >= EVENT_EVERY_S]
             return {number: self._word(self._meters[number]) for number in due}
 
     def end(self, segment: int) -> DeviceTelemetry | None:

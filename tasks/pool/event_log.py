@@ -49,7 +49,7 @@ class EventLog:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def tell(self, batch: str, event: ExecutionEvent) -> None:
+    def append(self, batch: str, event: ExecutionEvent) -> None:
         """Stores an event of a batch. The event names jobs by their names within the batch."""
         self._database.write(lambda connection: keep(connection, batch, event))
 

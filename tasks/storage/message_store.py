@@ -105,14 +105,14 @@ class MessageStore:
             lambda connection: connection.execute(insert(COMMANDS).values(segment=segment, command=command))
         )
 
-    def words(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[GangEvent]:
+    def events(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[GangEvent]:
         """Returns the events of gangs after the event with that id, in order: of all segments, or of some."""
-        words: list[GangEvent] = []
+        found: list[GangEvent] = []
         while True:
-            page = self._page(after=words[-1].id if words else after, segments=segments)
-            words += page
+            page = self._page(after=found[-1].id if found else after, segments=segments)
+            found += page
             if len(page) < WORDS_A_PAGE:
-                return words
+                return found
 
     def _page(self, *, after: int, segments: Collection[int] | None) -> list[GangEvent]:
         query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id).limit(WORDS_A_PAGE)
@@ -130,7 +130,7 @@ class MessageStore:
             for row in rows
         ]
 
-    def newest_word(self) -> int:
+    def newest_event(self) -> int:
         """Returns the id of the newest event, 0 if there is none."""
         newest = self._database.read(lambda connection: connection.execute(select(func.max(SAID.c.id))).scalar())
         return newest or 0
@@ -188,7 +188,7 @@ class MessageStore:
         content = self._database.write(act)
         return None if content is None else from_json(Share, content)
 
-    def say(self, segment: int, node: str, *, words: Sequence[tuple[int, Event]]) -> None:
+    def store(self, segment: int, node: str, *, events: Sequence[tuple[int, Event]]) -> None:
         """Stores events of a share's gang, each with its number; events that are stored already are skipped.
 
         A `ShareEnded` ends the order.
@@ -197,7 +197,7 @@ class MessageStore:
         def act(connection: Connection) -> None:
             here = (SAID.c.segment == segment) & (SAID.c.node == node)
             known = connection.execute(select(func.max(SAID.c.number)).where(here)).scalar()
-            for number, content in words:
+            for number, content in events:
                 if known is None or number > known:
                     row = {
                         "segment": segment,
@@ -206,7 +206,7 @@ class MessageStore:
                         "content": _storable(event_to_json(content)),
                     }
                     connection.execute(insert(SAID).values(**row))
-            if any(isinstance(content, ShareEnded) for _, content in words):
+            if any(isinstance(content, ShareEnded) for _, content in events):
                 share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
                 connection.execute(update(ORDERS).where(share).values(status=OrderStatus.ENDED))
 

@@ -105,7 +105,7 @@ class Archive:
         rows = self._rows(select(BATCHES.c.id, BATCHES.c.content).where(BATCHES.c.id.in_(batches)))
         return {f"{row.id}/{job['name']}": job["num_steps"] for row in rows for job in row.content["jobs"]}
 
-    def words(self, segments: Collection[int], *, after: int, most: int) -> tuple[int, list[tuple[int, Event]]]:
+    def gang_events(self, segments: Collection[int], *, after: int, most: int) -> tuple[int, list[tuple[int, Event]]]:
         """Returns the events of the gangs of some segments after the event number `after`, among the newest `most`
         events.
 

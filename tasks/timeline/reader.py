@@ -32,7 +32,7 @@ from ringmaster.techniques.runtime.processes.events import Event, Ready, Steps
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come
 MOST_NOTES = 200
-MOST_WORDS = 2000  # newest events to read at the first look
+MOST_EVENTS = 2000  # newest events to read at the first look
 INTERRUPTED = "interrupted"
 PACE_EVENTS = (Ready, Steps)  # the events that report progress
 
@@ -194,10 +194,10 @@ class TimelineReader:
 
         running: the job of each segment.
         """
-        self._heard, words = self._archive.words(set(running), after=self._heard, most=MOST_WORDS)
+        self._heard, events = self._archive.gang_events(set(running), after=self._heard, most=MOST_EVENTS)
         while self._inbox:
-            words.append(self._inbox.popleft())
-        for number, event in words:
+            events.append(self._inbox.popleft())
+        for number, event in events:
             if is_about(event, running.get(number, "")):
                 self._paces.setdefault(number, _Pace()).hear(event)
             elif isinstance(event, PACE_EVENTS) and event.job is not None:

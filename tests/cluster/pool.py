@@ -210,7 +210,7 @@ class Pool:
     def words(self, batch):
         """Returns the events of a batch's gangs, in order."""
         numbers = {segment.id for segment in self.segments(batch)}
-        return [word for word in MessageStore(self.database).words(after=0) if word.segment in numbers]
+        return [word for word in MessageStore(self.database).events(after=0) if word.segment in numbers]
 
     def said(self, batch, event):
         """Returns the events of one kind."""

@@ -43,11 +43,11 @@ class SegmentTelemetry:
 
     def _pass_on(self) -> None:
         """Sends the due telemetry events of all segments. Gangs send events far more often than telemetry is due."""
-        words = self._telemetry.words()
+        events = self._telemetry.due_events()
         with self._lock:
-            due = [(self._says[number], word) for number, word in words.items() if number in self._says]
-        for say, word in due:
-            say(word)
+            due = [(self._says[number], event) for number, event in events.items() if number in self._says]
+        for say, event in due:
+            say(event)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class StepEvents:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._message_store, self._clock = MessageStore(database), clock
         self._said: dict[int, tuple[int, float]] = {}  # by segment: number of events written, and when the last one was
-        self._untold: dict[int, dict[str, Steps]] = {}  # by segment: newest event of each job
+        self._unstored: dict[int, dict[str, Steps]] = {}  # by segment: newest event of each job
 
     def listen(self, event: ExecutionEvent) -> None:
         """Stores a `steps` event, at most one write every `EVERY_S` seconds per segment. An executor's listener."""
@@ -28,11 +28,11 @@ class StepEvents:
             return
         steps = event.event
         kept = steps.seconds[-MOST_STEPS:]
-        word = Steps(job=steps.job, first_step=steps.step - len(kept), seconds=kept)
-        self._untold.setdefault(event.number, {})[event.job] = word
-        num_words, said_s = self._said.get(event.number, (0, -EVERY_S))
+        report = Steps(job=steps.job, first_step=steps.step - len(kept), seconds=kept)
+        self._unstored.setdefault(event.number, {})[event.job] = report
+        num_reports, said_s = self._said.get(event.number, (0, -EVERY_S))
         if self._clock() - said_s < EVERY_S:
             return
-        words = self._untold.pop(event.number).values()
-        self._message_store.say(event.number, "", words=list(enumerate(words, num_words)))
-        self._said[event.number] = num_words + len(words), self._clock()
+        reports = self._unstored.pop(event.number).values()
+        self._message_store.store(event.number, "", events=list(enumerate(reports, num_reports)))
+        self._said[event.number] = num_reports + len(reports), self._clock()

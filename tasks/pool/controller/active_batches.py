@@ -166,7 +166,7 @@ def batch_of(event: ExecutionEvent) -> str | None:
     return split(event.segment.job if isinstance(event, (SegmentStarted, SegmentEnded)) else event.job)[0]
 
 
-def as_told(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
+def as_logged(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
     """Returns an event as one batch sees it, with the batch's own job names; None if it does not concern the batch."""
     if isinstance(event, Planned):
         return _planned(event, batch)

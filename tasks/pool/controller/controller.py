@@ -29,7 +29,7 @@ from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.controller.active_batches import (
     PRIORITIES,
     ActiveBatch,
-    as_told,
+    as_logged,
     batch_of,
     combined_terms,
     entries_of,
@@ -86,7 +86,7 @@ class PoolController:
         self._wall_clock, self._seed = wall_clock, seed
         self.on_objective: Callable[[str], None] = lambda objective: None
         self.on_speed: Callable[[RunningSegment], None] = lambda running: None
-        self._submissions, self._told, self._message_store = (
+        self._submissions, self._event_log, self._message_store = (
             Submissions(database),
             EventLog(database),
             MessageStore(database),
@@ -116,8 +116,8 @@ class PoolController:
             return  # followers read it where its node has stored it
         batch = batch_of(event)
         for one in [batch] if batch is not None else list(self._standing):
-            if (told := as_told(event, one)) is not None:
-                self._told.tell(one, told)
+            if (logged := as_logged(event, one)) is not None:
+                self._event_log.append(one, logged)
         if batch is not None and isinstance(event, (JobEnded, SegmentEnded)):
             self._may_have_ended.add(batch)
 
@@ -217,7 +217,7 @@ class PoolController:
 
     def _fail(self, id: str, job: str, message: str) -> None:
         Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
-        self._told.tell(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
+        self._event_log.append(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
 
     def _inherit(self, recovered: RecoveredState) -> None:
         """Takes on a batch: a new one, or one of a former executor with all that is open or undecided."""
@@ -229,7 +229,7 @@ class PoolController:
             if job.status not in ENDED and not batch.profiles.get(name):
                 self._fail(batch.id, name, "it was submitted without a profile")
         for event in recovered.untold:
-            self._told.tell(batch.id, event)
+            self._event_log.append(batch.id, event)
         entries = entries_of(batch, struck_out=recovered.struck_out)
         self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
         self._recall_speeds(recovered)

@@ -72,9 +72,9 @@ class PoolEngine:
             Nodes(database), clock=clock, lost_after_s=timeouts.lost_after_s, blind_after_s=timeouts.blind_after_s
         )
         self._nodes: Mapping[str, NodeRecord] = {}
-        self._cursor = self._message_store.newest_word()
+        self._cursor = self._message_store.newest_event()
         self._closing = threading.Event()
-        self._poller = threading.Thread(target=self._poll, name="words", daemon=True)
+        self._poller = threading.Thread(target=self._poll, name="gang-events", daemon=True)
 
     def listen(self) -> None:
         """Starts to read events."""
@@ -156,8 +156,8 @@ class PoolEngine:
                 on_event=on_event,
             )
             self._flights[number] = flight
-            for word in self._message_store.words(after=0, segments=[number]):
-                self._hear(word)
+            for event in self._message_store.events(after=0, segments=[number]):
+                self._hear(event)
             for order in orders:
                 if order.node not in flight.outcomes:
                     self._take_over(flight, order)
@@ -172,9 +172,9 @@ class PoolEngine:
     def catch_up(self) -> None:
         """Passes on the events that gangs have reported since the last call."""
         with self._changed:
-            for word in self._message_store.words(after=self._cursor):
-                self._cursor = word.id
-                self._hear(word)
+            for event in self._message_store.events(after=self._cursor):
+                self._cursor = event.id
+                self._hear(event)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -188,16 +188,16 @@ class PoolEngine:
             if not self._closing.is_set():
                 self._on_deaf()
 
-    def _hear(self, word: GangEvent) -> None:
+    def _hear(self, event: GangEvent) -> None:
         """Acts on an event once: an adopted segment's events arrive through both `adopt` and `look`."""
-        flight = self._flights.get(word.segment)
-        if flight is None or word.number <= flight.heard.get(word.node, -1):
+        flight = self._flights.get(event.segment)
+        if flight is None or event.number <= flight.heard.get(event.node, -1):
             return
-        flight.heard[word.node] = word.number
-        if isinstance(word.content, ShareEnded):
-            self._end_share(flight, word.node, outcome_of(word.content))
+        flight.heard[event.node] = event.number
+        if isinstance(event.content, ShareEnded):
+            self._end_share(flight, event.node, outcome_of(event.content))
         else:
-            flight.on_event(word.content)
+            flight.on_event(event.content)
 
     def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
         """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""

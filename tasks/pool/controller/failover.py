@@ -86,9 +86,9 @@ def speeds_of(
     """
     keys = {option_key(profile) for profile in profiles}
     found = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
-    for word in message_store.words(after=0, segments=list(found)):
-        if is_about(word.content, found[word.segment].segment.job):
-            found[word.segment].hear(word.content)
+    for event in message_store.events(after=0, segments=list(found)):
+        if is_about(event.content, found[event.segment].segment.job):
+            found[event.segment].hear(event.content)
     return [running for running in found.values() if running.step_s is not None]
 
 

@@ -42,7 +42,7 @@ class DeviceMonitor(Protocol):
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""
 
-    def words(self) -> Mapping[int, DeviceTelemetry]:
+    def due_events(self) -> Mapping[int, DeviceTelemetry]:
         """Returns the telemetry events that are due now, by segment."""
 
     def end(self, segment: int) -> DeviceTelemetry | None:
@@ -58,7 +58,7 @@ class NoDeviceMonitor:
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:  # noqa: D102
         pass
 
-    def words(self) -> Mapping[int, DeviceTelemetry]:  # noqa: D102
+    def due_events(self) -> Mapping[int, DeviceTelemetry]:  # noqa: D102
         return {}
 
     def end(self, segment: int) -> DeviceTelemetry | None:  # noqa: D102
@@ -247,15 +247,15 @@ class NodeAgent:
             self._device_monitor.begin(segment, numbers, is_part=bool(share.meeting))
             outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
         finally:
-            if (word := self._device_monitor.end(segment)) is not None:
-                self._outbox.say(segment, word)
-            self._outbox.say(segment, as_event(outcome))
+            if (event := self._device_monitor.end(segment)) is not None:
+                self._outbox.put(segment, event)
+            self._outbox.put(segment, as_event(outcome))
             logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
             self._gangs.dismiss(segment)
 
     def _hear(self, segment: int, event: Event) -> None:
         if not isinstance(event, UNHEARD):
-            self._outbox.say(segment, event)
+            self._outbox.put(segment, event)
 
     def _end_all(self, why: str) -> None:
         """Kills all gangs, and waits until they are gone."""
@@ -274,5 +274,5 @@ class NodeAgent:
                 for order in self._message_store.orders(incarnation=self._incarnation):
                     if order.status == OrderStatus.GIVEN:
                         self._take(order.segment)
-                for segment, word in self._device_monitor.words().items():
-                    self._outbox.say(segment, word)
+                for segment, event in self._device_monitor.due_events().items():
+                    self._outbox.put(segment, event)

@@ -24,13 +24,13 @@ class Outbox:
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
         self._thread.start()
 
-    def say(self, segment: int, word: Event) -> None:
+    def put(self, segment: int, event: Event) -> None:
         """Queues an event of a segment's share; a `ShareEnded` is sent at once, others within a tenth of a second."""
         with self._changed:
             number = self._said.get(segment, 0)
             self._said[segment] = number + 1
-            self._left.setdefault(segment, deque()).append((number, word))
-            self._is_urgent |= isinstance(word, ShareEnded)
+            self._left.setdefault(segment, deque()).append((number, event))
+            self._is_urgent |= isinstance(event, ShareEnded)
             self._changed.notify_all()
 
     def flush(self, *, within_s: float) -> bool:
@@ -52,13 +52,13 @@ class Outbox:
         while self._wait_for_words():
             with self._changed:
                 self._is_urgent = False
-                batches = {segment: list(words) for segment, words in self._left.items()}
-            for segment, words in batches.items():
+                batches = {segment: list(events) for segment, events in self._left.items()}
+            for segment, events in batches.items():
                 try:
-                    self._message_store.say(segment, self._node, words=words)
+                    self._message_store.store(segment, self._node, events=events)
                 except DatabaseClosed:
                     return
-                self._forget(segment, len(words))
+                self._forget(segment, len(events))
 
     def _wait_for_words(self) -> bool:
         """Waits until there are events to send; returns False after `close`."""
@@ -69,9 +69,9 @@ class Outbox:
 
     def _forget(self, segment: int, num_words: int) -> None:
         with self._changed:
-            words = self._left[segment]
+            events = self._left[segment]
             for _ in range(num_words):
-                words.popleft()
-            if not words:
+                events.popleft()
+            if not events:
                 del self._left[segment]
             self._changed.notify_all()

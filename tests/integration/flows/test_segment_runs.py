@@ -52,12 +52,12 @@ class Pool:
         started = SegmentStarted(
             number=number, segment=planned, technique="ddp", num_devices=3, first_step=4, attempt=1
         )
-        self.log.tell("b1", started)
+        self.log.append("b1", started)
         return SimpleNamespace(number=number, segment=planned)
 
     def end(self, one, status, decision="goes on"):
         outcome = Outcome(status=status, message="")
-        self.log.tell("b1", SegmentEnded(number=one.number, segment=one.segment, outcome=outcome, decision=decision))
+        self.log.append("b1", SegmentEnded(number=one.number, segment=one.segment, outcome=outcome, decision=decision))
 
     def look(self):
         self.now_s += segment_runs.ACTIONS_EVERY_S

@@ -11,7 +11,7 @@ import pytest
 
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.devices.monitor import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
+from ringmaster.tasks.devices.monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry
 from ringmaster.tasks.devices.probes import pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall
@@ -138,9 +138,9 @@ def test_energy_is_that_of_the_segment_by_a_counter_or_by_power(counts):
     bench = Bench(FakeGpu(counts=counts), FakeGpu(counts=counts))
     bench.pass_s(5)
     bench.telemetry.begin(3, (1,))
-    assert bench.telemetry.words() == {}
-    bench.pass_s(int(WORD_EVERY_S))
-    (word,) = bench.telemetry.words().values()
+    assert bench.telemetry.due_events() == {}
+    bench.pass_s(int(EVENT_EVERY_S))
+    (word,) = bench.telemetry.due_events().values()
     assert isinstance(word, DeviceTelemetry) and word.node == "" and word.wall_s == 1015.0
     device = word.devices["1"]
     assert set(word.devices) == {"1"} and device["kind"] == "gpu"
@@ -149,7 +149,7 @@ def test_energy_is_that_of_the_segment_by_a_counter_or_by_power(counts):
     assert device["power_w"] == pytest.approx(500.0) and "clock_mhz" not in device
     bench.gpus[1].power_mw = 300_000
     bench.pass_s(4)
-    assert bench.telemetry.words() == {}
+    assert bench.telemetry.due_events() == {}
     last = bench.telemetry.end(3).devices["1"]["energy_j"]
     assert last == pytest.approx(6200.0, rel=0.02)
     assert bench.telemetry.end(3) is None
@@ -300,7 +300,7 @@ def test_gangs_on_this_machine_say_what_their_devices_do():
     with measured.segment(call(1)) as say, measured.segment(call(2)):
         say(Beat())
         assert [len(events) for events in heard.values()] == [1, 0]
-        bench.pass_s(int(WORD_EVERY_S))
+        bench.pass_s(int(EVENT_EVERY_S))
         say(Beat())  # a segment's call passes on what is due for all segments
     for number, events in heard.items():
         words = [event for event in events if isinstance(event, DeviceTelemetry)]

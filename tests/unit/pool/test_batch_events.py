@@ -51,16 +51,16 @@ class Story:
         started = SegmentStarted(
             number=number, segment=planned(job), technique="ddp", num_devices=1, first_step=0, attempt=1
         )
-        self.log.tell("b", started)
+        self.log.append("b", started)
 
     def say(self, segment, event):
         number = self.numbers[segment] = self.numbers.get(segment, -1) + 1
-        self.message_store.say(segment, "n", words=[(number, event)])
+        self.message_store.store(segment, "n", events=[(number, event)])
 
     def end(self, number, job="a"):
         outcome = Outcome(status=OutcomeStatus.DONE)
-        self.log.tell("b", JobEnded(job=job, status=JobStatus.DONE, message="", details={}))
-        self.log.tell("b", SegmentEnded(number=number, segment=planned(job), outcome=outcome, decision=""))
+        self.log.append("b", JobEnded(job=job, status=JobStatus.DONE, message="", details={}))
+        self.log.append("b", SegmentEnded(number=number, segment=planned(job), outcome=outcome, decision=""))
 
 
 def planned(job):

@@ -84,11 +84,11 @@ def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
 def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database):
     message_store = MessageStore(database)
     message_store.give(7, batch="b", shares={"n": ("one", share())})
-    message_store.say(7, "n", words=[(0, Ready(step=0))])
-    message_store.say(7, "n", words=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
-    words = message_store.words(after=0)
+    message_store.store(7, "n", events=[(0, Ready(step=0))])
+    message_store.store(7, "n", events=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
+    words = message_store.events(after=0)
     assert [word.content.NAME for word in words] == ["ready", "outcome"]
-    assert message_store.words(after=words[0].id) == words[1:]
+    assert message_store.events(after=words[0].id) == words[1:]
     assert message_store.orders() == []
 
 
@@ -97,7 +97,7 @@ def test_many_words_are_read_by_one_short_transaction_after_another(database, mo
     message_store, read, sizes = MessageStore(database), database.read, []
     for number in range(num_words):
         for segment in (7, 8):
-            message_store.say(segment, "n", words=[(number, Steps(first_step=number, seconds=()))])
+            message_store.store(segment, "n", events=[(number, Steps(first_step=number, seconds=()))])
 
     def noted(act):
         sizes.append(len(rows := read(act)))
@@ -105,11 +105,11 @@ def test_many_words_are_read_by_one_short_transaction_after_another(database, mo
 
     monkeypatch.setattr(pool_mail, "WORDS_A_PAGE", 2)
     monkeypatch.setattr(database, "read", noted)
-    assert [(word.segment, word.number) for word in message_store.words(after=0, segments=[8])] == [
+    assert [(word.segment, word.number) for word in message_store.events(after=0, segments=[8])] == [
         (8, number) for number in range(num_words)
     ]
     assert max(sizes) <= 2
-    newest = [(word.segment, word.number) for word in message_store.words(after=2)]
+    newest = [(word.segment, word.number) for word in message_store.events(after=2)]
     assert newest == [(segment, number) for number in range(1, num_words) for segment in (7, 8)]
 
 
@@ -127,15 +127,15 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
     for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
         message_store.give(segment, batch=batch, shares={"n": ("one", share())})
         message_store.command(segment, "stop")
-        message_store.say(segment, "n", words=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
-    read, (told, *_) = message_store.newest_word(), message_store.commands(after=0)[-1]
+        message_store.store(segment, "n", events=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
+    read, (told, *_) = message_store.newest_event(), message_store.commands(after=0)[-1]
     message_store.clear("b")
-    assert [word.segment for word in message_store.words(after=0)] == [8, 8, 9], "the newest one stays, for its number"
+    assert [word.segment for word in message_store.events(after=0)] == [8, 8, 9], "the newest one stays, for its number"
     assert [segment for _, segment, _ in message_store.commands(after=0)] == [8, 9]
     assert (message_store.shares(7), len(message_store.shares(8))) == ([], 1)
     message_store.command(10, "stop")
-    message_store.say(10, "n", words=[(0, Ready(step=0))])
-    assert [word.segment for word in message_store.words(after=read)] == [10]
+    message_store.store(10, "n", events=[(0, Ready(step=0))])
+    assert [word.segment for word in message_store.events(after=read)] == [10]
     assert [segment for _, segment, _ in message_store.commands(after=told)] == [10]
 
 
@@ -169,8 +169,8 @@ def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
     told = EventLog(database)
     events = [JobEnded(job=job, status=JobStatus.DONE, message="", details={"step": 10}) for job in "ab"]
     for event in events:
-        told.tell("b", event)
-        told.tell("other", event)
+        told.append("b", event)
+        told.append("other", event)
     entries = told.after("b", 0)
     assert [entry.event for entry in entries] == events
     assert [entry.event for entry in told.after("b", entries[0].id)] == events[1:]

@@ -41,7 +41,7 @@ class Worker:
 
     def say(self, segment, event, **details):
         number = self.numbers[segment] = self.numbers.get(segment, -1) + 1
-        self.message_store.say(segment, self.name, words=[(number, event_from_json({"event": event, **details}))])
+        self.message_store.store(segment, self.name, events=[(number, event_from_json({"event": event, **details}))])
 
     def end(self, segment, status="done", message="", **result):
         self.say(segment, "outcome", status=status, message=message, result=result)

@@ -178,7 +178,7 @@ def tell(database, *events):
     for event in events:
         if isinstance(event, GangSaid):
             store = MessageStore(database)
-            store.say(event.number, "n", words=[(len(store.words(after=0)), event.event)])
+            store.store(event.number, "n", events=[(len(store.events(after=0)), event.event)])
             continue
         if isinstance(event, SegmentStarted):
             what = {
@@ -190,7 +190,7 @@ def tell(database, *events):
                 "devices": ["d"],
             }
             assert Journal(database, batch=KEY).start_segment(event.segment.job, what) == event.number
-        EventLog(database).tell(KEY, event)
+        EventLog(database).append(KEY, event)
 
 
 def pool_recorder(ledger, database):

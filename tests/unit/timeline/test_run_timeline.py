@@ -123,7 +123,7 @@ def test_a_gang_whose_jobs_take_turns_ends_with_the_last_of_them(story, told, en
     number = story.journal.segments("a")[0].id
     for k, (name, step) in enumerate(told.items()):
         word = Steps(job=name, first_step=0, seconds=tuple([1.0] * step))
-        message_store.say(number, "n0", words=[(k, word)])
+        message_store.store(number, "n0", events=[(k, word)])
     assert spans(timeline_reader.read().running) == [("a", 0, ends_s if is_known else 20, "running")]
 
 
@@ -134,7 +134,7 @@ def test_words_of_a_gangs_jobs_are_written_together(story):
     for name, first_step in (("b", 0), ("d", 0), ("d", 2), ("b", 2)):  # the second event of d replaces the first
         event = Steps(job=name, first_step=first_step, seconds=(2.0, 2.0))
         words.listen(GangSaid(number=number, job=name, event=event))
-    told = [(word.content.job, word.content.first_step) for word in MessageStore(story.database).words(after=0)]
+    told = [(word.content.job, word.content.first_step) for word in MessageStore(story.database).events(after=0)]
     assert told == [("b", 0), ("d", 2), ("b", 2)]
 
 
@@ -155,8 +155,8 @@ def test_what_gangs_say_makes_forecasts_better(story):
     halfway(story)
     message_store, timeline_reader = MessageStore(story.database), story.timeline_reader()
     number = timeline_reader.read().running[0].number
-    message_store.say(number, "n0", words=[(0, Ready(step=0))])
-    message_store.say(number, "n0", words=[(1, Steps(first_step=0, seconds=(3.0, 2.0, 2.0)))])
+    message_store.store(number, "n0", events=[(0, Ready(step=0))])
+    message_store.store(number, "n0", events=[(1, Steps(first_step=0, seconds=(3.0, 2.0, 2.0)))])
     run_timeline = timeline_reader.read()
     assert spans(run_timeline.running) == [("b", 1, 32, "running")]  # 7 more steps of 2 s
     assert next(line.step for line in run_timeline.jobs if line.name == "b") == 3
@@ -263,4 +263,4 @@ def test_gangs_on_this_machine_can_be_watched_from_another_process(story):
     words.listen(GangSaid(number=number, job="b", event=CheckpointSaved(step=6)))
     run_timeline = story.timeline_reader().read()
     assert spans(run_timeline.running) == [("b", 1, 26, "running")]  # 4 more steps of 2 s
-    assert len(MessageStore(story.database).words(after=0)) == 2
+    assert len(MessageStore(story.database).events(after=0)) == 2

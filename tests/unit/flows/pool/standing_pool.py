@@ -66,7 +66,7 @@ class PlayedExecutor:
                 journal.write_job(job, status=statuses[request.kind], message="by hand")
                 if request.kind == wishes.RequestKind.CANCEL:
                     ended = JobEnded(job=job, status=JobStatus.CANCELLED, message="by hand", details={})
-                    self._told.tell(content["batch"], ended)
+                    self._told.append(content["batch"], ended)
             done = {"message": f"{request.kind}: {', '.join(jobs)}"}
             self._requests.answer(request.id, status=wishes.RequestStatus.DONE, answer=done)
 
@@ -74,7 +74,7 @@ class PlayedExecutor:
         if batch.id not in self.planned:
             self.planned.append(batch.id)
             problem = planning_problem(batch.jobs, batch.profiles, cluster(1), name=batch.name)
-            self._told.tell(batch.id, Planned(problem=problem, plan=in_a_row(problem), why="submitted"))
+            self._told.append(batch.id, Planned(problem=problem, plan=in_a_row(problem), why="submitted"))
         for job in batch.jobs:
             record = journal.jobs()[job.name]
             if record.status == JobStatus.WAITING and job.name not in self.held_back:
@@ -93,7 +93,7 @@ class PlayedExecutor:
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
         ]
         said = [(0, Metrics(step=1, metrics={"loss": 0.5}, wall_s=1.0))]
-        MessageStore(self._database).say(number, "here", words=said)
+        MessageStore(self._database).store(number, "here", events=said)
         why = self.failing.get(job.name, "")
         status = "invalid" if why else "done"
         result = {"step": job.total_steps}
@@ -109,7 +109,7 @@ class PlayedExecutor:
             details = {**details, "step": job.total_steps}
             events.append(JobEnded(job=job.name, status=JobStatus.DONE, message="", details=details))
         for event in events:
-            self._told.tell(batch.id, event)
+            self._told.append(batch.id, event)
 
 
 @contextmanager

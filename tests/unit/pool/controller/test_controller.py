@@ -77,7 +77,7 @@ def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
         Journal(database, batch=batch).put(maintenance.IS_RECORDED, True)
     maintenance.clear_messages(database)
     assert MessageStore(database).batches() == {"b3"}
-    assert [word.segment for word in MessageStore(database).words(after=0)] == [3, 3, 3]
+    assert [word.segment for word in MessageStore(database).events(after=0)] == [3, 3, 3]
 
 
 def test_what_cannot_be_trained_at_all_does_not_keep_a_batch_from_its_end(database, pool):

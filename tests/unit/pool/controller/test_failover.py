@@ -90,7 +90,7 @@ def assert_nothing_was_doubled(database, pool, gangs, jobs):
     assert sorted(event.number for event in pool.told(SegmentEnded)) == segments
     assert sorted(event.job for event in pool.told(JobEnded)) == sorted(jobs)
     heard = Counter((event.number, event.event.NAME) for event in pool.told(GangSaid))
-    said = Counter((w.segment, w.content.NAME) for w in MessageStore(database).words(after=0))
+    said = Counter((w.segment, w.content.NAME) for w in MessageStore(database).events(after=0))
     assert heard == Counter({key: n for key, n in said.items() if key[1] not in ("outcome", "ended")}), (
         "each word is told once"
     )

@@ -33,7 +33,7 @@ def age(database):
 
 
 def end(database, batch, *, is_recorded):
-    EventLog(database).tell(batch, JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
+    EventLog(database).append(batch, JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
     Journal(database, batch=batch).put(maintenance.IS_RECORDED, is_recorded)
     Submissions(database).end(batch)
 
@@ -43,7 +43,7 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
         Submissions(database).submit(submission(name))
     end(database, "recorded", is_recorded=True)
     end(database, "not", is_recorded=False)
-    EventLog(database).tell("standing", JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
+    EventLog(database).append("standing", JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
     Journal(database, batch="standing").put(maintenance.IS_RECORDED, True)
     age(database)
     assert maintenance.tidy(database, now_s=NOW_S) == 1
@@ -82,7 +82,7 @@ def test_what_is_young_stays(database):
 
 def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(database, monkeypatch):
     for number in range(7):
-        EventLog(database).tell("b1", JobEnded(job=f"j{number}", status=JobStatus.DONE, message="", details={}))
+        EventLog(database).append("b1", JobEnded(job=f"j{number}", status=JobStatus.DONE, message="", details={}))
     sizes, write = [], database.write
     monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
     assert delete_in_chunks(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7

@@ -83,7 +83,7 @@ class FakeGauges:
         self.begun.append((segment, tuple(numbers), is_part))
         self.due = {segment: DeviceTelemetry(wall_s=1.0, node="", devices={})}
 
-    def words(self):
+    def due_events(self):
         due, self.due = self.due, {}
         return due
 
@@ -140,7 +140,7 @@ class Site:
         return next(said for number, _, said in self.words() if number == segment and isinstance(said, ShareEnded))
 
     def words(self):
-        return [(word.segment, word.number, word.content) for word in self.message_store.words(after=0)]
+        return [(word.segment, word.number, word.content) for word in self.message_store.events(after=0)]
 
     def outcomes(self):
         return {segment: said.status for segment, _, said in self.words() if isinstance(said, ShareEnded)}
