@@ -13,12 +13,12 @@ from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import RetrainingFailed
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.compare_models import interrupted, judge_all
-from ringmaster.flows.retraining.inspect_models import look
-from ringmaster.flows.retraining.report import close
+from ringmaster.flows.retraining.compare_models import compare_models, interrupted
+from ringmaster.flows.retraining.inspect_models import inspect_models
+from ringmaster.flows.retraining.report import report
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
-from ringmaster.flows.retraining.select_models import choose_jobs
-from ringmaster.flows.retraining.train_models import train
+from ringmaster.flows.retraining.select_models import select_models
+from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED
@@ -49,22 +49,22 @@ def retrain_daily(
     """
     production = load_production(located(file))
     with open_run(production, run_date=night, force=force) as opened:
-        answer = _known(opened) if isinstance(opened, RunRecord) else _held(opened, seed=seed)
+        answer = _known(opened) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed)}"
     return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 
-def _held(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
+def _perform(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
     """Performs a whole retraining run, or the rest of one that was interrupted."""
-    checks = look(run)
-    chosen = choose_jobs(run, checks)
-    result = train(run, checks, chosen, seed=seed)
+    checks = inspect_models(run)
+    chosen = select_models(run, checks)
+    result = train_models(run, checks, chosen, seed=seed)
     if result is not None and result.status == RetrainingStatus.INTERRUPTED:
         verdicts = interrupted(run, checks, result)
     else:
-        verdicts = judge_all(run, checks, chosen, result)
-    return close(run, verdicts, chosen=chosen, result=result)
+        verdicts = compare_models(run, checks, chosen, result)
+    return report(run, verdicts, chosen=chosen, result=result)
 
 
 def _known(record: RunRecord) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def make_plan(run: BatchRun) -> None:
     run.make_plan()
 
 
-# No retries: the executor retries each job, and a flow run that is retried resumes the batch.
+# No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.
 @task(name="execute", cache_policy=NO_CACHE, persist_result=False)
 def execute(run: BatchRun) -> None:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""

@@ -77,6 +77,7 @@ class LocalRun:
     """
 
     patience_s: float | None = None  # the default: a person waits for the end
+    _engine: Engine  # from `make_plan` on
 
     def __init__(
         self, context: RunContext, options: RunOptions, *, sweep_scheduler: SweepScheduler | None, stack: ExitStack
@@ -133,9 +134,7 @@ class LocalRun:
         """
         profiled = self._profiled
         assert profiled is not None, "the jobs are profiled"
-        self._engine = self._open_engine()
-        self._cluster = Cluster(nodes=tuple(Node(name=n.name, devices=n.devices) for n in self._engine.nodes()))
-        self._begin(profiled)
+        self._prepare(profiled)
         self._groups = choose_together(
             profiled,
             jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
@@ -200,6 +199,12 @@ class LocalRun:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, profiled: Profiled) -> None:
+        """Opens the engine, whose nodes are planned for, and begins the records."""
+        self._engine = self._open_engine()
+        self._cluster = Cluster(nodes=tuple(Node(name=n.name, devices=n.devices) for n in self._engine.nodes()))
+        self._begin(profiled)
 
     def _open_engine(self) -> Engine:
         """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""

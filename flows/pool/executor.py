@@ -37,7 +37,6 @@ from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
@@ -120,7 +119,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         silent_s = 2 * Timeouts.of_environment().lost_after_s
         watchers: Mapping[str, Watcher] = {
             "segment-runs": segment_runs,
-            "crashed-runs": CrashedRuns(Submissions(database)),
+            "crashed-runs": CrashedRuns(database),
             "batch-runs": BatchRuns(database, silent_s=silent_s),
             "alarms": PoolAlarms(database),
             "late-answers": LateAnswers(),

@@ -108,7 +108,9 @@ def open_pooled_run(
 ) -> Iterator[PooledRun]:
     """Opens a run of a batch on a pool.
 
-    A flow run that is run again finds the jobs that it has submitted before, and follows those.
+    A flow run that is run again finds the jobs that it has submitted before, and follows those. So Retry on its page in
+    Prefect resumes the batch: jobs that failed or were cancelled are due again (`reopen`). Cancel cancels it: its
+    jobs write checkpoints and end (`cancel_batches`, `_cancelled_by_signals`).
 
     address: the pool.
     profile, open_ledger, shown: parts that tests replace.

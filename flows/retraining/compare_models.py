@@ -32,7 +32,7 @@ from ringmaster.techniques.interface.values import from_json
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 
 
-def judge_all(
+def compare_models(
     run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, result: BatchResult | None
 ) -> list[ModelResult]:
     """Compares every version that was not compared yet with its champion, and promotes the better ones.
@@ -63,7 +63,7 @@ def judge_all(
                 _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
         if (candidate := candidates.get(name)) is not None:
-            known[name] = _compared(run, check, candidate, judged[name])
+            known[name] = _decide_and_promote(run, check, candidate, judged[name])
         else:
             known[name] = _not_compared(run, check, now[check.model.registered_name], chosen, result)
         run.save(verdicts={other: model_result.to_json() for other, model_result in known.items()})
@@ -194,7 +194,7 @@ def _keep_predictions(run: RetrainingRun, check: Checked, candidate: ModelRecord
         keep_trained(run, candidate, replace(kept, predictions=references_of(scored_features(scores))))
 
 
-def _compared(run: RetrainingRun, check: Checked, candidate: ModelRecord, judged: Judged) -> ModelResult:
+def _decide_and_promote(run: RetrainingRun, check: Checked, candidate: ModelRecord, judged: Judged) -> ModelResult:
     """Returns the result of a candidate; moves its aliases."""
     model_result = replace(
         _model_result(run, check),

@@ -64,7 +64,7 @@ class Checked:
         return self.newest_before is None or version_of(newest) > self.newest_before
 
 
-def look(run: RetrainingRun) -> dict[str, Checked]:
+def inspect_models(run: RetrainingRun) -> dict[str, Checked]:
     """Returns the inspection of each model; the result of an earlier process of this run takes precedence."""
     where = run.standings()
     seen: Mapping[str, Any] = run.step("looked", lambda: {name: _plain(c) for name, c in _fresh(run, where).items()})

@@ -26,7 +26,7 @@ from ringmaster.tasks.retraining.selection import unit_of
 KEEP_RUNS = 14  # runs whose copies of files are stored
 
 
-def close(
+def report(
     run: RetrainingRun,
     model_results: Sequence[ModelResult],
     *,

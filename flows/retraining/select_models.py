@@ -56,7 +56,7 @@ class Chosen:
         return self.batch is not None and any(job.name == name for job in self.batch.jobs)
 
 
-def choose_jobs(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
+def select_models(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
     """Plans the due models against the run's deadline and budget, and selects those that fit."""
     said = run.step("chosen", lambda: _plain(_choose(run, checks)))
     return Chosen(**{**said, "batch": None if said["batch"] is None else Batch.from_json(said["batch"])})

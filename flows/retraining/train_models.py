@@ -31,7 +31,7 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json
 
 
-def train(run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, *, seed: int) -> BatchResult | None:
+def train_models(run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, *, seed: int) -> BatchResult | None:
     """Trains the selected batch; returns None if there is nothing to train, or an earlier process has trained it.
 
     Each model's MLflow run stores the data that it was trained on, for later retraining runs.

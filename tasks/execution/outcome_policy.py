@@ -2,7 +2,8 @@
 
 done: the job continues with its next segment, or is finished.
 preempted, lost: the job is retried at once, any number of times, as it did not cause the outcome.
-crashed: the job is retried from its last checkpoint after a pause that doubles, at most three times without progress.
+crashed: the job is restarted from its last checkpoint, first at once, then after a pause that doubles; it fails at the
+    third crash without progress.
 out of memory: the option is removed for good and the rest is re-planned.
 invalid (a factory raises, a loss is not finite): the job fails, the others continue.
 

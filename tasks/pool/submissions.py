@@ -32,12 +32,13 @@ class BatchStatus(StrEnum):
 class Submission:
     """A batch that a pool is to run.
 
-    id: unique in the pool, without "/"; the id of the flow run that submitted it, so that a retry finds it again.
+    id: unique in the pool, without "/": the batch's name and the time. A flow run that is retried finds it by the fact
+        "runs of FLOW_RUN" of the pool.
     name: the name of the batch.
     jobs: the jobs, with their number of steps resolved.
     profiles: the profiles of each job, by job name.
     data: the prepared data of each job that the preflight used, by job name.
-    weights: the folders of base models from outside of the batch, by job name.
+    weights: the folders of models from outside of the batch: of a base by the job's name, of other parents by theirs.
     together: by the lead job of a group, the profiles under which the group can run; each names the group's members.
     folder: the folder of this run on storage that all nodes share: models, logs, and checkpoints if `checkpoint_root`
         is None.

@@ -3,7 +3,6 @@ import shutil
 import pytest
 
 from ringmaster.model_lineage.ledger import database
-from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
@@ -51,10 +50,10 @@ def client(prefect_server):
 
 
 @pytest.fixture
-def submissions(tmp_path):
-    """The submissions of a pool, in a new database."""
+def pool_database(tmp_path):
+    """A new database of a pool."""
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    yield Submissions(database)
+    yield database
     database.close()
 
 

@@ -26,8 +26,11 @@ from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.flows.batch.flow_runs import runs_fact
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +43,12 @@ BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
 class CrashedRuns:
     """Finds crashed runs, and schedules them again.
 
-    submissions: the batches of the pool.
+    database: the pool's database, which has the batches that each run has submitted.
     clock: returns the time of day.
     """
 
-    def __init__(self, submissions: Submissions, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._submissions, self._clock = submissions, clock
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._database, self._clock = database, clock
 
     def keep_looking(self, until: threading.Event) -> None:
         """Checks for crashed runs periodically until `until` is set; skips checks while Prefect is away."""
@@ -71,8 +74,17 @@ class CrashedRuns:
         crashed = _in_state(client, StateType.CRASHED)
         if not crashed:
             return []
-        standing = {batch.flow_run for batch in self._submissions.standing()}
-        return [run for run in crashed if str(run.id) in standing or (run.run_count < MOST_RUNS and self._is_new(run))]
+        active = {batch.id for batch in Submissions(self._database).standing()}
+        return [
+            run
+            for run in crashed
+            if not active.isdisjoint(self._submitted_by(run)) or (run.run_count < MOST_RUNS and self._is_new(run))
+        ]
+
+    def _submitted_by(self, run: FlowRun) -> set[str]:
+        """Returns the ids of the batches that a run, or a flow that it called, has submitted."""
+        known = Journal(self._database, batch="").get(runs_fact(str(run.id)), {})
+        return {id for id, _ in known.values()}
 
     def _not_begun(self, client: SyncPrefectClient) -> list[FlowRun]:
         """Returns runs whose process died before it reported a state, while its worker could not reach Prefect."""

@@ -189,7 +189,7 @@ class PoolEngine:
                 self._on_deaf()
 
     def _hear(self, event: GangEvent) -> None:
-        """Acts on an event once: an adopted segment's events arrive through both `adopt` and `look`."""
+        """Acts on an event once: an adopted segment's events arrive through both `adopt` and `catch_up`."""
         flight = self._flights.get(event.segment)
         if flight is None or event.number <= flight.heard.get(event.node, -1):
             return

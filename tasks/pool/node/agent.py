@@ -37,7 +37,7 @@ UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class DeviceMonitor(Protocol):
-    """The monitor of a node's devices; `device_monitor.Telemetry` implements it."""
+    """The monitor of a node's devices; `Telemetry` in `tasks/devices/monitor.py` implements it."""
 
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""

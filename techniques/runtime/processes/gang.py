@@ -26,8 +26,6 @@ from ringmaster.techniques.runtime.processes.events import (
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
 
-WORKER = "ringmaster.techniques.runtime.processes.worker:main"
-
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_PATIENCE_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures

@@ -1,6 +1,5 @@
 """Flow runs whose process died are run again, in a real Prefect server."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,8 +10,11 @@ from prefect import flow
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Pending, Running
 
+from ringmaster.flows.batch.flow_runs import runs_fact
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
 from ringmaster.flows.pool.runs.crashed_runs import BEGUN_WITHIN, CrashedRuns
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.journal import Journal
 from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 
@@ -38,35 +40,36 @@ def state_of(client, run):
     return client.read_flow_run(run).state
 
 
-def test_a_run_that_crashed_is_scheduled_again_and_others_are_left_alone(client, submissions):
+def test_a_run_that_crashed_is_scheduled_again_and_others_are_left_alone(client, pool_database):
     mine, others = crashed(client, "train-batch"), crashed(client, "somebody-elses")
     cancelled = crashed(client, "sweep", end=Cancelled())
-    CrashedRuns(submissions).revive(client)
+    CrashedRuns(pool_database).revive(client)
     assert (state_of(client, mine).type, state_of(client, mine).name) == (StateType.SCHEDULED, "AwaitingRetry")
     assert state_of(client, others).type == StateType.CRASHED
     assert state_of(client, cancelled).type == StateType.CANCELLED
-    assert client.read_flow_run(mine).name not in CrashedRuns(submissions).revive(client)
+    assert client.read_flow_run(mine).name not in CrashedRuns(pool_database).revive(client)
 
 
-def test_what_crashes_each_time_is_given_up(client, submissions):
+def test_what_crashes_each_time_is_given_up(client, pool_database):
     run = crashed(client, "retrain-daily", times=MOST_RUNS)
-    CrashedRuns(submissions).revive(client)
+    CrashedRuns(pool_database).revive(client)
     assert state_of(client, run).type == StateType.CRASHED
 
 
-def test_a_run_of_long_ago_goes_on_only_where_its_batch_still_stands(client, submissions):
+def test_a_run_of_long_ago_goes_on_only_where_its_batch_still_stands(client, pool_database):
     stands, forgotten = crashed(client, "submit-jobs"), crashed(client, "submit-jobs")
-    submissions.submit(replace(submission("b1"), flow_run=str(stands)))
-    later = CrashedRuns(submissions, clock=lambda: datetime.now(UTC) + timedelta(days=1))
+    Submissions(pool_database).submit(submission("b1"))
+    Journal(pool_database, batch="").put(runs_fact(str(stands)), {"nightly 0": ["b1", "/runs/b1"]})
+    later = CrashedRuns(pool_database, clock=lambda: datetime.now(UTC) + timedelta(days=1))
     later.revive(client)
     assert state_of(client, stands).type == StateType.SCHEDULED
     assert state_of(client, forgotten).type == StateType.CRASHED
 
 
-def test_a_run_that_was_claimed_and_never_begun_is_scheduled_again(client, submissions):
+def test_a_run_that_was_claimed_and_never_begun_is_scheduled_again(client, pool_database):
     claimed = crashed(client, "train-batch", end=Pending())
-    CrashedRuns(submissions).revive(client)
+    CrashedRuns(pool_database).revive(client)
     assert state_of(client, claimed).type == StateType.PENDING
-    later = CrashedRuns(submissions, clock=lambda: datetime.now(UTC) + 2 * BEGUN_WITHIN)
+    later = CrashedRuns(pool_database, clock=lambda: datetime.now(UTC) + 2 * BEGUN_WITHIN)
     later.revive(client)
     assert state_of(client, claimed).name == "AwaitingRetry"

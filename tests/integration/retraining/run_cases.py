@@ -145,7 +145,7 @@ def twice(folder: Path) -> Any:
 def cut_short(folder: Path) -> Any:
     """Interrupts a run before it compares models, then a run before it saves its trained models."""
     case = Case(folder, "cut")
-    case.dies("2026-11-01", module="ringmaster.flows.retrain_daily", function="judge_all")
+    case.dies("2026-11-01", module="ringmaster.flows.retrain_daily", function="compare_models")
     case.put("a/2026-11-02.jsonl", 2)  # too late for this run
     on = case.run("2026-11-01")
     case.dies("2026-11-02", module="ringmaster.flows.retraining.train_models", function="_finish_training")
@@ -164,13 +164,13 @@ def half_way(folder: Path) -> Any:
     from ringmaster.flows import retrain_daily as flow
 
     case = Case(folder, "half")
-    choose = flow.choose_jobs
+    choose = flow.select_models
 
     def late(*given: Any) -> Any:
         case.put("a/2026-11-01.jsonl", 7)
         return choose(*given)
 
-    with instead("ringmaster.flows.retrain_daily", "choose_jobs", late):
+    with instead("ringmaster.flows.retrain_daily", "select_models", late):
         first = case.run("2026-11-01")
     return {"first": first, "next": case.run("2026-11-02")}
 

@@ -77,7 +77,7 @@ def run(monkeypatch):
 
 
 def test_a_candidate_that_says_nothing_but_nan_is_kept_off_and_the_others_are_decided(run):
-    verdicts = compare_models.judge_all(run, run.checks, Chosen(), None)
+    verdicts = compare_models.compare_models(run, run.checks, Chosen(), None)
     assert [(v.model, v.outcome) for v in verdicts] == [("broken", "kept"), ("good", "promoted")]
     assert verdicts[0].why == "its accuracy is nan"
     assert {uri: list(kept.predictions) for uri, kept in run.kept.items()} == {

@@ -78,7 +78,7 @@ def run(monkeypatch):
 
 
 def train(run):
-    return train_models.train(run, {"a": run.check}, Chosen(batch=run.batch), seed=0)
+    return train_models.train_models(run, {"a": run.check}, Chosen(batch=run.batch), seed=0)
 
 
 def test_a_batch_that_was_never_begun_is_trained_though_an_old_version_is_of_the_same_data(run):
