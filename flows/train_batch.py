@@ -135,6 +135,7 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
 # Measurements from before a failure are stored, so that a retry makes only the other trials.
 @task(
     name="profile",
+    task_run_name="profile",
     retries=2,
     retry_delay_seconds=[1, 5],
     retry_condition_fn=_may_help,
@@ -146,21 +147,21 @@ def profile(run: BatchRun) -> None:
     run.profile()
 
 
-@task(name="make plan", cache_policy=NO_CACHE, persist_result=False)
+@task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
 def make_plan(run: BatchRun) -> None:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
     run.make_plan()
 
 
 # No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.
-@task(name="execute", cache_policy=NO_CACHE, persist_result=False)
+@task(name="execute", task_run_name="execute", cache_policy=NO_CACHE, persist_result=False)
 def execute(run: BatchRun) -> None:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
     with run.executor() as executor:
         executor.run()
 
 
-@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
+@task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(run: BatchRun) -> None:
     """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
     result = run.result()
@@ -171,7 +172,7 @@ def evaluate(run: BatchRun) -> None:
         sound(batch_failed(run.batch.name, message=result.summary()))
 
 
-@task(name="record", cache_policy=NO_CACHE, persist_result=False)
+@task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
 def record(run: BatchRun) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
     result = run.result(faults=close_records(run, run.result()))  # the models have their URIs now

@@ -141,6 +141,13 @@ def open_artifact(page, key):
     return page
 
 
+def expect_tasks(page, *names):
+    """Asserts that the page of a flow run lists these task runs."""
+    page.get_by_role("tablist").get_by_text("Task Runs", exact=True).click()
+    for name in names:
+        expect(page.get_by_role("link", name=name, exact=True).first).to_be_visible()
+
+
 def expect_drawing(page):
     """Asserts that the page shows the drawing of a markdown artifact; a broken image has no width."""
     drawn = page.locator("img[src^='data:image/svg+xml']").first

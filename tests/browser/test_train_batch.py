@@ -9,7 +9,14 @@ pytest.importorskip("playwright.sync_api", reason="Playwright is not installed. 
 from playwright.sync_api import expect
 
 from tests.browser.mlflow_pages import expect_text, expect_version, follow
-from tests.browser.prefect_pages import expect_drawing, open_answer, open_artifact, open_form, wait_for_state
+from tests.browser.prefect_pages import (
+    expect_drawing,
+    expect_tasks,
+    open_answer,
+    open_artifact,
+    open_form,
+    wait_for_state,
+)
 
 BATCH = """
 name: pages
@@ -65,6 +72,7 @@ def test_a_person_sees_the_plan_agrees_and_finds_the_model_in_mlflow(form, prefe
     question.fill("Why", "it fits the evening")
     question.send()
     wait_for_state(run, prefect_url, "Completed")
+    expect_tasks(run, "profile", "make plan", "execute", "evaluate", "record")
     open_artifact(run, "mlflow")
     model = follow(run, "pages.digits version 1")
     expect_version(model, "pages.digits")
