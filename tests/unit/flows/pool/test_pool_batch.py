@@ -16,7 +16,7 @@ from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_f
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool import pooled_run
+from ringmaster.flows.pool import follower
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
@@ -333,7 +333,7 @@ def test_ctrl_c_cancels_the_batch(bench):
 
 def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench, monkeypatch):
     monkeypatch.setenv(STARTED_RUN, "run-1")
-    monkeypatch.setattr(pooled_run, "is_being_cancelled", lambda: False)
+    monkeypatch.setattr(follower, "is_being_cancelled", lambda: False)
 
     class Ended(View):
         def listen(self, event):

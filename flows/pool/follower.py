@@ -1,0 +1,223 @@
+"""Follows a batch that a pool trains: shows its events, has them recorded in MLflow, and passes on its cancellation.
+
+The pool's executor trains the batch. A follower may end and another one begin without any effect on the jobs.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from prefect.exceptions import TerminationSignal
+
+from ringmaster.flows import settings
+from ringmaster.flows.batch.artifacts import DecisionArtifact
+from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect
+from ringmaster.flows.batch.records import log_decision
+from ringmaster.flows.batch.waiting import notices
+from ringmaster.flows.pool.run import PoolRun
+from ringmaster.flows.process.interrupts import stopped_by_signals
+from ringmaster.flows.reports.page_links import flow_run_page
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
+from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.requests import RequestKind, Requests
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.recording.async_recorder import JobsToRecord, PoolRecorder
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
+from ringmaster.techniques.interface.preflight import Preflight, Refusal
+from ringmaster.techniques.interface.values import from_json, to_json
+
+SILENCE_S = 30.0  # longer than a first plan takes
+SILENCE = (
+    "the pool has no plan for it yet: see that an executor leads (`ringmaster pool executor`) and that nodes serve"
+)
+
+
+def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
+    """Returns listeners that show a batch's progress, its part of the plan and its decisions in Prefect's pages."""
+    total_steps = sum(job.total_steps for job in submission.jobs)
+    timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
+    return [
+        ProgressArtifact(run.journal, total_steps=total_steps).listen,
+        GanttArtifact(timeline_reader, batch=run.id).listen,
+        log_decision,
+        DecisionArtifact().listen,
+    ]
+
+
+@contextmanager
+def followed_batch(
+    run: PoolRun,
+    submission: Submission,
+    *,
+    after: Position,
+    listeners: Sequence[Listener],
+    num_trials: int,
+    sweep_scheduler: SweepScheduler | None,
+) -> Iterator[BatchFollower]:
+    """Begins to record a batch, and yields its follower. Inside the context, Ctrl-C and SIGTERM cancel the batch.
+
+    after: the position after which events are shown.
+    listeners: receive the events, beside the terminal.
+    num_trials: how many trials its profiling took.
+    sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
+    """
+    events = BatchEvents(run.database, run.id)
+    preflights = preflights_of(submission, run.journal.get("surveyed", {}))
+    recorder = PoolRecorder(
+        run.ledger,
+        run.journal,
+        batch=run.batch,
+        events=events,
+        notice=notices(),
+        tensors=TensorStore(settings.tensors(settings.home())),
+    )
+    recorder.begin(
+        JobsToRecord(
+            jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
+            preflights=preflights,
+            profiles=submission.profiles,
+        ),
+        devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
+        num_trials=num_trials,
+    )
+    run.journal.put(FLOW_RUN_PAGE, flow_run_page())
+    recorder.follow()
+    every: list[Listener] = [current_view.get().listen, *listeners]
+    if sweep_scheduler is not None:
+        every.append(sweep_scheduler.listen)
+        _attach(sweep_scheduler, run, submission)
+    silence = threading.Timer(SILENCE_S, current_view.get().notice, [SILENCE])
+    silence.daemon = True
+    with ExitStack() as stack:
+        is_left = stack.enter_context(_cancelled_by_signals(run))
+        stack.callback(silence.cancel)
+        silence.start()
+        yield BatchFollower(
+            run,
+            recorder=recorder,
+            preflights=preflights,
+            events=events.follow(after, until=lambda: is_left.is_set() or run.has_ended()),
+            listeners=[lambda _: silence.cancel(), *every],
+            is_left=is_left,
+        )
+
+
+class BatchFollower:
+    """Follows one batch of a pool.
+
+    events: the events of the batch from now to its end.
+    is_left: set when Prefect ends this process without a cancellation.
+    """
+
+    def __init__(
+        self,
+        run: PoolRun,
+        *,
+        recorder: PoolRecorder,
+        preflights: Mapping[str, Preflight],
+        events: Iterator[ExecutionEvent],
+        listeners: Sequence[Listener],
+        is_left: threading.Event,
+    ) -> None:
+        self._journal, self.recorder, self._preflights = run.journal, recorder, preflights
+        self._events, self._listeners, self._is_left = events, listeners, is_left
+
+    def follow_to_plan(self) -> None:
+        """Follows the batch until the pool has a plan with it, or it has ended without one."""
+        for event in self._events:
+            self._show(event)
+            if isinstance(event, Planned):
+                return
+
+    def run(self) -> bool:
+        """Follows the batch to its end. Returns True; raises TerminationSignal if Prefect ends this process alone."""
+        for event in self._events:
+            self._show(event)
+        if self._is_left.is_set():
+            self.recorder.close(patience_s=0.0)
+            raise TerminationSignal(signal.SIGTERM)
+        return True
+
+    def refused(self, job: str) -> list[dict[str, Any]]:
+        """Returns the techniques and configs that were refused for a job before any trial."""
+        found: list[dict[str, Any]] = to_json(self._preflights[job].refusals) if job in self._preflights else []
+        return found
+
+    def _show(self, event: ExecutionEvent) -> None:
+        if isinstance(event, Planned):
+            self._keep_first_plan(event)
+        for listener in self._listeners:
+            listener(event)
+
+    def _keep_first_plan(self, event: Planned) -> None:
+        """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""
+        if not self._journal.plans(since_s=float(self._journal.get("since_s"))):
+            plan = {"problem": event.problem.to_json(), "plan": event.plan.to_json()}
+            self._journal.write_plan(plan, why=event.why)
+
+
+def _attach(scheduler: SweepScheduler, run: PoolRun, submission: Submission) -> None:
+    """Attaches the sweep scheduler to the run; repeats the steering requests that an earlier process has made."""
+
+    def ask(steering: SteeringRequest) -> None:
+        if steering and not run.has_ended():
+            Requests(run.database).ask(RequestKind.DIRECT, {"batch": run.id, **steering.to_json()})
+
+    scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
+    ask(scheduler.asked())
+    scheduler.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
+
+
+def num_devices(run: PoolRun) -> int:
+    """Returns the number of devices of the pool's nodes."""
+    return sum(len(node.devices) for node in Nodes(run.database).all())
+
+
+def preflights_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Preflight]:
+    """Returns the preflights of the jobs, as far as they are stored.
+
+    submission: has the facts of the jobs' data.
+    known: the other facts and the refusals, by job.
+    """
+    return {
+        name: Preflight(
+            job=name,
+            data=submission.data.get(name, {}),
+            facts=found["facts"],
+            candidates=(),
+            refusals=tuple(from_json(Refusal, refusal) for refusal in found["refusals"]),
+        )
+        for name, found in known.items()
+    }
+
+
+@contextmanager
+def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
+    """Makes Ctrl-C or SIGTERM cancel the batch: its jobs write checkpoints and end. A second signal ends this process.
+
+    A process that Prefect has started, and that a signal ends without a cancellation, leaves the batch alone: it sets
+    the event that this context yields.
+    """
+    is_left = threading.Event()
+    notice = current_view.get().notice
+
+    def act() -> None:
+        if is_started_by_prefect() and not is_being_cancelled():
+            is_left.set()
+            return
+        notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
+        run.ask(RequestKind.CANCEL)
+
+    with stopped_by_signals(act):
+        yield is_left
