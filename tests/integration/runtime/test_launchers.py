@@ -155,7 +155,7 @@ def test_a_rank_alone_stops_at_a_checkpoint_on_sigterm(bench, tmp_path):
     with run_alone(bench.order(bench.job(num_steps=ENDLESS), SINGLE, tmp_path), tmp_path) as process:
         for line in process.stdout:
             event = json.loads(line)
-            if isinstance(event, Steps):
+            if event["event"] == "steps":
                 process.terminate()
     assert (process.returncode, event["event"], event["result"]["status"]) == (0, "result", "preempted")
 
