@@ -23,7 +23,8 @@ def metric_names() -> tuple[str, ...]:
 
 def metric_named(name: str) -> Metric:
     """Returns a metric. Raises ValueError where no metric, or a faulty one, has the name."""
-    path = find("metric", name, _every())
+    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
+    path = BUILTIN[name] if name in BUILTIN else find("metric", name, _every())
     metric: Metric = make(Metric, path)
     if metric.name != name:
         raise ValueError(f"entry point {name!r} has the metric {metric.name!r} ({path}). To fix: give both one name")

@@ -31,7 +31,8 @@ def data_source_names() -> tuple[str, ...]:
 
 def data_source_named(name: str) -> DataSource:
     """Returns a data source. Raises ValueError where no data source, or a faulty one, has the name."""
-    path = find("kind of data", name, _every())
+    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
+    path = BUILTIN[name] if name in BUILTIN else find("kind of data", name, _every())
     source: DataSource = make(DataSource, path)
     if source.name != name:
         raise ValueError(
