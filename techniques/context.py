@@ -102,6 +102,11 @@ class Context(Technique):
             model.to(mesh.device_type)
         return self._weights.parallelize(model, self._mesh, {**config, "reshard": True})
 
+    def width_divisor(self, mesh: DeviceMesh | None) -> int:
+        """Returns two chunks for each rank."""
+        assert mesh is not None
+        return 2 * mesh.size()
+
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns this rank's tokens, their positions, and the token that follows each of them as its label."""
         from ringmaster.techniques.runtime.parallel.sequences import positions

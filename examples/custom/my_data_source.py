@@ -13,25 +13,22 @@ from typing import Any, ClassVar
 
 from ringmaster import DataSpec, RowSource
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.row_source import Encode
+from ringmaster.techniques.runtime.data.row_samples.row_source import SampleContext
 
 
 class Answers(RowSource):
     """The tokens of a prompt and its answer. The labels of the prompt do not count."""
 
     name = "answers"
+    roles: ClassVar = {"prompt": ("prompt",), "answer": ("answer", "reply")}
     needs_tokenizer = True
-    options: ClassVar = {"prompt_column": "prompt", "answer_column": "answer"}
-
-    def columns(self, spec: DataSpec) -> tuple[str, ...]:
-        """Returns the two columns."""
-        return tuple(self.option(spec, name) for name in self.options)
+    is_causal = True
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns both texts."""
         return row.values()
 
-    def sample(self, row: Mapping[str, Any], *, spec: DataSpec, encode: Encode) -> Mapping[str, Any]:
-        """Returns tokens and labels; `RowSource` fills them up to seq_len and adds the attention mask."""
-        prompt, answer = (encode(row[name]) for name in self.columns(spec))
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns tokens and labels; batches of them are padded."""
+        prompt, answer = (context.tokenizer.encode(row[role]) for role in self.roles)
         return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.adaptations import with_parents_said
+from ringmaster.tasks.batch.data_kinds import with_kinds
 from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
@@ -109,7 +110,7 @@ class Batch:
         assert entry is not None, "values without a fault are a batch"
         return cls(
             name=entry.name,
-            jobs=with_parents_said([_job(job) for job in planned]),
+            jobs=with_parents_said(with_kinds([_job(job) for job in planned])),
             objective=entry.objective,
             devices=entry.devices,
             folder=folder,

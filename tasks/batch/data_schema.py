@@ -13,6 +13,7 @@ from ringmaster.tasks.batch.field_types import (
     FileFormat,
     Folder,
     Kwargs,
+    Padding,
     Positive,
     Source,
     Whole,
@@ -83,6 +84,50 @@ class Data(Section):
     format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
     window: Window | None = Field(default=None, description="the rows to read, such as {last_days: 30}")
     time_column: str | None = Field(default=None, description="the column with a row's time, such as at")
+    labels: list[str] = Field(
+        default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
+    )
+    padding: Padding = Field(default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}")
+    text_pair_column: str | None = Field(
+        default=None, description="the column that holds the second text of a pair, such as question2"
+    )
+    label_column: str | None = Field(
+        default=None, description="the column that holds the class, or the number to predict, such as stars"
+    )
+    tokens_column: str | None = Field(default=None, description="the column that holds a list of words, such as words")
+    input_column: str | None = Field(
+        default=None, description="the column that holds the text that an encoder-decoder reads, such as article"
+    )
+    target_column: str | None = Field(
+        default=None, description="the column that holds the text that an encoder-decoder writes, such as summary"
+    )
+    messages_column: str | None = Field(
+        default=None, description="the column that holds a list of messages, such as conversation"
+    )
+    tools_column: str | None = Field(
+        default=None, description="the column that holds the tools of a conversation, such as functions"
+    )
+    prompt_column: str | None = Field(
+        default=None, description="the column that holds the text before the answer, such as question"
+    )
+    completion_column: str | None = Field(
+        default=None, description="the column that holds the answer to learn, such as answer"
+    )
+    chosen_column: str | None = Field(
+        default=None, description="the column that holds the answer that people prefer, such as better"
+    )
+    rejected_column: str | None = Field(
+        default=None, description="the column that holds the other answer, such as worse"
+    )
+    anchor_column: str | None = Field(
+        default=None, description="the column that holds the text to embed, such as query"
+    )
+    positive_column: str | None = Field(
+        default=None, description="the column that holds the text that belongs to it, such as passage"
+    )
+    image_column: str | None = Field(
+        default=None, description="the column that holds the path of an image, such as file"
+    )
 
 
 class DatasetVersion(Section):

@@ -40,6 +40,7 @@ Source = Annotated[
 DataKind = Annotated[
     str, AfterValidator(references.data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
 ]
+Padding = Annotated[str, AfterValidator(references.one_of(job.PADDINGS)), WithJsonSchema({"enum": list(job.PADDINGS)})]
 AdapterKind = Annotated[
     str, AfterValidator(references.one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})
 ]

@@ -30,8 +30,8 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data.files import is_url, matching
-from ringmaster.techniques.runtime.data.rows import SUFFIXES
-from ringmaster.techniques.runtime.data.sources.registry import data_source_names
+from ringmaster.techniques.runtime.data.rows import IMAGE_SUFFIXES, SUFFIXES
+from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""
@@ -81,8 +81,8 @@ def metric(name: str) -> str:
 
 
 def data_kind(name: str) -> str:
-    """Checks that a data source is registered."""
-    return one_of(data_source_names())(name)
+    """Checks that a data source is registered. Returns its present name for a former one."""
+    return one_of(data_source_names())(ALIASES.get(name, name))
 
 
 def objective(name: str) -> str:
@@ -128,6 +128,8 @@ def files(pattern: str, info: ValidationInfo) -> str:
             raise wrong(message, remedy) from None
         return pattern
     absolute = _absolute(pattern, info)
+    if Path(absolute).is_dir():
+        absolute = str(Path(absolute) / "**" / "*")
     matches = glob.iglob(absolute, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute patterns)
     found = [path for match in matches if (path := Path(match)).is_file()]
     if not found:
@@ -135,10 +137,12 @@ def files(pattern: str, info: ValidationInfo) -> str:
             f"{pattern!r} matches no file",
             f"name files that exist below {_folder(info)}, or an absolute path",
         )
-    if unknown := sorted({path.suffix for path in found} - set(SUFFIXES)):
+    # In a folder of images, other files are left out.
+    unknown = sorted({path.suffix for path in found} - set(SUFFIXES))
+    if unknown and not any(path.suffix.lower() in IMAGE_SUFFIXES for path in found):
         raise wrong(
             f"{pattern!r} matches files that end in {', '.join(unknown) or 'nothing'}",
-            f"name files that end in {', '.join(SUFFIXES)}",
+            f"name files that end in {', '.join(SUFFIXES)}, or images",
         )
     return absolute
 

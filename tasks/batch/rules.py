@@ -38,7 +38,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     """Yields the faults between the values of one job; places are relative to the job."""
     job = _mapping(raw)
     yield from _not_finite(job, place=())
-    yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory", "command"), section=Model)
+    yield from _one_of(job, "model", _models(job), section=Model)
     yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data, unless="kind")
     yield from _files(job)
     yield from _arguments(job)
@@ -80,6 +80,12 @@ def _one_of(
         yield Finding((name,), f"has {' and '.join(given)}", remedy)
     elif not given and raw.get(unless) is None and not misspelt(raw, section) & set(keys):
         yield Finding((name,), "does not say where it comes from", remedy)
+
+
+def _models(job: Raw) -> tuple[str, ...]:
+    """Returns the sources of a model that exclude each other; the weights of one may go into another architecture."""
+    has_weights = _mapping(job.get("model")).get("from_pretrained") is not None
+    return (*(() if has_weights else ("architecture",)), "from_pretrained", "factory", "command")
 
 
 def _name(job: Raw) -> tuple[str, ...]:
@@ -170,7 +176,7 @@ def _text(job: Raw) -> Iterator[Finding]:
     data = _mapping(job.get("data"))
     if data.get("seq_len") is None and (
         data.get("source") == "python-stdlib"
-        or (data.get("kind") in (None, "text") and str(data.get("path")).endswith(".txt"))
+        or (data.get("kind") in (None, "text", "language-modeling") and str(data.get("path")).endswith(".txt"))
     ):
         yield Finding(("data", "seq_len"), "is missing", "give the number of tokens of a sample of text, such as 128")
 

@@ -47,10 +47,12 @@ PROFILING_SHARE = 0.2
 
 
 class Model(Section):
-    """The source of a model: exactly one of architecture, from_pretrained, factory and command."""
+    """The source of a model: architecture, from_pretrained or both, a factory, or a command."""
 
     architecture: Annotated[str, AfterValidator(references.architecture)] | None = Field(
-        default=None, description="a Hugging Face class, such as LlamaForCausalLM"
+        default=None,
+        description="a Hugging Face class, such as LlamaForCausalLM; with from_pretrained, the class that gets the "
+        "weights, with a fresh head where they have none",
     )
     config: Kwargs = Field(default={}, description="the fields of its Hugging Face config, such as {hidden_size: 256}")
     from_pretrained: Annotated[str, AfterValidator(references.pretrained)] | None = Field(

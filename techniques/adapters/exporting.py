@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.build import skeleton
+from ringmaster.techniques.runtime.models.export import copy_processors
 
 
 def export_adapter(
@@ -49,5 +49,4 @@ def export_adapter(
     with publish(folder) as aside:
         (aside / CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
-        if prepared.tokenizer_dir is not None:
-            shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)
+        copy_processors(aside, prepared=prepared, base=base)

@@ -63,6 +63,10 @@ class PreparedData:
     folder: the folder of the prepared arrays; "" for factories.
     tensors: the tensors of a sample, for data of which the kind alone does not tell them: () means tokens or images,
         and labels. Samples are made up from them where the data is on another machine, or memory is estimated.
+    labels: the names of the classes, in the order of their numbers; () where they have no names.
+    pad_token_id: the token that fills up shorter samples.
+    num_truncated: number of samples that were longer than `seq_len` and were cut.
+    columns: (role, column) of what the samples are made of, such as ("label", "stars").
     """
 
     name: str
@@ -79,11 +83,21 @@ class PreparedData:
     source: str
     folder: str = ""
     tensors: tuple[SampleTensor, ...] = field(default=(), metadata=SINCE_LATER)
+    labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    pad_token_id: int | None = field(default=None, metadata=SINCE_LATER)
+    num_truncated: int = field(default=0, metadata=SINCE_LATER)
+    columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
 
     @property
     def tokenizer_dir(self) -> Path | None:
         """The folder with the tokenizer's files, or None where the data has no tokenizer of its own."""
         folder = Path(self.folder) / "tokenizer"
+        return folder if self.folder and folder.is_dir() else None
+
+    @property
+    def processor_dir(self) -> Path | None:
+        """The folder with the image processor's config, or None where the data is no images."""
+        folder = Path(self.folder) / "processor"
         return folder if self.folder and folder.is_dir() else None
 
 
@@ -106,8 +120,8 @@ class Row:
 class DataSource(ABC):
     """A kind of data, a class without arguments in one file.
 
-    Most kinds make a sample of each row of a file or a data set: `runtime.data.row_source.RowSource` implements
-    everything except the columns and the sample.
+    Most kinds make a sample of each row of a file or a data set: `runtime.data.row_samples.row_source.RowSource`
+    implements everything except the roles of columns and the sample.
 
     name: the name in batch files. An entry point has the same name.
     reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a

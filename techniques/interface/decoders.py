@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.model_facts import Decoder
 
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Endings of the names of transformers' causal language models."""
+
 # The forward of these models accepts hidden states in place of embeddings, without further processing, and explicit
 # positions. Only attention mixes tokens.
 ARCHITECTURES = (

@@ -9,6 +9,7 @@ from ringmaster.techniques.interface.values import SINCE_LATER
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
+PADDINGS = ("longest", "max_length")
 SCHEDULES = ("constant", "linear", "cosine")
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 ADAPTERS = ("lora", "prefix", "ia3")
@@ -26,9 +27,10 @@ FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Where a model comes from: exactly one of `architecture`, `from_pretrained`, `factory` and `command`.
+    """Where a model comes from: `architecture`, `from_pretrained` or both, a `factory`, or a `command`.
 
-    architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM".
+    architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM". With
+        `from_pretrained`, the class into which those weights are loaded; what they lack, such as a head, is fresh.
     from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
     kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
     factory: "package.module:function", called with `kwargs`, which returns a torch module.
@@ -52,7 +54,14 @@ class ModelSpec:
     @property
     def is_drawn(self) -> bool:
         """Whether initial weights depend on a seed where the job has no base: all weights, or those of a fresh head."""
-        return self.from_pretrained is None or not FRESH_HEAD.isdisjoint(self.config)
+        return self.from_pretrained is None or self.has_fresh_head
+
+    @property
+    def has_fresh_head(self) -> bool:
+        """Whether the weights of a pretrained model may lack the head."""
+        return self.from_pretrained is not None and (
+            self.architecture is not None or not FRESH_HEAD.isdisjoint(self.config)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +88,9 @@ class DataSpec:
     time_column: the column with a row's time.
     kind: the name of the data source (`data_source.DataSource`) that makes the samples; None for the one that fits:
         text for language models from a `path`, and a `dataset` as it is.
+    labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
+    padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
+    The other columns hold what their names say; None for the usual names, which each kind of data documents.
     """
 
     source: str | None = None
@@ -100,6 +112,22 @@ class DataSpec:
     window: Mapping[str, Any] | None = field(default=None, metadata=SINCE_LATER)
     time_column: str | None = field(default=None, metadata=SINCE_LATER)
     kind: str | None = field(default=None, metadata=SINCE_LATER)
+    labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    padding: str = field(default="longest", metadata=SINCE_LATER)
+    text_pair_column: str | None = field(default=None, metadata=SINCE_LATER)
+    label_column: str | None = field(default=None, metadata=SINCE_LATER)
+    tokens_column: str | None = field(default=None, metadata=SINCE_LATER)
+    input_column: str | None = field(default=None, metadata=SINCE_LATER)
+    target_column: str | None = field(default=None, metadata=SINCE_LATER)
+    messages_column: str | None = field(default=None, metadata=SINCE_LATER)
+    tools_column: str | None = field(default=None, metadata=SINCE_LATER)
+    prompt_column: str | None = field(default=None, metadata=SINCE_LATER)
+    completion_column: str | None = field(default=None, metadata=SINCE_LATER)
+    chosen_column: str | None = field(default=None, metadata=SINCE_LATER)
+    rejected_column: str | None = field(default=None, metadata=SINCE_LATER)
+    anchor_column: str | None = field(default=None, metadata=SINCE_LATER)
+    positive_column: str | None = field(default=None, metadata=SINCE_LATER)
+    image_column: str | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,6 +153,14 @@ class Technique(ABC):
             work.beat()
         return loss_sum, count
 
+    def width_divisor(self, mesh: DeviceMesh | None) -> int:
+        """Returns a number that divides the width, in tokens, to which the samples of a step are padded.
+
+        By default it is the number of ranks that divide matrices, which may divide the tokens too.
+        """
+        names = mesh.mesh_dim_names if mesh is not None else None
+        return mesh["tp"].size() if mesh is not None and "tp" in (names or ()) else 1
+
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns this rank's part of a micro-batch: all of it, unless sequences are divided."""
         return batch

@@ -6,8 +6,18 @@ samples of a step's global batch, and `fetch` stacks them. Importing this packag
 
 from ringmaster.techniques.interface.data_source import Dataset, PreparedData
 from ringmaster.techniques.runtime.data.loading import open_data, prepare
-from ringmaster.techniques.runtime.data.samples import fetch
+from ringmaster.techniques.runtime.data.samples import Indices, fetch, width_of
 from ringmaster.techniques.runtime.data.sampling import batch_indices
 from ringmaster.techniques.runtime.data.sources.registry import SOURCES
 
-__all__ = ["SOURCES", "Dataset", "PreparedData", "batch_indices", "fetch", "open_data", "prepare"]
+__all__ = [
+    "SOURCES",
+    "Dataset",
+    "Indices",
+    "PreparedData",
+    "batch_indices",
+    "fetch",
+    "open_data",
+    "prepare",
+    "width_of",
+]

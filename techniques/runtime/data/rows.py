@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from ringmaster.techniques.runtime.data.files import opened
 
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = tuple(SUFFIXES.values())
 
 

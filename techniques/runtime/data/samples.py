@@ -64,13 +64,43 @@ def as_tensors(columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     return batch
 
 
+@runtime_checkable
+class Padded(Batched, Protocol):
+    """A data set whose samples differ in length, and are padded to one width when they are read."""
+
+    width: int
+
+    def longest(self, indices: Indices, /) -> int:
+        """Returns the length of the longest of some samples."""
+
+    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
+        """Returns the samples of `indices`, padded to `width`; None for the data set's own."""
+
+
+def width_of(dataset: Dataset, indices: Indices, *, multiple_of: int) -> int | None:
+    """Returns the width to which the samples of a batch are padded: the longest one's, rounded up.
+
+    It is at most the data set's own width, whatever `multiple_of` is. None where samples are not padded.
+    """
+    if not isinstance(dataset, Padded):
+        return None
+    return min(-(-dataset.longest(indices) // multiple_of) * multiple_of, dataset.width)
+
+
 def fetch(
-    dataset: Dataset, indices: Indices, *, before_each: Callable[[int], object] | None = None
+    dataset: Dataset,
+    indices: Indices,
+    *,
+    before_each: Callable[[int], object] | None = None,
+    width: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """Returns the samples of `indices` as one batch: {name: [len(indices), ...]}.
 
     before_each: called before each sample is read, with its position in `indices`, if samples are read one at a time.
+    width: the number of tokens to which the samples of a `Padded` data set are padded; None for its own.
     """
+    if width is not None and isinstance(dataset, Padded):
+        return dataset.rows(indices, width=width)
     if isinstance(dataset, Batched):
         return dataset.rows(indices)
     from torch.utils.data import default_collate

@@ -38,14 +38,18 @@ class StoredSource(DataSource):
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
-        if prepared is not None and Path(prepared.folder, "prepared.json").is_file():
-            found = prepared
-        else:
-            found = self.prepare(spec, cache_dir=cache_dir)
-            if prepared is not None:
-                check_same(found, prepared)
+        found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
         training, held_out = (open_columns(Path(found.folder), split) for split in ("training", "held_out"))
         return ArraySamples(training, collate=self.collate), ArraySamples(held_out, collate=self.collate)
+
+    def found(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> PreparedData:
+        """Returns `prepared` where this machine has its samples, or else prepares them; see `open` for errors."""
+        if prepared is not None and Path(prepared.folder, "prepared.json").is_file():
+            return prepared
+        found = self.prepare(spec, cache_dir=cache_dir)
+        if prepared is not None:
+            check_same(found, prepared)
+        return found
 
 
 def described(

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.decoders import CAUSAL
 from ringmaster.techniques.interface.job import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
 # Fields that configs accept although they have no such attribute: older spellings, and any special token.
+OF_LABELS = frozenset({"num_labels", "id2label", "label2id"})
+"""Fields of which each determines the others."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 
@@ -58,8 +61,8 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     given = {aliases.get(name, name) for name in spec.config}
     taken = {
         name: value
-        for name, value in _from_data(default, data)
-        if aliases.get(name, name) not in given and not (name == "num_labels" and "id2label" in given)
+        for name, value in _from_data(default, data, is_causal=spec.architecture.endswith(CAUSAL))
+        if aliases.get(name, name) not in given and not (name in OF_LABELS and given & OF_LABELS)
     }
     config = _made(config_class, spec.architecture, **{**taken, **spec.config})
     config.architectures = [spec.architecture]
@@ -72,8 +75,16 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
 def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The config of the model `spec.from_pretrained`, overridden by the fields of `spec.config`."""
     config, name = _pretrained(spec), spec.from_pretrained
+    if spec.architecture is not None:
+        config.architectures = [spec.architecture]
+        if OF_LABELS.isdisjoint(spec.config):
+            for field, value in _labels_of(data):
+                setattr(config, field, value)
     for field, value in spec.config.items():
         setattr(config, field, value)
+    is_causal = bool(config.architectures) and config.architectures[0].endswith(CAUSAL)
+    if getattr(config, "pad_token_id", None) is None and data.pad_token_id is not None and not is_causal:
+        config.pad_token_id = data.pad_token_id
     if not config.architectures:
         raise ValueError(
             f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
@@ -123,11 +134,25 @@ def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(f"model: {name} refuses its config: {reason}. To fix: correct model.config") from e
 
 
-def _from_data(default: Any, data: PreparedData) -> Iterator[tuple[str, Any]]:
-    """Yields the config fields that the architecture has and that the data determines."""
+def _labels_of(data: PreparedData) -> Iterator[tuple[str, Any]]:
+    """Yields the config fields of the data's classes: their names, where they have some, else their number."""
+    if data.labels:
+        yield "id2label", dict(enumerate(data.labels))
+        yield "label2id", {name: number for number, name in enumerate(data.labels)}
+    elif data.num_labels is not None:
+        yield "num_labels", data.num_labels
+
+
+def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator[tuple[str, Any]]:
+    """Yields the config fields that the architecture has and that the data determines.
+
+    A causal model needs no padding token, and the embedding of one would not be trained.
+    """
+    if hasattr(default, "num_labels"):
+        yield from _labels_of(data)
     fields = {
         "vocab_size": data.vocab_size,
-        "num_labels": data.num_labels,
+        "pad_token_id": None if is_causal else data.pad_token_id,
         "image_size": data.image_size,
         "num_channels": data.num_channels,
         "bos_token_id": data.end_of_text_id,
@@ -160,8 +185,9 @@ def misspelt(spec: ModelSpec, names: Sequence[str]) -> str:
 
 def _declared(spec: ModelSpec) -> Any:
     """The model's config without the fields of `spec.config`."""
-    if spec.architecture is None:
+    if spec.from_pretrained is not None:
         return _pretrained(spec)
+    assert spec.architecture is not None
     return _made(architecture(spec.architecture).config_class, spec.architecture)
 
 
@@ -172,6 +198,25 @@ def _leave_out_foreign_tokens(config: Any) -> None:
         token = getattr(config, name, None)
         if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
             setattr(config, name, None)
+
+
+def check_labels(config: Any, data: PreparedData, *, of: str) -> None:
+    """Raises ValueError where a model's classes have other names than the data's, or another order.
+
+    The model's numbers would stand for other classes, and it would be trained on them without an error.
+    """
+    names = dict(getattr(config, "id2label", None) or {})
+    learnt = tuple(str(names[number]) for number in sorted(names, key=int))
+    if not data.labels or learnt == data.labels or all(name.startswith("LABEL_") for name in learnt):
+        return
+    raise ValueError(
+        f"model: {of} has the classes {_few(learnt)}, and {data.name} has {_few(data.labels)}. To fix: set data.labels "
+        "to the model's, in their order, or set model.architecture too, for a fresh head"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
@@ -185,6 +230,7 @@ def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
         has = getattr(config, name, None)
         if needed is not None and isinstance(has, int) and has < needed:
             raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed} {what}. To fix: {remedy}")
+    check_labels(config, data, of=of)
     for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
         has = getattr(config, name, None)
         if needed is not None and isinstance(has, int) and has != needed:

@@ -20,6 +20,7 @@ from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.runtime.models.architectures import (
     architecture,
+    check_labels,
     fresh_config,
     instantiate,
     pretrained_config,
@@ -56,6 +57,7 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
             config = model_config(spec, data)
             if weights_from is not None:
                 _check_vocabulary(weights_from, data)
+                _check_labels(weights_from, data)
             model = _from_config(spec, config, weights_from=weights_from)
     return model.float().train()
 
@@ -85,9 +87,9 @@ def check_model(spec: ModelSpec) -> None:
     if spec.command is not None:
         raise ValueError("model: a command's model is known to the command alone. To fix: evaluate it there")
     given = [name for name in ("architecture", "from_pretrained", "factory") if getattr(spec, name) is not None]
-    if len(given) != 1:
+    if not given or ("factory" in given and len(given) > 1):
         said = " and ".join(given) or "none"
-        raise ValueError(f"model: {said} given. To fix: give exactly one of architecture, from_pretrained, factory")
+        raise ValueError(f"model: {said} given. To fix: give architecture, from_pretrained or both, or a factory")
     if spec.factory is not None and spec.config:
         raise ValueError("model: a factory takes no config. To fix: give kwargs")
     if spec.factory is None and spec.kwargs:
@@ -97,7 +99,7 @@ def check_model(spec: ModelSpec) -> None:
 
 def model_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The Hugging Face config of a model that does not come from a factory."""
-    config = fresh_config(spec, data) if spec.architecture is not None else pretrained_config(spec, data)
+    config = pretrained_config(spec, data) if spec.from_pretrained is not None else fresh_config(spec, data)
     if spec.attention != "auto":
         config._attn_implementation = IMPLEMENTATIONS[spec.attention]
     return config
@@ -130,7 +132,7 @@ def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> 
         return model
     if spec.from_pretrained is None:
         return instantiate(config)
-    model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=spec.is_drawn)
+    model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=spec.has_fresh_head)
     if fault:
         raise ValueError(
             f"model: the weights of {spec.from_pretrained!r} do not fit {cls.__name__}: {fault}. To fix: take back "
@@ -183,6 +185,14 @@ def _check_vocabulary(base: Path, data: PreparedData) -> None:
             f"model: the base in {base} was trained with another tokenizer than the one of {data.name}. "
             f"To fix: set data.tokenizer to {base}"
         )
+
+
+def _check_labels(base: Path, data: PreparedData) -> None:
+    """Raises ValueError if the base was trained on other classes than the data's."""
+    from transformers import AutoConfig
+
+    if data.labels and (base / "config.json").is_file():
+        check_labels(AutoConfig.from_pretrained(str(base), local_files_only=True), data, of=f"the base in {base}")
 
 
 def _from_factory(spec: ModelSpec) -> nn.Module:

@@ -20,26 +20,63 @@ from ringmaster.techniques.runtime.models.architectures import instantiate
 from ringmaster.techniques.runtime.models.build import WEIGHTS, no_progress_bar, skeleton
 
 FACTORY = "model.json"
+PROCESSOR_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*",
+    "chat_template*",
+    "*processor_config.json",
+)
+"""Patterns of the files of tokenizers and of image processors."""
 
 
 def export_model(
-    folder: Path, *, spec: ModelSpec, model: nn.Module, state: Mapping[str, Tensor], prepared: PreparedData
+    folder: Path,
+    *,
+    spec: ModelSpec,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    prepared: PreparedData,
+    base: str | None = None,
 ) -> None:
     """Exports a model to `folder`, which is written aside and then renamed.
 
-    A Hugging Face model is written as its architecture's `from_pretrained` loads it, with the tokenizer of its data if
-    there is one. A factory's model is written as `model.safetensors`, with a `model.json` that names the factory.
+    A Hugging Face model is written as its architecture's `from_pretrained` loads it, with the tokenizer or the image
+    processor of its data or, where the data has none, of its base. A factory's model is written as `model.safetensors`,
+    with a `model.json` that names the factory.
 
     model: the trained model. Only its config is used; its weights are not read.
     state: full tensors under the model's own names, on any device.
+    base: the folder or hub name whose weights the training began with.
     """
     with publish(folder) as aside:
         if spec.factory is not None:
             _save_factory(aside, spec, skeleton(spec, prepared), state)
         else:
             _save_pretrained(aside, model.config, state)
-            if prepared.tokenizer_dir is not None:
-                shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)
+            copy_processors(aside, prepared=prepared, base=base)
+
+
+def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -> None:
+    """Copies the files that turn text or images into a model's inputs: those of its data, else those of its base."""
+    own = [each for each in (prepared.tokenizer_dir, prepared.processor_dir) if each is not None]
+    for each in own:
+        shutil.copytree(each, folder, dirs_exist_ok=True)
+    if own or base is None:
+        return
+    source = Path(base)
+    if not source.is_dir():
+        from huggingface_hub import snapshot_download
+
+        # The base itself was loaded from the hub, so that this is in its cache, or can be.
+        source = Path(snapshot_download(base, allow_patterns=list(PROCESSOR_FILES)))
+    for pattern in PROCESSOR_FILES:
+        for file in sorted(source.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
 
 
 def _save_pretrained(folder: Path, trained: Any, state: Mapping[str, Tensor]) -> None:

@@ -75,7 +75,7 @@ class Pipe(nn.Module):
             model.get_input_embeddings().weight = model.get_output_embeddings().weight  # type: ignore[operator]
         self.whole = model.to(self._device)
         self._tied_with = self._other_end() if is_tied else None
-        self._run: Any = None
+        self._runs: dict[tuple[int, ...], Any] = {}  # a schedule for each shape of micro-batches
         self._step: _Step | None = None
 
     @property
@@ -120,14 +120,15 @@ class Pipe(nn.Module):
         if draws[0] is None:  # layers at the same position in their stages would draw the same numbers
             torch.manual_seed((torch.initial_seed() + self._rank) % (1 << 63))
         self._step = _Step(batches, work)
-        if self._run is None:
-            self._run = self._build(batches[0]["input_ids"], len(batches))
+        shape = (len(batches), *batches[0]["input_ids"].shape)
+        if shape not in self._runs:
+            self._runs[shape] = self._build(batches[0]["input_ids"], len(batches))
         for i in self.stages:
             # Schedules run the micro-batches through a stage in order.
             self._stage(int(i), work.autocast).draws = iter(draws)
         tokens = [torch.cat([batch["input_ids"] for batch in batches])] if self._owners[0] == self._rank else []
         which = torch.arange(len(batches)) if self.has_output else None
-        self._run.step(*tokens, target=which, return_outputs=False)
+        self._runs[shape].step(*tokens, target=which, return_outputs=False)
         settle_(self.parameters())
         self._add_tied()
         return self._step.loss_sum, self._step.count

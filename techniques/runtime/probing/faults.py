@@ -89,8 +89,8 @@ def faults_of_labels(
 def _shape_fault(job: Job, labels: Tensor, logits: Tensor) -> str:
     if job.data.factory is None and job.data.kind is None and labels.shape[1:] and not logits.shape[2:]:
         return (
-            "data: text has no labels, and the model predicts one class a sample. To fix: give a data factory whose "
-            "samples have labels, or train a language model"
+            "data: text has no labels, and the model predicts one class a sample. To fix: set data.kind to "
+            "text-classification and data.label_column to the column with the classes, or train a language model"
         )
     wanted = _shape(logits[..., 0])
     return f"data: labels are {_shape(labels)} a sample, and the model predicts {wanted}. To fix: make them equal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,16 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.data import PreparedData, batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.runtime.data import (
+    Dataset,
+    Indices,
+    PreparedData,
+    batch_indices,
+    fetch,
+    open_data,
+    prepare,
+    width_of,
+)
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.models.components import check_components
@@ -47,6 +57,10 @@ Root = str | Path
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
+
+WIDTH_MULTIPLE = 8
+"""The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
+LONGEST = "longest"
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""
@@ -118,8 +132,9 @@ class Trainer:
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
         """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike."""
         started_s = time.perf_counter()
+        rows, width = self._rows()
         with drawing() if self._draws_by_hash else nullcontext():
-            local_sum, local_count = self._technique.forward_backward(self.model, _Work(self, self._rows()))
+            local_sum, local_count = self._technique.forward_backward(self.model, _Work(self, rows, width=width))
         loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
         self._update(count / self._technique.loss_replicas(self.ranks.mesh))
         report = StepReport(
@@ -132,15 +147,24 @@ class Trainer:
         self._beat()
         return report
 
-    def _rows(self) -> list[int]:
-        """Returns the rank's slice of the global batch of the next step."""
+    def _rows(self) -> tuple[list[int], int | None]:
+        """Returns the rank's slice of the global batch of the next step, and the width of the whole batch."""
         size = self.job.global_batch_size
         indices = batch_indices(
             num_samples=len(self._training), global_batch_size=size, seed=self.job.seed, step=self.next_step
         )
         num_rows = size // self._dp_size
         rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
-        return rows
+        return rows, self._width(self._training, indices)
+
+    def _width(self, dataset: Dataset, indices: Indices) -> int | None:
+        """Returns the width to which the samples of a global batch are padded, the same on every rank."""
+        # A compiled model would be compiled again for each width.
+        if self.job.data.padding != LONGEST or self.job.compile:
+            return None
+        return width_of(
+            dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, self._technique.width_divisor(self.ranks.mesh))
+        )
 
     def _update(self, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
@@ -161,8 +185,8 @@ class Trainer:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
         metrics, work = Metrics(self.job.evaluation.metrics, loss=self._loss), _Work(self, [])
         self.model.eval()
-        for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
-            batch = self._to_device(self._technique.part(fetch(self._held_out, rows)))
+        for rows, counted, width in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
+            batch = self._to_device(self._technique.part(fetch(self._held_out, rows, width=width)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
                 metrics.add(output, batch)
@@ -170,19 +194,19 @@ class Trainer:
         self.model.train()
         return metrics.result(self.ranks.sum(metrics.sums()))
 
-    def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool]]:
-        """Yields the rank's rows of each forward pass, and whether they count.
+    def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool, int | None]]:
+        """Yields the rank's rows of each forward pass, whether they count, and the width of the global batch.
 
         Every rank runs the same number of forward passes; a rank without rows left runs one row that does not count.
         """
         size, num_rows = self.job.global_batch_size, len(self._held_out)
         for first in range(0, min(num_rows, max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
-            share = -(-len(rows) // self._dp_size)
+            share, width = -(-len(rows) // self._dp_size), self._width(self._held_out, rows)
             mine = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
             for start in range(0, share, self._micro_batch):
                 chunk = mine[start : start + self._micro_batch]
-                yield chunk or [first], bool(chunk)
+                yield chunk or [first], bool(chunk), width
 
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""
@@ -260,12 +284,12 @@ class Trainer:
             checkpoint = CheckpointStore(root).newest()
             assert checkpoint is not None and checkpoint.manifest.step == self.next_step
             state = read_whole(checkpoint, prefix="model/")
+            base = self._order.weights_from or self.job.model.from_pretrained
+            spec, prepared = self.job.model, self.prepared
             if self.job.adapter is not None:
-                base = self._order.weights_from or self.job.model.from_pretrained
-                spec, prepared = self.job.model, self.prepared
                 export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
             else:
-                export_model(folder, spec=self.job.model, model=self._plain, state=state, prepared=self.prepared)
+                export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
         self._beat()
         self.ranks.agree(True)
 
@@ -280,8 +304,8 @@ class Trainer:
 class _Work:
     """A rank's share of one step; implements `ringmaster.techniques.interface.technique.StepWork`."""
 
-    def __init__(self, trainer: Trainer, rows: list[int]) -> None:
-        self._trainer, self._step = trainer, trainer.next_step
+    def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
+        self._trainer, self._step, self._width = trainer, trainer.next_step, width
         self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
         self._micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
 
@@ -293,10 +317,15 @@ class _Work:
         trainer, rows = self._trainer, self._micro_batches[index]
         if not trainer._draws_by_hash:
             torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
-            return trainer._to_device(trainer._technique.part(fetch(trainer._training, rows)))
+            return trainer._to_device(trainer._technique.part(fetch(trainer._training, rows, width=self._width)))
         first, seed = self._first + index * self._size, _step_seed(trainer.job.seed, self._step)
         samples = range(first, first + len(rows))
-        batch = fetch(trainer._training, rows, before_each=lambda place: seed_generators(seed, samples[place]))
+        batch = fetch(
+            trainer._training,
+            rows,
+            before_each=lambda place: seed_generators(seed, samples[place]),
+            width=self._width,
+        )
         use(Draws(seed=seed, samples=samples, shared=trainer._sites.shared))
         return trainer._to_device(trainer._technique.part(batch))
 

@@ -74,7 +74,7 @@ def test_it_is_probed_with_its_samples_and_with_made_up_ones(site, folder, bench
     (job,) = batch_of(folder).jobs
     job = replace(job, model=model)
     data = prepare(job.data, cache_dir=bench.cache_dir)
-    assert [tensor.name for tensor in data.tensors] == ["input_ids", "labels", "attention_mask"]
+    assert [tensor.name for tensor in data.tensors] == ["input_ids", "labels"]
     found = probe(job, data=data, cache_dir=bench.cache_dir)
     assert found.undivided == ""
     elsewhere = replace(data, digest="of another machine")
@@ -117,5 +117,5 @@ def test_rows_of_a_named_data_set_are_checked_by_what_it_reads(site, folder):
 
 
 def test_where_it_is_not_installed_it_is_unknown(folder):
-    with pytest.raises(BatchFileError, match=r"'answers' is unknown\. To fix: use one of command, digits, factory"):
+    with pytest.raises(BatchFileError, match=r"'answers' is unknown\. To fix: use one of chat, command, completion"):
         batch_of(folder)

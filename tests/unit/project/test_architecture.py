@@ -303,7 +303,7 @@ def test_what_is_imported_is_named_among_the_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
     # Distributions whose modules have other names; pydantic_core belongs to pydantic, which pins it.
-    named |= {"sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
+    named |= {"PIL", "sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
     foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
     assert foreign - named == set()
 
@@ -323,12 +323,15 @@ def test_no_file_is_called_utils():
 
 
 MOST_MODULES = 15
+# A file for each implementation of one interface, beside their registry.
+ALL_OF_ONE_KIND = {"techniques/runtime/data/sources", "techniques/metrics"}
 
 
 def test_no_folder_holds_more_modules_than_a_reader_takes_in():
     """The count leaves out `__init__.py`."""
-    folders = Counter(file.parent for file in modules(ROOT, FOLDERS) if file.name != "__init__.py")
-    assert {str(folder): number for folder, number in folders.items() if number > MOST_MODULES} == {}
+    folders = Counter(str(file.parent) for file in modules(ROOT, FOLDERS) if file.name != "__init__.py")
+    many = {folder for folder, number in folders.items() if number > MOST_MODULES}
+    assert many <= ALL_OF_ONE_KIND
 
 
 def test_no_import_cycle():

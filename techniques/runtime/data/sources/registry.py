@@ -9,7 +9,16 @@ from ringmaster.techniques.interface.registry import find, installed, make
 ENTRY_POINT_GROUP = "ringmaster.data_sources"
 
 BUILTIN: dict[str, str] = {
-    "text": "ringmaster.techniques.runtime.data.sources.text_files:TextFiles",
+    "language-modeling": "ringmaster.techniques.runtime.data.sources.text_files:TextFiles",
+    "text-classification": "ringmaster.techniques.runtime.data.sources.text_classification:TextClassification",
+    "text-regression": "ringmaster.techniques.runtime.data.sources.text_regression:TextRegression",
+    "token-classification": "ringmaster.techniques.runtime.data.sources.token_classification:TokenClassification",
+    "seq2seq": "ringmaster.techniques.runtime.data.sources.seq2seq:Seq2Seq",
+    "chat": "ringmaster.techniques.runtime.data.sources.chat:Chat",
+    "completion": "ringmaster.techniques.runtime.data.sources.completion:Completion",
+    "preference": "ringmaster.techniques.runtime.data.sources.preference:Preference",
+    "embedding": "ringmaster.techniques.runtime.data.sources.embedding:Embedding",
+    "image-classification": "ringmaster.techniques.runtime.data.sources.image_classification:ImageClassification",
     "hugging-face": "ringmaster.techniques.runtime.data.sources.hugging_face:HuggingFace",
     "python-stdlib": "ringmaster.techniques.runtime.data.sources.python_stdlib:PythonStdlib",
     "digits": "ringmaster.techniques.runtime.data.sources.digits:Digits",
@@ -20,8 +29,13 @@ BUILTIN: dict[str, str] = {
 SOURCES = ("python-stdlib", "digits", "command")
 """The values of `DataSpec.source`."""
 
-DEFAULTS = {"path": "text", "dataset": "hugging-face", "factory": "factory"}
+DEFAULTS = {"path": "language-modeling", "dataset": "hugging-face", "factory": "factory"}
 """The data source of each field of a `DataSpec` where the spec names none."""
+
+
+LANGUAGE_MODELING = "language-modeling"
+ALIASES = {"text": LANGUAGE_MODELING}
+"""Former names of kinds."""
 
 
 def data_source_names() -> tuple[str, ...]:
@@ -48,8 +62,9 @@ def data_source_of(spec: DataSpec) -> DataSource:
     """
     given = [name for name in ("source", *DEFAULTS) if getattr(spec, name) is not None]
     said = "none" if not given else " and ".join(given)
-    if spec.kind is not None:
-        source = data_source_named(spec.kind)
+    kind = ALIASES.get(spec.kind or "", spec.kind)
+    if kind is not None and not (kind == LANGUAGE_MODELING and len(given) == 1 and given[0] in ("source", "dataset")):
+        source = data_source_named(kind)
         if len(given) != min(len(source.reads), 1) or not set(given) <= set(source.reads):
             wanted = f"exactly one of {', '.join(source.reads)}" if source.reads else "none of them"
             raise ValueError(f"data: {said} given with kind {spec.kind}. To fix: give {wanted}")

@@ -24,7 +24,7 @@ class TextFiles(StoredSource):
     `input_ids`, if there is no such column).
     """
 
-    name = "text"
+    name = "language-modeling"
     reads = ("path",)
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:

@@ -29,3 +29,37 @@ def jsonl(tmp_path, text):
         return file
 
     return write
+
+
+def saved_tokenizer(folder, **settings):
+    """Saves a small WordPiece tokenizer as BERT's, and returns its folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "one", "two", "three", "##two", "what", "is", "it", "yes", "1", ";"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    inner = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, model_input_names=names, **special, **settings)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def bert_tokenizer(tmp_path):
+    return saved_tokenizer(tmp_path / "bert")
+
+
+@pytest.fixture
+def chat_tokenizer(tmp_path):
+    """A tokenizer with a chat template of its own."""
+    template = (
+        "{% for m in messages %}{{ m.role + ' : ' + m.content + ' ; ' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+    )
+    return saved_tokenizer(tmp_path / "chat", chat_template=template)

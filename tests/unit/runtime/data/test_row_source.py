@@ -15,7 +15,7 @@ from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.registry import installed
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.row_source import RowSource
+from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources import registry
 from ringmaster.techniques.runtime.data.sources.registry import data_source_named, data_source_names, data_source_of
 
@@ -27,14 +27,12 @@ class Counts(RowSource):
     """The digits of a number as tokens, and their sum as the label; no tokenizer."""
 
     name = "counts"
-    options = {"column": "n", "wrong": None}  # noqa: RUF012
+    roles = {"n": ("n", "number")}  # noqa: RUF012
+    options = {"wrong": None}  # noqa: RUF012
 
-    def columns(self, spec):
-        return (self.option(spec, "column"),)
-
-    def sample(self, row, *, spec, encode):
-        (number,) = row.values()
-        if number == self.option(spec, "wrong"):
+    def sample(self, row, *, context):
+        number = row["n"]
+        if number == self.option(context.spec, "wrong"):
             raise ValueError("this is no number of ours")
         digits = [int(digit) for digit in str(number)]
         return {"input_ids": digits, "labels": sum(digits)}
@@ -105,7 +103,7 @@ def test_a_batch_is_the_same_however_it_is_divided(kinds, numbers, tmp_path):
 
 
 def test_its_options_select_columns(kinds, numbers, tmp_path):
-    other = replace(numbers, kwargs={"column": "m"})
+    other = replace(numbers, kwargs={"n_column": "m"})
     training, _ = open_data(other, cache_dir=tmp_path)
     assert training[0]["labels"].item() == 9
 
@@ -136,10 +134,12 @@ def test_a_prompt_is_read_and_not_learnt(answers, tmp_path):
 
     tokenizer = AutoTokenizer.from_pretrained(prepared.tokenizer_dir)
     sample = training[0]
-    tokens, labels, mask = (sample[name] for name in ("input_ids", "labels", "attention_mask"))
-    row = next(row for row in ROWS if tokenizer.decode(tokens[mask.bool()]) == row["prompt"] + row["answer"])
+    tokens, labels = sample["input_ids"], sample["labels"]
+    row = next(
+        row for row in ROWS if tokenizer.decode(tokens, skip_special_tokens=True) == row["prompt"] + row["answer"]
+    )
     assert tokenizer.decode(tokens[labels != IGNORED]) == row["answer"]
-    assert set(labels[mask == 0].tolist()) == {IGNORED}
+    assert set(labels[tokens == prepared.pad_token_id].tolist()) == {IGNORED}
 
 
 def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
@@ -162,10 +162,12 @@ def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
         ({"kind": "constants"}, "path given with kind constants. To fix: give none of them"),
         ({"kind": "count"}, "unknown kind of data 'count': did you mean 'counts'"),
         ({"kind": "other"}, "entry point 'other' has the data source 'counts'"),
-        ({"kwargs": {"colunm": "m"}}, "kind counts has no option 'colunm'. To fix: its options are: column, wrong"),
-        ({"kwargs": {"column": "k"}}, r"numbers.jsonl, line 1 has no column 'k'; it has \['m', 'n'\]"),
+        ({"kwargs": {"colunm": "m"}}, "kind counts has no option 'colunm'. To fix: its options are: wrong, n_column"),
+        (
+            {"kwargs": {"n_column": "k"}},
+            "there is no column for n_column 'k'; the rows have m, n. To fix: set n_column to",
+        ),
         ({"kwargs": {"wrong": 10}}, "numbers.jsonl, row 3: this is no number of ours"),
-        ({"seq_len": None}, "samples of kind counts differ in shape: .* To fix: set seq_len"),
         ({"held_out": 0.0001}, "holds no row to evaluate on. To fix: raise held_out"),
         ({"format": "text"}, "numbers.jsonl has no columns. To fix: give JSONL, CSV or Parquet for kind counts"),
     ],
@@ -193,11 +195,12 @@ def test_every_built_in_kind_bears_its_name():
 @pytest.mark.parametrize(
     ("spec", "name"),
     [
-        (DataSpec(path="x"), "text"),
+        (DataSpec(path="x"), "language-modeling"),
         (DataSpec(dataset="x"), "hugging-face"),
         (DataSpec(factory="x:y"), "factory"),
         (DataSpec(source="digits"), "digits"),
-        (DataSpec(kind="text", path="x"), "text"),
+        (DataSpec(kind="text", path="x"), "language-modeling"),
+        (DataSpec(kind="language-modeling", dataset="x"), "hugging-face"),
     ],
 )
 def test_a_spec_without_a_kind_has_the_one_that_fits(spec, name):

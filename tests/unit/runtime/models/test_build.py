@@ -104,7 +104,7 @@ def test_positions_reach_as_far_as_the_samples():
 @pytest.mark.parametrize(
     ("spec", "data", "says"),
     [
-        (ModelSpec(), TOKENS, "none given.*exactly one"),
+        (ModelSpec(), TOKENS, "none given.*from_pretrained or both"),
         (ModelSpec(architecture="A", factory="b:c"), TOKENS, "architecture and factory given"),
         (ModelSpec(factory="b:c", config={"a": 1}), TOKENS, "give kwargs"),
         (dataclasses.replace(LLAMA, kwargs={"a": 1}), TOKENS, "give config"),

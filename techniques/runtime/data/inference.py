@@ -1,0 +1,78 @@
+"""The kind of data that fits the columns of files and the model, where they leave no doubt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringmaster.techniques.interface.decoders import CAUSAL
+from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.runtime.data.row_samples.row_columns import columns_of_files
+from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
+from ringmaster.techniques.runtime.data.sources.image_classification import images_of
+from ringmaster.techniques.runtime.data.sources.registry import data_source_named
+
+ENCODERS = ("Model",)
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "chat": CAUSAL,
+    "preference": CAUSAL,
+    "completion": CAUSAL,
+    "text-classification": ("ForSequenceClassification",),
+    "token-classification": ("ForTokenClassification",),
+    "seq2seq": ("ForConditionalGeneration", "MTModel"),
+    "embedding": ENCODERS,
+    "image-classification": ("ForImageClassification",),
+}
+"""The kinds that are inferred, the most specific first, and the endings of the classes of models that they suit."""
+
+UNMISTAKABLE = ("chat", "preference")
+
+
+def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
+    """Returns the kind of data of files whose spec names none; None where it stays language modeling.
+
+    Only the first row of the first file is read. A language model whose rows have text, or tokens, is trained on these.
+    Where the model's class is unknown, only columns that no other kind has are decisive.
+
+    Raises ValueError where files cannot be read.
+    """
+    if spec.kind is not None or spec.path is None or spec.path.endswith(".txt"):
+        return None
+    if images_of(spec) is not None:
+        return "image-classification"
+    architecture = architecture_of(model)
+    suited = [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
+    if not suited:
+        return None
+    there = columns_of_files(spec, kind="language-modeling")
+    is_text = not {spec.text_column, "input_ids"}.isdisjoint(there)
+    if is_text and (architecture is None or architecture.endswith(CAUSAL)):
+        return None
+    fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
+    if architecture is None:
+        fitting = [kind for kind in fitting if kind in UNMISTAKABLE]
+    return fitting[0] if fitting else None
+
+
+def architecture_of(model: ModelSpec) -> str | None:
+    """Returns the class of a model, as far as it is known without a network."""
+    if model.architecture is not None:
+        return model.architecture
+    said = model.config.get("architectures")
+    if said is None and model.from_pretrained is not None:
+        try:
+            said = json.loads((Path(model.from_pretrained) / "config.json").read_text()).get("architectures")
+        except (OSError, ValueError):
+            return None
+    return str(said[0]) if isinstance(said, (list, tuple)) and said else None
+
+
+def _has_columns(kind: str, spec: DataSpec, there: tuple[str, ...]) -> bool:
+    source = data_source_named(kind)
+    assert isinstance(source, RowSource)
+    try:
+        source.columns(spec, there)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""Columns whose rows differ in length, stored as one stream of values and the end of each row, padded when read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
+from ringmaster.techniques.runtime.data.samples import ArraySamples, Collate, Indices
+
+if TYPE_CHECKING:
+    import torch
+
+VALUES, ENDS = ".values", ".ends"
+"""Suffixes of the two stored columns of a ragged column."""
+
+
+class RaggedWriter:
+    """Appends rows [..., length] of different lengths to the columns of a `ColumnWriter`."""
+
+    def __init__(self, writer: ColumnWriter) -> None:
+        self._writer = writer
+        self._ends: dict[tuple[str, str], int] = {}
+
+    def append(self, split: str, name: str, rows: Sequence[Array]) -> None:
+        """Appends rows to the column `name` of a split; their leading dimensions must be equal."""
+        ends = self._ends.get((split, name), 0) + np.cumsum([row.shape[-1] for row in rows], dtype=np.int64)
+        self._ends[split, name] = int(ends[-1])
+        values = np.concatenate([np.moveaxis(row, -1, 0) for row in rows])
+        self._writer.append(split, {name + VALUES: values, name + ENDS: ends})
+
+
+class RaggedColumn:
+    """A stored ragged column. values: [all lengths, ...]; ends: [rows]. fill: the value that pads shorter rows."""
+
+    def __init__(self, values: Array, ends: Array, *, fill: int) -> None:
+        self._values, self._ends, self._fill = values, ends, fill
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def lengths(self, indices: Indices | slice) -> Array:
+        """Returns the lengths of rows, [rows]."""
+        chosen = np.arange(len(self))[indices] if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        ends = np.asarray(self._ends)
+        lengths: Array = ends[chosen] - np.where(chosen > 0, ends[chosen - 1], 0)
+        return lengths
+
+    def padded(self, indices: Indices, *, width: int) -> Array:
+        """Returns rows, cut or padded on the right to `width`: [rows, ..., width]."""
+        rows = np.full((len(indices), width, *self._values.shape[1:]), self._fill, dtype=self._values.dtype)
+        for place, (index, length) in enumerate(zip(indices, self.lengths(indices), strict=True)):
+            first, kept = int(self._ends[index]) - int(length), min(int(length), width)
+            rows[place, :kept] = self._values[first : first + kept]
+        return np.moveaxis(rows, 1, -1)
+
+
+class PaddedSamples(ArraySamples):
+    """Samples with ragged columns, which are padded to one width.
+
+    columns: the columns as they are stored. width: the width where `rows` is given none. padding: the fill values.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Array], *, collate: Collate, width: int, padding: Mapping[str, int]
+    ) -> None:
+        names = [name.removesuffix(ENDS) for name in columns if name.endswith(ENDS)]
+        plain = {name: column for name, column in columns.items() if not name.endswith((VALUES, ENDS))}
+        self._ragged = {
+            name: RaggedColumn(columns[name + VALUES], columns[name + ENDS], fill=padding.get(name, 0))
+            for name in names
+        }
+        super().__init__(plain, collate=collate)
+        lengths = [*map(len, plain.values()), *map(len, self._ragged.values())]
+        self._num_samples = min(lengths, default=0)
+        self.width = width
+
+    def longest(self, indices: Indices) -> int:
+        """Returns the length of the longest of some samples."""
+        return max((int(column.lengths(indices).max(initial=0)) for column in self._ragged.values()), default=0)
+
+    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
+        """Returns the samples of `indices`, stacked, with ragged columns padded to `width`."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        columns = {name: column[chosen] for name, column in self._columns.items()}
+        to = width or self.width
+        columns |= {name: column.padded(chosen, width=to) for name, column in self._ragged.items()}
+        return self._collate(columns)

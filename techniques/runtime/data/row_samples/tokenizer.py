@@ -1,0 +1,197 @@
+"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A part of a text: the characters from `first` up to `end`, without it."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """Tokens with special ones. segments: for a pair, the number of the text of each token, for models that read it."""
+
+    tokens: list[int]
+    segments: list[int] | None
+
+
+class RowTokenizer:
+    """Encodes the texts of rows with the tokenizer in `folder`, which `AutoTokenizer` loads.
+
+    The texts of many rows are encoded together by `prefetch`, and looked up by `encode`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self._known: dict[str, list[int]] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, special ones included."""
+        return len(self._tokenizer)
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a text, if there is one."""
+        found: int | None = self._tokenizer.eos_token_id
+        return found
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills up shorter texts: the end of a text where the tokenizer has none for it."""
+        own = self._tokenizer.pad_token_id
+        return next((token for token in (own, self.end_id) if token is not None), 0)
+
+    @property
+    def num_before(self) -> int:
+        """The number of special tokens before a text."""
+        return len(self._single[0])
+
+    @property
+    def num_special(self) -> int:
+        """The number of special tokens around a text."""
+        return sum(map(len, self._single))
+
+    def prefetch(self, texts: Iterable[str]) -> None:
+        """Encodes the texts that `encode` is called with next."""
+        wanted = list(dict.fromkeys(texts))
+        encoded = self._encoded(wanted) if wanted else []
+        self._known = dict(zip(wanted, encoded, strict=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
+        known = self._known.get(text)
+        return self._encoded([text])[0] if known is None else known
+
+    def with_special(self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None) -> Marked:
+        """Returns tokens with the special tokens around them, such as [CLS] and [SEP].
+
+        at_most: the number of tokens to which they are cut. Special tokens are kept, and of a pair the longer text is
+            cut first.
+        """
+        around, parts = (self._single, [ids]) if pair is None else (self._pair, [ids, pair])
+        if at_most is not None:
+            parts = _cut(parts, max(at_most - sum(map(len, around)), 0))
+        tokens, segments = list(around[0]), [0] * len(around[0])
+        for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
+            tokens += [*part, *after]
+            segments += [number] * (len(part) + len(after))
+        has_segments = "token_type_ids" in self._tokenizer.model_input_names
+        return Marked(tokens=tokens, segments=segments if has_segments and pair is not None else None)
+
+    def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
+
+        The assistant's part of a turn begins after the generation prompt, and ends with the turn. It is found in the
+        rendered text, so the tokens are those of the whole conversation.
+
+        Raises ValueError where there is no template, where it refuses the messages, or where a turn is rendered in
+        another way once others follow.
+        """
+        text = self._rendered(messages, tools=tools)
+        spans = [self._span(messages, turn, text, tools) for turn, m in enumerate(messages) if m["role"] == "assistant"]
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        written = [any(span.first <= start < span.end for span in spans) for start, _ in encoded["offset_mapping"]]
+        return list(encoded["input_ids"]), written
+
+    def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
+        """Returns the tokens of a conversation up to where the assistant's answer begins."""
+        text = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
+        before = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+        upto = self._rendered(messages[: turn + 1], tools=tools)
+        if not text.startswith(upto) or not upto.startswith(before):
+            raise ValueError(
+                f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
+                "so that the assistant's tokens cannot be told apart. To fix: give a chat template that renders each "
+                "message by itself, or one conversation a row for each answer"
+            )
+        return Span(first=len(before), end=len(upto))
+
+    def _rendered(self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> str:
+        from jinja2 import TemplateError
+
+        if self._tokenizer.chat_template is None:
+            raise ValueError(
+                "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
+                "instruction-tuned model"
+            )
+        if not messages:
+            return ""
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except TemplateError as error:
+            raise ValueError(
+                f"the chat template refuses the messages: {error}. To fix: correct the messages"
+            ) from error
+        return rendered
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        found = self._tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        ids: list[list[int]] = found["input_ids"]
+        return ids
+
+    @cached_property
+    def _single(self) -> list[list[int]]:
+        """The special tokens before and after a text."""
+        return _around(self._tokenizer("a", verbose=False)["input_ids"], self._encoded(["a"]))
+
+    @cached_property
+    def _pair(self) -> list[list[int]]:
+        """The special tokens before, between and after two texts."""
+        return _around(self._tokenizer("a", "b", verbose=False)["input_ids"], self._encoded(["a", "b"]))
+
+
+def _around(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens before, between and after the parts of a whole."""
+    pieces, at = [], 0
+    for part in parts:
+        first = next(i for i in range(at, len(whole) + 1) if list(whole[i : i + len(part)]) == list(part))
+        pieces.append(list(whole[at:first]))
+        at = first + len(part)
+    return [*pieces, list(whole[at:])]
+
+
+def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """The parts, cut to `most` tokens together; of two, the longer one is cut first."""
+    if len(parts) == 1:
+        return [parts[0][:most]]
+    one, two = map(len, parts)
+    half = most // 2
+    kept = min(one, max(most - two, most - half))
+    return [parts[0][:kept], parts[1][: most - kept]]
+
+
+def give_chat_template(folder: Path) -> None:
+    """Gives the tokenizer in `folder`, which was trained on the data, a chat template and its special tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(str(folder))

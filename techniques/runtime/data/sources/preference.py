@@ -1,0 +1,104 @@
+"""Prompts with a chosen and a rejected answer, from which a language model learns what people prefer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
+from ringmaster.techniques.runtime.data.row_samples.tokenizer import Message, give_chat_template
+from ringmaster.techniques.runtime.data.sources.chat import messages_of
+from ringmaster.techniques.runtime.data.sources.completion import answered, completion_of
+
+
+class Preference(RowSource):
+    """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
+
+    The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
+    renders. Without a prompt, it is the common beginning of `chosen` and `rejected`.
+    """
+
+    name = "preference"
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "prompt": ("prompt", "question"),
+        "chosen": ("chosen",),
+        "rejected": ("rejected",),
+    }
+    optional: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    needs_tokenizer = True
+    is_causal = True
+
+    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+        """Returns the texts, also those of messages where a tokenizer is trained on them."""
+        values = [value for value in row.values() if value is not None]
+        if not any(isinstance(value, list) for value in values):
+            return values
+        if spec.tokenizer is not None:
+            return ()
+        return [message["content"] for value in values for message in _messages(value) if message.get("content")]
+
+    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
+        """Gives a tokenizer that was trained on the data a chat template."""
+        if is_trained:
+            give_chat_template(folder)
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens and labels of both answers, the shorter one filled up."""
+        if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
+            raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
+        pair = _texts(row, context) if isinstance(row["chosen"], str) else _conversations(row, context)
+        width = max(len(each["input_ids"]) for each in pair)
+        fill = {"input_ids": context.tokenizer.pad_id, "labels": IGNORED}
+        return {
+            name: np.array([each[name] + [value] * (width - len(each[name])) for each in pair])
+            for name, value in fill.items()
+        }
+
+
+def _texts(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
+    chosen, rejected = row["chosen"], row["rejected"]
+    prompt = row["prompt"]
+    if prompt is None:
+        prompt = chosen[: _common(chosen, rejected)]
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if not isinstance(prompt, str):
+        raise ValueError("the prompt is no text, and the answers are. To fix: give three texts, or three lists")
+    tokens = context.tokenizer.encode(prompt)
+    return [answered(tokens, completion_of(answer, context)) for answer in (chosen, rejected)]
+
+
+def _conversations(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
+    chosen, rejected = _messages(row["chosen"]), _messages(row["rejected"])
+    if row["prompt"] is None:
+        prompt = chosen[: _common(chosen, rejected)]
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    else:
+        prompt = _messages(row["prompt"])
+    if not prompt or not chosen or not rejected:
+        raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
+    before = context.tokenizer.prompt(prompt)
+    pair = []
+    for answer in (chosen, rejected):
+        tokens, _ = context.tokenizer.chat([*prompt, *answer])
+        if tokens[: len(before)] != before:
+            raise ValueError(
+                "the chat template renders the prompt in another way where an answer follows it. To fix: give a "
+                "template that renders each message by itself"
+            )
+        pair.append(answered(before, tokens[len(before) :]))
+    return pair
+
+
+def _messages(value: Any) -> list[Message]:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else messages_of(value)
+
+
+def _common(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """The number of items at the start that are equal in both."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))

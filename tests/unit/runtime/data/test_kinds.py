@@ -1,0 +1,351 @@
+"""The built-in kinds of data that make a sample of each row: tokens, labels, masks, classes, and what is refused."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+
+from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.data import fetch, open_data, prepare, width_of
+from ringmaster.techniques.runtime.data.inference import infer_kind
+
+NUM_ROWS = 40
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def opened(tmp_path, kind, rows, **spec):
+    """The prepared data of some rows, its training samples, and its tokenizer, if it has one."""
+    given = DataSpec(kind=kind, path=jsonl(tmp_path / "rows.jsonl", rows), **{"vocab_size": 300, "held_out": 0, **spec})
+    prepared = prepare(given, cache_dir=tmp_path / "cache")
+    training, _ = open_data(given, cache_dir=tmp_path / "cache", prepared=prepared)
+    tokenizer = prepared.tokenizer_dir and AutoTokenizer.from_pretrained(prepared.tokenizer_dir)
+    return prepared, training, tokenizer
+
+
+def refused(tmp_path, kind, rows, **spec):
+    with pytest.raises(ValueError) as caught:
+        opened(tmp_path, kind, rows, **spec)
+    return str(caught.value)
+
+
+REVIEWS = [{"text": f"review {i}", "label": ["good", "bad", "so so"][i % 3]} for i in range(NUM_ROWS)]
+
+
+def test_classes_are_found_in_the_labels(tmp_path):
+    prepared, training, tokenizer = opened(tmp_path, "text-classification", REVIEWS)
+    assert prepared.labels == ("bad", "good", "so so")
+    assert prepared.num_labels == 3
+    assert [training[i]["labels"].item() for i in range(3)] == [1, 0, 2]
+    sample = training[4]
+    assert tokenizer.decode(sample["input_ids"][sample["attention_mask"].bool()]) == "review 4"
+    assert dict(prepared.columns) == {"text": "text", "label": "label"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ([2, 10, 1], ("1", "2", "10")),
+        ([0, 3, 1], ("0", "1", "2", "3")),
+        (["0", "2", "2"], ("0", "1", "2")),
+        ([True, False, True], ("false", "true")),
+        ([1.0, 2.0, 5.0], ("1", "2", "5")),
+        (["b", "1", "a"], ("1", "a", "b")),
+    ],
+)
+def test_classes_are_ordered(tmp_path, labels, names):
+    rows = [{"text": "a", "label": label} for label in labels]
+    assert opened(tmp_path, "text-classification", rows)[0].labels == names
+
+
+def test_named_classes_keep_their_order(tmp_path):
+    prepared, training, _ = opened(tmp_path, "text-classification", REVIEWS, labels=("so so", "good", "bad", "none"))
+    assert prepared.num_labels == 4
+    assert [training[i]["labels"].item() for i in range(3)] == [1, 2, 0]
+
+
+def test_a_row_may_have_several_classes(tmp_path):
+    rows = [{"text": "a", "labels": ["x", "z"]}, {"text": "b", "labels": []}, {"text": "c", "labels": ["y"]}]
+    prepared, training, _ = opened(tmp_path, "text-classification", rows)
+    assert prepared.labels == ("x", "y", "z")
+    assert [training[i]["labels"].tolist() for i in range(3)] == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert training[0]["labels"].is_floating_point()
+
+
+def test_pairs_of_texts_have_the_tokenizers_special_tokens(tmp_path, bert_tokenizer):
+    rows = [{"text": "one two", "text_pair": "three", "label": i % 2} for i in range(4)]
+    _, training, tokenizer = opened(tmp_path, "text-classification", rows, tokenizer=bert_tokenizer)
+    sample = {name: tensor.tolist() for name, tensor in training[0].items()}
+    assert tokenizer.convert_ids_to_tokens(sample["input_ids"]) == ["[CLS]", "one", "two", "[SEP]", "three", "[SEP]"]
+    assert sample["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    reference = tokenizer("one two", "three")
+    assert sample["input_ids"] == reference["input_ids"]
+    assert sample["token_type_ids"] == reference["token_type_ids"]
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 6, 7])
+def test_the_longer_text_of_a_pair_is_cut(tmp_path, bert_tokenizer, length):
+    rows = [{"text": "one two one two", "text_pair": "three", "label": i % 2} for i in range(4)]
+    prepared, training, tokenizer = opened(
+        tmp_path, "text-classification", rows, tokenizer=bert_tokenizer, seq_len=length
+    )
+    reference = tokenizer("one two one two", "three", truncation="longest_first", max_length=length)
+    kept = training[0]["attention_mask"].bool()
+    assert training[0]["input_ids"][kept].tolist() == reference["input_ids"]
+    assert prepared.seq_len == length
+
+
+def test_what_is_cut_is_counted(tmp_path):
+    rows = [{"prompt": "a" * 5, "completion": "b" * length} for length in (3, 30, 300)]
+    prepared, training, _ = opened(tmp_path, "completion", rows, seq_len=10, vocab_size=257)
+    assert prepared.num_truncated == 2
+    assert fetch(training, range(3))["input_ids"].shape == (3, 10)
+
+
+def test_a_prompt_has_no_labels(tmp_path):
+    rows = [{"question": f"what is {i}?", "answer": f" it is {i}"} for i in range(NUM_ROWS)]
+    _, training, tokenizer = opened(tmp_path, "completion", rows)
+    tokens, labels = training[3]["input_ids"], training[3]["labels"]
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == "what is 3? it is 3"
+    assert tokenizer.decode(labels[labels != IGNORED]) == " it is 3<|endoftext|>"
+    assert "attention_mask" not in training[3]
+
+
+def conversation(i):
+    return [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": f"what is {i}?"},
+        {"role": "assistant", "content": f"it is {i}"},
+        {"role": "user", "content": "sure?"},
+        {"role": "assistant", "content": "yes"},
+    ]
+
+
+def test_only_what_the_assistant_said_is_learnt(tmp_path):
+    rows = [{"messages": conversation(i)} for i in range(NUM_ROWS)]
+    _, training, tokenizer = opened(tmp_path, "chat", rows, vocab_size=400)
+    tokens, labels = training[7]["input_ids"].tolist(), training[7]["labels"]
+    whole = tokenizer.apply_chat_template(conversation(7), tokenize=True, return_dict=True)["input_ids"]
+    assert tokens[: len(whole)] == whole
+    learnt = tokenizer.decode(labels[labels != IGNORED])
+    assert learnt == "it is 7<|im_end|>\nyes<|im_end|>\n"
+
+
+def test_a_template_of_the_tokenizers_own_is_used(tmp_path, chat_tokenizer):
+    rows = [{"messages": conversation(i), "tools": None} for i in range(4)]
+    _, training, tokenizer = opened(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    labels = training[1]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "it is 1 ; yes ;"
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(chat_tokenizer).chat_template
+
+
+def test_conversations_in_share_gpts_format_are_read(tmp_path):
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+    _, training, tokenizer = opened(tmp_path, "chat", [{"conversations": turns}] * 4, vocab_size=270)
+    labels = training[0]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "hello<|im_end|>\n"
+
+
+def test_both_answers_are_rows_of_a_sample(tmp_path):
+    rows = [{"prompt": f"q {i}", "chosen": " yes, I know", "rejected": " no"} for i in range(NUM_ROWS)]
+    prepared, training, tokenizer = opened(tmp_path, "preference", rows)
+    batch = fetch(training, [0, 5])
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 2, prepared.seq_len)
+    said = [[tokenizer.decode(labels[labels != IGNORED]) for labels in sample] for sample in batch["labels"]]
+    assert said == [[" yes, I know<|endoftext|>", " no<|endoftext|>"]] * 2
+    assert tokenizer.decode(batch["input_ids"][1, 1], skip_special_tokens=True) == "q 5 no"
+
+
+@pytest.mark.parametrize("has_prompt", [True, False], ids=["prompt", "whole-conversations"])
+def test_answers_may_be_messages(tmp_path, has_prompt):
+    prompt = [{"role": "user", "content": "hi"}]
+    answers = [[{"role": "assistant", "content": text}] for text in ("hello", "go away")]
+    chosen, rejected = answers if has_prompt else (prompt + answer for answer in answers)
+    row = {"chosen": chosen, "rejected": rejected, **({"prompt": prompt} if has_prompt else {})}
+    _, training, tokenizer = opened(tmp_path, "preference", [row] * 3, vocab_size=280)
+    said = [tokenizer.decode(labels[labels != IGNORED]) for labels in training[0]["labels"]]
+    assert said == ["hello<|im_end|>\n", "go away<|im_end|>\n"]
+
+
+def test_a_prompt_is_what_both_texts_begin_with(tmp_path):
+    rows = [{"chosen": "Human: hi Assistant: yes", "rejected": "Human: hi Assistant: no"}] * 3
+    _, training, tokenizer = opened(tmp_path, "preference", rows)
+    said = [tokenizer.decode(labels[labels != IGNORED]) for labels in training[0]["labels"]]
+    assert said == ["yes<|endoftext|>", "no<|endoftext|>"]
+
+
+def test_pairs_have_masks_and_no_labels(tmp_path):
+    rows = [{"anchor": f"q {i}", "positive": f"a rather long answer {i}"} for i in range(NUM_ROWS)]
+    _, training, _ = opened(tmp_path, "embedding", rows)
+    batch = fetch(training, [0, 1])
+    assert set(batch) == {"input_ids", "attention_mask"}
+    lengths = batch["attention_mask"].sum(-1)
+    assert (lengths[:, 0] < lengths[:, 1]).all()
+
+
+def test_an_encoder_decoders_labels_are_the_target(tmp_path):
+    rows = [{"input": f"number {i}", "target": f"it is {i}"} for i in range(NUM_ROWS)]
+    _, training, tokenizer = opened(tmp_path, "seq2seq", rows, kwargs={"prefix": "say: "})
+    sample = training[2]
+    assert tokenizer.decode(sample["input_ids"][sample["attention_mask"].bool()]) == "say: number 2<|endoftext|>"
+    assert tokenizer.decode(sample["labels"][sample["labels"] != IGNORED]) == "it is 2<|endoftext|>"
+
+
+def test_the_first_token_of_a_word_has_its_label(tmp_path, bert_tokenizer):
+    rows = [{"tokens": ["one", "threetwo", "two"], "labels": ["A", "B", "O"]}] * 4
+    prepared, training, tokenizer = opened(tmp_path, "token-classification", rows, tokenizer=bert_tokenizer)
+    assert prepared.labels == ("A", "B", "O")
+    shown = list(
+        zip(tokenizer.convert_ids_to_tokens(training[0]["input_ids"]), training[0]["labels"].tolist(), strict=True)
+    )
+    assert shown == [
+        ("[CLS]", IGNORED), ("one", 0), ("three", 1), ("##two", IGNORED), ("two", 2), ("[SEP]", IGNORED)
+    ]  # fmt: skip
+
+
+def test_numbers_are_predicted_by_regression(tmp_path):
+    rows = [{"text": f"row {i}", "label": f"{i / 2}"} for i in range(NUM_ROWS)]
+    prepared, training, _ = opened(tmp_path, "text-regression", rows)
+    assert prepared.num_labels == 1
+    assert training[3]["labels"].item() == 1.5
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder of images by class, and a table that names them."""
+    rows = []
+    for i in range(12):
+        name = ("cats", "dogs")[i % 2]
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        pixels = np.full((6, 9, 3), 20 * i, dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / name / f"{i}.png")
+        rows.append([f"images/{name}/{i}.png", name])
+    (tmp_path / "images" / "README.md").write_text("not an image")
+    with (tmp_path / "table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "label"], *rows])
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", ["images/**/*", "table.csv"])
+def test_images_are_resized_and_normalised(images, path):
+    spec = DataSpec(kind="image-classification", path=str(images / path), kwargs={"image_size": 4}, held_out=0)
+    prepared = prepare(spec, cache_dir=images / "cache")
+    training, _ = open_data(spec, cache_dir=images / "cache", prepared=prepared)
+    assert (prepared.kind, prepared.image_size, prepared.num_channels) == ("images", 4, 3)
+    assert prepared.labels == ("cats", "dogs")
+    found = {(round(sample["pixel_values"][0, 0, 0].item(), 4), sample["labels"].item()) for sample in training}
+    assert found == {(round(20 * i / 127.5 - 1, 4), i % 2) for i in range(12)}
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(prepared.processor_dir, use_fast=False)
+    theirs = processor(Image.open(images / "images/cats/2.png"), return_tensors="pt")["pixel_values"][0]
+    assert theirs.shape == (3, 4, 4)
+    assert theirs[0, 0, 0].item() == pytest.approx(40 / 127.5 - 1, abs=1e-4)
+
+
+def test_images_may_be_normalised_in_another_way(images):
+    kwargs = {"image_size": 4, "mean": [0.1, 0.2, 0.3], "std": [1, 2, 4], "mode": "RGB"}
+    spec = DataSpec(kind="image-classification", path=str(images / "table.csv"), kwargs=kwargs, held_out=0)
+    training, _ = open_data(spec, cache_dir=images / "cache")
+    assert training[3]["pixel_values"][:, 0, 0].tolist() == pytest.approx(
+        [(60 / 255 - 0.1) / 1, (60 / 255 - 0.2) / 2, (60 / 255 - 0.3) / 4]
+    )
+
+
+def test_a_batch_is_as_wide_as_its_longest_sample(tmp_path):
+    rows = [{"prompt": "q", "completion": "word " * length} for length in (1, 2, 3, 40)]
+    prepared, training, _ = opened(tmp_path, "completion", rows, vocab_size=257)
+    lengths = [int((training[i]["labels"] != IGNORED).sum()) + 1 for i in range(4)]
+    assert width_of(training, [0, 1], multiple_of=1) == lengths[1]
+    assert width_of(training, [1, 0], multiple_of=8) == -(-lengths[1] // 8) * 8
+    assert width_of(training, [3, 0], multiple_of=1000) == prepared.seq_len == lengths[3]
+    narrow = fetch(training, [0, 1], width=lengths[1])
+    wide = fetch(training, [0, 1])
+    assert (wide["input_ids"][:, : lengths[1]] == narrow["input_ids"]).all()
+    assert (wide["labels"][:, lengths[1] :] == IGNORED).all()
+
+
+def test_a_dataset_names_its_classes(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos", "none"])}
+    )
+    rows = {"text": ["a", "b", "c"] * 4, "label": [1, 0, 1] * 4}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(tmp_path / "saved"))
+    spec = DataSpec(kind="text-classification", dataset=str(tmp_path / "saved"), vocab_size=300, held_out=0)
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    assert prepared.labels == ("neg", "pos", "none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "says"),
+    [
+        ("text-classification", {"text": "a"}, "there is no column for label_column; the rows have text. To fix: set"),
+        ("text-classification", {"text": 3, "label": "a"}, "rows.jsonl, row 1: the text is int, not text"),
+        ("text-classification", {"text": "", "label": "a"}, "row 1: the text is empty. To fix: add text, or remove"),
+        ("text-classification", {"text": "a", "label": 0.5}, "row 1: label 0.5 .* set data.kind to text-regression"),
+        ("text-classification", {"text": "a", "label": None}, "line 1 has no value in 'label'. To fix: add the value"),
+        ("text-regression", {"text": "a", "label": "b"}, "row 1: label 'b' is no finite number"),
+        ("token-classification", {"tokens": ["a"], "labels": ["x", "y"]}, "there are 1 tokens and 2 labels"),
+        ("token-classification", {"tokens": "a", "labels": ["x"]}, "tokens are str, not a list"),
+        ("chat", {"messages": []}, "row 1: messages are no list with a message"),
+        ("chat", {"messages": [{"role": "user"}]}, "message 1 has neither content nor tool_calls"),
+        ("chat", {"messages": [{"content": "a"}]}, "message 1 has no role"),
+        ("chat", {"messages": [{"role": "user", "content": "a"}]}, "no message is the assistant's"),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": [{"role": "user", "content": "c"}]},
+            "chosen and rejected are of different types",
+        ),
+        ("embedding", {"anchor": "a", "positive": " "[:0]}, "the positive is empty"),
+        ("seq2seq", {"input": ["a"], "target": "b"}, "the input is list, not text"),
+        ("image-classification", {"image": "none.png", "label": "a"}, "none.png cannot be read"),
+    ],
+)
+def test_wrong_rows_name_their_place(tmp_path, kind, row, says):
+    with pytest.raises(ValueError, match=says):
+        opened(tmp_path, kind, [row])
+
+
+def test_a_label_that_was_not_named_is_refused(tmp_path):
+    said = refused(tmp_path, "text-classification", REVIEWS, labels=("good", "bad"))
+    assert "row 3: label 'so so' is none of the classes good, bad" in said
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path, bert_tokenizer):
+    said = refused(tmp_path, "chat", [{"messages": conversation(1)}], tokenizer=bert_tokenizer)
+    assert "the tokenizer has no chat template. To fix: set data.tokenizer" in said
+
+
+CAUSAL, CLASSIFIER = "LlamaForCausalLM", "BertForSequenceClassification"
+
+
+@pytest.mark.parametrize(
+    ("row", "architecture", "kind"),
+    [
+        ({"messages": []}, CAUSAL, "chat"),
+        ({"chosen": "", "rejected": ""}, CAUSAL, "preference"),
+        ({"prompt": "", "completion": ""}, CAUSAL, "completion"),
+        ({"prompt": "", "completion": "", "text": ""}, CAUSAL, None),
+        ({"text": ""}, CAUSAL, None),
+        ({"text": "", "label": ""}, CLASSIFIER, "text-classification"),
+        ({"text": "", "stars": ""}, CLASSIFIER, None),
+        ({"tokens": [], "ner_tags": []}, "BertForTokenClassification", "token-classification"),
+        ({"input": "", "target": ""}, "T5ForConditionalGeneration", "seq2seq"),
+        ({"anchor": "", "positive": ""}, "BertModel", "embedding"),
+        ({"image": "", "label": ""}, "ViTForImageClassification", "image-classification"),
+        ({"messages": []}, None, "chat"),
+        ({"prompt": "", "completion": ""}, None, None),
+    ],
+)
+def test_the_kind_is_inferred_where_there_is_no_doubt(tmp_path, row, architecture, kind):
+    spec = DataSpec(path=jsonl(tmp_path / "rows.jsonl", [row]))
+    model = ModelSpec(factory="a:b") if architecture is None else ModelSpec(architecture=architecture)
+    assert infer_kind(spec, model) == kind
