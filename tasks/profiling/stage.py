@@ -13,6 +13,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.budget import TrialBudget, predicted_batch_s
+from ringmaster.tasks.profiling.data_lines import data_lines
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import Layout, layouts
@@ -134,6 +135,8 @@ def profile_jobs(
     preflights, faults = preflight_jobs(jobs, environment=environment, cluster=cluster, notice=notice, failed=told)
     if all_or_none and faults:
         raise UnfitJobs(faults)
+    for line in data_lines(jobs, preflights):
+        notice(line)
     for name, preflight in preflights.items():
         if why := preflight.facts.get("whole_batch"):
             notice(f"the batch of {name} stays whole: {why}")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 
+MAX_SHOWN = 10  # classes in a line for people
+
+
 class Dataset(Protocol):
     """Map-style data set: each sample is a dict of tensors, with the same shapes in all samples.
 
@@ -87,6 +90,19 @@ class PreparedData:
     pad_token_id: int | None = field(default=None, metadata=SINCE_LATER)
     num_truncated: int = field(default=0, metadata=SINCE_LATER)
     columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
+
+    def summary(self, kind: str) -> str:
+        """Returns a line for people: how rows are read, how many there are, and what was cut off."""
+        columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
+        said = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
+        said.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
+        if self.labels:
+            shown = ", ".join(self.labels[:MAX_SHOWN]) + (", ..." if len(self.labels) > MAX_SHOWN else "")
+            said.append(f"{len(self.labels)} classes ({shown})")
+        if self.seq_len is not None:
+            cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
+            said.append(f"up to {self.seq_len:,} tokens each{cut}")
+        return "; ".join(said)
 
     @property
     def tokenizer_dir(self) -> Path | None:
