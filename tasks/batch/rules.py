@@ -118,7 +118,8 @@ def _arguments(job: Raw) -> Iterator[Finding]:
     for name in ("model", "data"):
         section = _mapping(job.get(name))
         takers = ("factory", "dataset", "kind") if name == "data" else ("factory", "command")
-        if section.get("kwargs") and all(section.get(taker) is None for taker in takers):
+        has_rows = section.get("path") is not None or section.get("name") is not None  # whose kind may be inferred
+        if section.get("kwargs") and not has_rows and all(section.get(taker) is None for taker in takers):
             message = f"are arguments for no {' or '.join(takers)}"
             yield Finding((name, "kwargs"), message, f"give a {takers[0]} too, or remove kwargs")
     model = _mapping(job.get("model"))

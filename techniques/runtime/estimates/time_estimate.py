@@ -18,6 +18,7 @@ from ringmaster.techniques.interface.preflight import Candidate, Forecast, Prefl
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import digest, from_json
 from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.memory import Workload, data_parallel, forecast_memory
@@ -191,7 +192,8 @@ def describe(job: Job) -> PreparedData | None:
     Returns None where only preparation can determine it.
     """
     spec = job.data
-    if spec.seq_len is None or spec.factory is not None:
+    is_text = spec.kind in (None, LANGUAGE_MODELING)
+    if spec.seq_len is None or spec.factory is not None or not is_text:
         return None
     of_model = {**job.model.config}.get("vocab_size")
     return PreparedData(

@@ -96,7 +96,7 @@ def test_a_changed_kind_has_another_speed(site, folder, bench):
         ({"kind": "anwers"}, "'anwers' is unknown. To fix: did you mean `answers`?"),
         ({"source": "digits"}, "has source and path. To fix: give exactly one of source, path"),
         ({"kind": None, "path": None, "kwargs": {}}, "does not say where it comes from"),
-        ({"kind": None}, "are arguments for no factory or dataset or kind"),
+        ({"kind": None, "path": None, "source": "digits"}, "are arguments for no factory or dataset or kind"),
     ],
 )
 def test_faults_are_told_at_their_places(site, folder, changes, fault):

@@ -27,6 +27,13 @@ class TextFiles(StoredSource):
     name = "language-modeling"
     reads = ("path",)
 
+    def check(self, spec: DataSpec) -> None:
+        """Refuses options, as text has none."""
+        if spec.path is not None and spec.kwargs:
+            raise ValueError(
+                f"data: kind {self.name} has no option {min(spec.kwargs)!r}. To fix: remove kwargs, or set data.kind"
+            )
+
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the documents become one stream of tokens, which is cut into samples."""
         return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=self._write)
