@@ -147,7 +147,8 @@ def _load_pretrained(
     """The model, and a message with the tensors that its file lacks or has in another shape; empty if it fits.
 
     exact: tensors of the file that the model does not have are faults too.
-    fresh_head: tensors outside of the base model may be missing or have another shape; they stay fresh.
+    fresh_head: tensors outside of the base model, and of its pooler, may be missing or have another shape; they stay
+        fresh.
     """
     try:
         with no_progress_bar():
@@ -163,7 +164,8 @@ def _load_pretrained(
     body = f"{cls.base_model_prefix}."
     wrong = [f"{key} is missing" for key in sorted(info["missing_keys"])]
     wrong += [f"{key} is {list(a)}, not {list(b)}" for key, a, b in sorted(info["mismatched_keys"])]
-    wrong = [fault for fault in wrong if not fresh_head or fault.startswith(body)]
+    # A body that was saved with another head may lack the pooler, which the head reads.
+    wrong = [fault for fault in wrong if not fresh_head or (fault.startswith(body) and ".pooler." not in fault)]
     if exact:
         wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
     return model, _some(wrong)
