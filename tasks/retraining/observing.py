@@ -16,6 +16,7 @@ from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.retraining.drift import Reference, reference_of
 from ringmaster.techniques.interface.values import from_json, stored_as, to_json
 from ringmaster.techniques.runtime.data.arrays import open_columns
+from ringmaster.techniques.runtime.data.row_samples.ragged import rows_of
 
 MOST_ROWS = 5000  # of data: evenly spread rows; of a log: the newest rows
 PREDICTED = ("prediction", "confidence")
@@ -63,14 +64,17 @@ def input_features(folder: Path) -> dict[str, Array]:
     """
     if not (folder / "layout.json").is_file():
         return {}
-    columns = {name: _spread(column) for name, column in open_columns(folder, "training").items()}
+    stored = open_columns(folder, "training")
+    columns = {name: _spread(column) for name, column in stored.items()}
     found: dict[str, Array] = {}
     if (pixels := columns.get("pixel_values")) is not None and len(pixels):
         flat = pixels.reshape(len(pixels), -1).astype(np.float64)
         found |= {"brightness": flat.mean(axis=1), "contrast": flat.std(axis=1)}
     if (tokens := columns.get("input_ids")) is not None and len(tokens):
         found["token"] = tokens.reshape(-1)
-        found["distinct_tokens"] = np.array([len(np.unique(row)) / len(row) for row in tokens])
+        found["distinct_tokens"] = _distinct(tokens)
+    if (rows := rows_of("input_ids", stored, most=MOST_ROWS)) is not None:
+        found |= {"token": np.concatenate(rows).reshape(-1), "distinct_tokens": _distinct(rows)}
     labels = columns.get("labels")
     if labels is not None and len(labels) and labels.ndim == 1:
         found["label"] = labels
@@ -97,6 +101,11 @@ def scored_features(scores: Scores) -> dict[str, Array]:
 def references_of(features: Features) -> dict[str, Reference]:
     """Returns a reference for each feature that has values. A feature of NaNs only, as of a broken model, has none."""
     return {name: found for name, values in features.items() if (found := reference_of(values)) is not None}
+
+
+def _distinct(rows: Iterable[Array]) -> Array:
+    """Returns the share of distinct tokens in each row."""
+    return np.array([len(np.unique(row)) / max(row.size, 1) for row in rows])
 
 
 def _spread(column: Array) -> Array:

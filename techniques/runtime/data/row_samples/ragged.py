@@ -57,6 +57,15 @@ class RaggedColumn:
         return np.moveaxis(rows, 1, -1)
 
 
+def rows_of(name: str, columns: Mapping[str, Array], *, most: int) -> list[Array] | None:
+    """Returns at most `most` rows of a ragged column, evenly spread: [length, ...] each; None where there is none."""
+    if name + ENDS not in columns:
+        return None
+    ends, values = columns[name + ENDS], columns[name + VALUES]
+    chosen = np.unique(np.linspace(0, len(ends) - 1, min(most, len(ends))).astype(np.int64))
+    return [np.asarray(values[int(ends[i - 1]) if i else 0 : int(ends[i])]) for i in chosen]
+
+
 class PaddedSamples(ArraySamples):
     """Samples with ragged columns, which are padded to one width.
 
