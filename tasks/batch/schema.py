@@ -86,6 +86,16 @@ class Schedule(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=job.ScheduleSpec.warmup_steps, description="the steps of the linear warm-up, such as 10"
     )
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="the warm-up's share of the steps in place of warmup_steps, such as 0.1"
+    )
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=job.ScheduleSpec.min_lr_ratio,
+        description="the share of the learning rate at which the decay ends, such as 0.1",
+    )
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description=f"the share of the steps in which wsd decays, such as {job.DECAY_RATIO}"
+    )
 
 
 class Evaluation(Section):

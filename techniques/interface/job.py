@@ -1,5 +1,6 @@
 """Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,9 @@ PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 PADDINGS = ("longest", "max_length")
-SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine", "wsd")
+DECAY_RATIO = 0.1
+"""The default of `decay_ratio`."""
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 ADAPTERS = ("lora", "prefix", "ia3")
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
@@ -173,10 +176,28 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over steps: linear warm-up over `warmup_steps`, then constant or decaying to zero at the end."""
+    """Learning rate over steps: a linear warm-up, then constant or decaying.
+
+    name: "constant"; "linear" or "cosine", which decay from the warm-up to the last step; or "wsd" (warm-up, stable,
+        decay: Hu et al., MiniCPM, arXiv:2404.06395), which is constant and then decays linearly.
+    warmup_steps, warmup_ratio: the steps of the warm-up, or their share of all steps, rounded up; not both.
+    min_lr_ratio: the share of the learning rate at which a decay ends.
+    decay_ratio: the share of the steps in which "wsd" decays, rounded up; None for `DECAY_RATIO`.
+    """
 
     name: str = "constant"
     warmup_steps: int = 0
+    warmup_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+    min_lr_ratio: float = field(default=0.0, metadata=SINCE_LATER)
+    decay_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Returns the steps of the warm-up of a job of `num_steps` steps."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * num_steps)
+
+    def num_decay_steps(self, num_steps: int) -> int:
+        """Returns the steps in which "wsd" decays, of a job of `num_steps` steps."""
+        return math.ceil((DECAY_RATIO if self.decay_ratio is None else self.decay_ratio) * num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.interface.job import Job, ScheduleSpec
+from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.runtime.training.gradients import scale_
+from ringmaster.techniques.runtime.training.optimizers.schedules import learning_rate
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 # The quickest kernels that also support sharded tensors: fused SGD has no sharding strategy (torch 2.13).
@@ -50,20 +50,3 @@ def update_(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(job, step)
     optimizer.step()
-
-
-def learning_rate(job: Job, step: int) -> float:
-    """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
-    return job.optimizer.lr * schedule_factor(job.schedule, step, num_steps=job.total_steps)
-
-
-def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at `step`: linear warm-up, then constant, linear or cosine decay."""
-    if step < schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
-    progress = (step - schedule.warmup_steps) / max(num_steps - schedule.warmup_steps, 1)
-    if schedule.name == "linear":
-        return 1.0 - progress
-    if schedule.name == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0
