@@ -3,23 +3,26 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ringmaster.tasks.batch.adaptations import is_rewriting
 from ringmaster.tasks.batch.faults import Finding, got
 from ringmaster.tasks.batch.references import closest
-from ringmaster.techniques.interface.job import DECAY_RATIO, OPTIMIZERS, SCHEDULES, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.interface.job import (
+    DECAY_RATIO,
+    OPTIMIZER_OPTIONS,
+    SCHEDULES,
+    OptimizerSpec,
+    ScheduleSpec,
+)
 
 Raw = Mapping[str, Any]
 
-OPTIMIZER_OPTIONS = {
-    "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
-    "sgd": ("dampening", "momentum", "nesterov", "weight_decay"),
-}
-
 
 def training_findings(job: Raw) -> Iterator[Finding]:
-    """Yields the faults in the optimizer and the schedule of one job; places are relative to the job."""
+    """Yields the faults in the optimizer, the schedule and `freeze` of one job; places are relative to the job."""
     yield from _warmup(job)
     yield from _decay(_mapping(job.get("schedule")))
     yield from _options(_mapping(job.get("optimizer")))
+    yield from _freeze(job)
 
 
 def _warmup(job: Raw) -> Iterator[Finding]:
@@ -43,15 +46,15 @@ def _decay(schedule: Raw) -> Iterator[Finding]:
     if name != "wsd" and decay is not None:
         message = f"is for wsd, and this schedule is {name}"
         yield Finding(("schedule", "decay_ratio"), message, "name the schedule wsd, or remove it")
-    warmup, decay = schedule.get("warmup_ratio"), DECAY_RATIO if decay is None else decay
-    if name == "wsd" and _is_number(warmup) and _is_number(decay) and warmup + decay > 1:
-        message = f"and decay_ratio are more than all steps together, {got(warmup + decay)}"
+    together = _number(schedule.get("warmup_ratio")) + _number(DECAY_RATIO if decay is None else decay)
+    if name == "wsd" and together > 1 and schedule.get("warmup_ratio") is not None:
+        message = f"and decay_ratio are more than all steps together, {got(together)}"
         yield Finding(("schedule", "warmup_ratio"), message, "give shares whose sum is at most 1")
 
 
 def _options(optimizer: Raw) -> Iterator[Finding]:
     name = optimizer.get("name", OptimizerSpec.name)
-    if name not in OPTIMIZERS:
+    if name not in OPTIMIZER_OPTIONS:
         return
     known = OPTIMIZER_OPTIONS[name]
     for option in _mapping(optimizer.get("options")):
@@ -60,8 +63,22 @@ def _options(optimizer: Raw) -> Iterator[Finding]:
             yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _freeze(job: Raw) -> Iterator[Finding]:
+    if not job.get("freeze"):
+        return
+    place = ("freeze",)
+    if job.get("adapter") is not None:
+        yield Finding(place, "stands beside an adapter, which freezes all weights already", "leave one of the two out")
+    if _mapping(job.get("model")).get("command") is not None:
+        message = "names parameters of a model that only its command knows"
+        yield Finding(place, message, "leave it out: the command chooses what it trains")
+    if is_rewriting(job):
+        yield Finding(place, "stands beside an adaptation that trains nothing", "leave it out")
+
+
+def _number(value: Any) -> float:
+    """Returns a number, or 0 in place of what is none, which the schema refuses."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
 
 
 def _mapping(raw: Any) -> Raw:

@@ -9,9 +9,9 @@ With k the step (0-based), N the number of steps, W those of the warm-up, D thos
     cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
     wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
 
-After the warm-up these are transformers' `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_
-warmup` and `get_wsd_schedule` (decay_type="linear"). In the warm-up they are one step ahead of transformers, whose first
-step has the learning rate 0 and changes nothing. Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395), section 4.
+After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup` and
+`get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of transformers, whose
+first step has the learning rate 0 and changes nothing. Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
 """
 
 from __future__ import annotations
