@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import ModelSpec
+from ringmaster.techniques import ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
@@ -73,8 +73,8 @@ def heard(channel, event):
         channel.close()
 
 
-def predicted_and_measured(bench, tmp_path, model, layout):
-    job = bench.job(model, optimizer=ADAMW, clip_grad_norm=1.0)
+def predicted_and_measured(bench, tmp_path, model, layout, **changes):
+    job = bench.job(model, **{"optimizer": ADAMW, "clip_grad_norm": 1.0, **changes})
     order = bench.order(job, layout, tmp_path)
     data = prepare(job.data, cache_dir=bench.cache_dir)
     (tmp_path / "gang").mkdir()
@@ -82,7 +82,7 @@ def predicted_and_measured(bench, tmp_path, model, layout):
         "choices": [(layout.technique, dict(order.config), layout.num_devices)],
         "job": to_json(job),
         "data": to_json(data),
-        "facts": to_json(model_facts(job.model, data=data)),
+        "facts": to_json(model_facts(job.model, data=data, frozen=job.freeze)),
         "cache_dir": str(tmp_path),
     }
     said = heard(*answer(bench, "forecast", argument, event="forecast"))
@@ -112,3 +112,20 @@ def test_the_peak_is_foretold(bench, tmp_path, case):
 @pytest.mark.parametrize("case", REST, ids=_name)
 def test_the_peak_is_foretold_under_every_technique(bench, tmp_path, case):
     assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": OptimizerSpec(name="adafactor")},
+        {"optimizer": OptimizerSpec(name="lion")},
+        {"optimizer": OptimizerSpec(name="muon")},
+        {"freeze": ("*", "!lm_head.*")},
+        {"freeze": ("model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*")},
+    ],
+    ids=["adafactor", "lion", "muon", "head", "upper-layers"],
+)
+@pytest.mark.parametrize("layout", [REST[1][1], REST[6][1], REST[9][1], REST[12][1]], ids=str)
+def test_the_peak_of_other_optimizers_and_frozen_parameters_is_foretold(bench, tmp_path, layout, changes):
+    assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))

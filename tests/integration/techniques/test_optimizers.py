@@ -10,7 +10,6 @@ from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, ParameterGroup
 from ringmaster.techniques.interface.technique import why_no_optimizer
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from tests.integration.techniques.test_conformance import (
-    LARGEST_LOSS_DIFFERENCE,
     MODEL_PARALLEL,
     PLAIN_MESH,
     SPILLED,
@@ -21,7 +20,7 @@ from tests.matrix import matrix
 
 ADAFACTOR = OptimizerSpec(name="adafactor", lr=1e-2)
 LION = OptimizerSpec(name="lion", lr=1e-4, options={"weight_decay": 0.1})
-MUON = OptimizerSpec(name="muon", lr=1e-3, options={"adjust_lr_fn": "match_rms_adamw"})
+MUON = OptimizerSpec(name="muon", lr=5e-4, options={"adjust_lr_fn": "match_rms_adamw"})
 NEW = [ADAFACTOR, LION, MUON]
 LAYOUTS = [
     *SWITCHED[1:],
@@ -33,8 +32,10 @@ LAYOUTS = [
 """A layout of each technique; all divide weights in another way."""
 FSDP, ZERO1, ZERO2 = SWITCHED[4], SWITCHED[2], SWITCHED[3]
 PIPELINE = MODEL_PARALLEL[2]
-# As in `test_conformance`. Muon orthogonalizes in bf16, Lion takes signs: both amplify small errors as AdamW does.
-LARGEST_DIFFERENCE = {"sgd": 2e-7, "adafactor": 1e-4, "adamw": 1e-4, "lion": 1e-4, "muon": 1e-4}
+# Those of `test_conformance`. Muon orthogonalizes in bf16, so that the last digits of gradients, which depend on the
+# division of the batch, may change a direction by a percent: `single` differs as much with another micro-batch.
+LARGEST_DIFFERENCE = {"sgd": 2e-7, "adafactor": 1e-5, "adamw": 1e-4, "lion": 1e-4, "muon": 1e-4}
+LARGEST_LOSS_DIFFERENCE = 2e-6  # losses near 6 are 5e-7 apart in fp32
 HEAD_ALONE = ("*", "!lm_head.*")
 
 
@@ -52,12 +53,20 @@ def assert_trains_the_same(bench, job, layout, folder):
     ("layout", "optimizer"),
     matrix(
         [(layout, optimizer) for layout in LAYOUTS for optimizer in NEW if supports(layout, optimizer)],
-        quick=[(FSDP, ADAFACTOR), (FSDP, MUON)],
+        quick=[(FSDP, ADAFACTOR), (ZERO2, LION)],
         ids=lambda case: f"{case[0]}-{case[1].name}",
     ),
 )
 def test_every_optimizer_trains_the_same_llama(bench, tmp_path, layout, optimizer):
     assert_trains_the_same(bench, bench.job(optimizer=optimizer), layout, tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", matrix([ADAFACTOR, MUON], quick=[MUON], ids=lambda optimizer: optimizer.name))
+def test_gathering_changes_nothing(bench, tmp_path, optimizer):
+    """Both divide the batch in the same way, and only one divides the weights."""
+    job = bench.job(optimizer=optimizer)
+    whole = bench.train(job, Layout("ddp", 2), tmp_path / "whole").weights
+    assert largest_difference(bench.train(job, FSDP, tmp_path / "divided").weights, whole) <= 1e-6
 
 
 @pytest.mark.parametrize("optimizer", matrix(NEW, quick=[], ids=lambda optimizer: optimizer.name))
