@@ -84,7 +84,7 @@ class Group(Section):
 
 
 class Optimizer(Section):
-    """The optimizer that updates the weights."""
+    """The optimizer that updates the weights: [formulas](optimizers.md#optimizers)."""
 
     name: OptimizerName = Field(default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}")
     lr: Positive = Field(default=job.OptimizerSpec.lr, description="a learning rate such as 3e-4")
@@ -102,7 +102,7 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate over the steps."""
+    """The learning rate over the steps: [formulas](optimizers.md#schedules)."""
 
     name: ScheduleName = Field(default=job.ScheduleSpec.name, description=f"one of {', '.join(job.SCHEDULES)}")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(

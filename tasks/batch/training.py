@@ -9,6 +9,7 @@ from ringmaster.tasks.batch.references import closest
 from ringmaster.techniques.interface.job import (
     DECAY_RATIO,
     OPTIMIZER_OPTIONS,
+    PRUNED,
     SCHEDULES,
     OptimizerSpec,
     ScheduleSpec,
@@ -22,6 +23,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     yield from _warmup(job)
     yield from _decay(_mapping(job.get("schedule")))
     yield from _options(_mapping(job.get("optimizer")))
+    yield from _pruned(job)
     yield from _freeze(job)
 
 
@@ -61,6 +63,13 @@ def _options(optimizer: Raw) -> Iterator[Finding]:
         if option not in known:
             remedy = closest(option, known, what="The options are")
             yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+
+
+def _pruned(job: Raw) -> Iterator[Finding]:
+    kind = _mapping(job.get("adaptation")).get("kind")
+    if kind == PRUNED and _mapping(job.get("optimizer")).get("name") == "muon":
+        message = "muon moves weights whose gradient is zero, and this job keeps pruned ones at zero"
+        yield Finding(("optimizer", "name"), message, "take adamw")
 
 
 def _freeze(job: Raw) -> Iterator[Finding]:
