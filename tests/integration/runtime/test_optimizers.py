@@ -15,7 +15,7 @@ from tests.integration.techniques.test_conformance import (
     SPILLED,
     SWITCHED,
 )
-from tests.integration.workbench import ADAMW, SGD, SINGLE, VIT, Layout, largest_difference
+from tests.integration.workbench import ADAMW, LLAMA, SGD, SINGLE, VIT, Layout, largest_difference
 from tests.matrix import matrix
 
 ADAFACTOR = OptimizerSpec(name="adafactor", lr=1e-2)
@@ -170,3 +170,23 @@ def test_settings_by_parameter_are_the_same(bench, tmp_path, layout):
     assert_trains_the_same(bench, job, layout, tmp_path)
     plain = bench.reference(bench.job(optimizer=replace(SGD, options={"weight_decay": 0.1})))
     assert largest_difference(bench.reference(job).weights, plain.weights) > 1e-3
+
+
+DEEP = replace(LLAMA, config={**LLAMA.config, "num_hidden_layers": 4})
+TIED = replace(LLAMA, config={**LLAMA.config, "tie_word_embeddings": True})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("frozen", [HEAD_ALONE, ("lm_head.*", "model.norm.*")], ids=" ".join)
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zero_bubble"])
+def test_stages_without_trained_parameters_pass_gradients_on(bench, tmp_path, schedule, frozen):
+    layout = Layout("pipeline", 2, {"micro_batch": 2, "schedule": schedule})
+    assert_trains_the_same(bench, bench.job(DEEP, freeze=frozen), layout, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("optimizer", [SGD, MUON, ADAFACTOR], ids=lambda optimizer: optimizer.name)
+@pytest.mark.parametrize("frozen", [(), ("model.embed_tokens.*", "lm_head.*")], ids=["all", "frozen"])
+@pytest.mark.parametrize("layout", [PIPELINE, MODEL_PARALLEL[0], FSDP, ZERO1], ids=str)
+def test_a_shared_weight_is_trained_or_frozen_the_same(bench, tmp_path, layout, frozen, optimizer):
+    assert_trains_the_same(bench, bench.job(TIED, freeze=frozen, optimizer=optimizer), layout, tmp_path)
