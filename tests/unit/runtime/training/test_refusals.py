@@ -8,7 +8,7 @@ from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSp
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
@@ -96,3 +96,11 @@ def test_groups_of_adapters_take_optimizers_of_single_elements(job, folder):
     assert reason(groups=(ParameterGroup(match="*.lora_B.*", lr=1.0),)) is None
     assert "muon, which needs whole matrices" in reason(name="muon")
     assert "a learning rate for each layer" in reason(layer_decay=0.9)
+
+
+@pytest.mark.parametrize(("name", "num_bytes"), [("adamw", 8), ("lion", 4), ("sgd", 4), ("muon", 4), ("adafactor", 0)])
+def test_only_trained_parameters_have_gradients_and_state(job, folder, name, num_bytes):
+    facts = model_facts(job.model, data=prepare(job.data, cache_dir=folder), frozen=("*", "!lm_head.*"))
+    head = facts.decoder.vocab_size * 16
+    state = training_state_bytes(replace(job, optimizer=OptimizerSpec(name=name)), facts)
+    assert state == 4 * facts.num_parameters + (4 + num_bytes) * head
