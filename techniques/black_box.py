@@ -33,6 +33,7 @@ class BlackBox(Technique):
     """
 
     rank: int = 0
+    whole_tensors = True  # the trainer has an optimizer of its own
 
     @abstractmethod
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Context(Technique):
     needs = "two devices or more, closely linked; a causal language model whose sequences can be divided"
 
     moves_model = True
+    whole_tensors = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires two devices, a decoder of a known architecture with its own loss, and tokens that divide evenly."""

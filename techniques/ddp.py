@@ -24,6 +24,7 @@ class Ddp(DataParallel):
     summary = "a replica a device, gradients averaged by all-reduce"
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
     adaptations = frozenset({DISTILLED, PRUNED})
+    whole_tensors = True
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""

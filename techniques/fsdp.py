@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.interface.data_parallel import DataParallel
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
 from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
     Config,
@@ -44,6 +44,7 @@ class Fsdp(DataParallel):
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
     adaptations = frozenset({DISTILLED, PRUNED})
+    whole_tensors = True
 
     saves_memory_of = "ddp"
     moves_model = True
@@ -75,7 +76,8 @@ class Fsdp(DataParallel):
         for recompute in RECOMPUTE:
             for micro_batch in sizes[:1] if recompute == "selective" else sizes:
                 yield {"micro_batch": micro_batch, "recompute": recompute, "reshard": True}
-        if gang.kind == "gpu":  # a CPU slot's memory is host memory already
+        # A CPU slot's memory is host memory already; and the GPUs' links gather no tensors that lie in host memory.
+        if gang.kind == "gpu" and job.optimizer.name not in OF_WHOLE_TENSORS:
             yield {"micro_batch": sizes[-1], "recompute": "full", "reshard": True, "offload": True}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:

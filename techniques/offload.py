@@ -40,6 +40,7 @@ class Offload(Technique):
     summary = "one device, the layers in host memory and on the device a slice at a time"
     needs = "one GPU; a model with repeated layers; the whole training state in host memory"
     adaptations = frozenset({DISTILLED, PRUNED})
+    whole_tensors = True
     saves_memory_of = "single"
     moves_model = True
     divides_layers = True

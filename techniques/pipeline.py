@@ -43,6 +43,7 @@ class Pipeline(Technique):
     divides_layers = True
     needs = "two devices or more, a layer for each; 1/n of the training state in each device's memory; loosely linked"
     adaptations = frozenset({DISTILLED, PRUNED})
+    whole_tensors = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires a decoder of a known architecture, and a layer and a micro-batch for each device."""

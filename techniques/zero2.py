@@ -6,7 +6,7 @@ Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2; Megatron-LLaM
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,10 @@ class Zero2(DataParallel):
     def gradient_divisor(self, mesh: DeviceMesh | None) -> int:
         """Returns 1, as gradients are summed, not averaged."""
         return 1
+
+    def parameter_names(self, model: nn.Module) -> Mapping[nn.Parameter, str]:
+        """Returns the name of the parameter that each share is of."""
+        return {share.weight: share.slot.name for share in _sharded(model).all_shares()}
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """Returns |g| = sqrt(sum over ranks r of |g[r]|^2), where g[r] are the gradients of rank r's shares."""

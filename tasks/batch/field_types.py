@@ -60,6 +60,8 @@ OptimizerName = Annotated[
 ScheduleName = Annotated[
     str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})
 ]
+Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
+FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
 AdaptationKind = Annotated[
     str, AfterValidator(references.one_of(tuple(job.ADAPTATIONS))), WithJsonSchema({"enum": list(job.ADAPTATIONS)})
 ]

@@ -19,19 +19,14 @@ from ringmaster.tasks.batch.adaptations import (
 from ringmaster.tasks.batch.adapters import adapter_findings, base_findings
 from ringmaster.tasks.batch.data_schema import Data, Section
 from ringmaster.tasks.batch.faults import Finding, Place, got
-from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
-from ringmaster.techniques.interface.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
+from ringmaster.tasks.batch.training import training_findings
+from ringmaster.techniques.interface.job import ATTENTIONS, Job, ModelSpec
 from ringmaster.techniques.runtime.data.windows import moment
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
 """A job's plain values, and a function that maps a place in the job to its place in the batch."""
-
-OPTIMIZER_OPTIONS = {
-    "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
-    "sgd": ("dampening", "momentum", "nesterov", "weight_decay"),
-}
 
 
 def job_findings(raw: Any) -> Iterator[Finding]:
@@ -44,7 +39,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _arguments(job)
     yield from _length(job)
     yield from _text(job)
-    yield from _options(job)
+    yield from training_findings(job)
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
 
@@ -165,12 +160,6 @@ def _length(job: Raw) -> Iterator[Finding]:
         yield Finding(("num_steps",), "is missing", "give num_steps, such as 60, or num_epochs, such as 3")
     if steps is not None and epochs is not None:
         yield Finding(("num_epochs",), "is given beside num_steps", "give one of the two")
-    warmup = _mapping(job.get("schedule")).get("warmup_steps")
-    if isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup:
-        place = ("schedule", "warmup_steps")
-        yield Finding(
-            place, f"must be less than the {steps} steps of the job, {got(warmup)}", "warm up for fewer steps"
-        )
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -180,18 +169,6 @@ def _text(job: Raw) -> Iterator[Finding]:
         or (data.get("kind") in (None, "text", "language-modeling") and str(data.get("path")).endswith(".txt"))
     ):
         yield Finding(("data", "seq_len"), "is missing", "give the number of tokens of a sample of text, such as 128")
-
-
-def _options(job: Raw) -> Iterator[Finding]:
-    optimizer = _mapping(job.get("optimizer"))
-    name = optimizer.get("name", OptimizerSpec.name)
-    if name not in OPTIMIZERS:
-        return
-    known = OPTIMIZER_OPTIONS[name]
-    for option in _mapping(optimizer.get("options")):
-        if option not in known:
-            remedy = closest(option, known, what="The options are")
-            yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
 
 
 def _not_finite(value: Any, *, place: Place) -> Iterator[Finding]:

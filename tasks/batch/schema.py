@@ -23,6 +23,7 @@ from ringmaster.tasks.batch.field_types import (
     Communication,
     Devices,
     Factory,
+    FreezePattern,
     Kwargs,
     Method,
     Metric,
@@ -31,6 +32,7 @@ from ringmaster.tasks.batch.field_types import (
     Objective,
     OptimizerName,
     Parent,
+    Pattern,
     Positive,
     Precision,
     ScheduleName,
@@ -71,20 +73,50 @@ class Model(Section):
     configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
 
 
+class Group(Section):
+    """Settings of the parameters whose names match a pattern; a later group overrides an earlier one."""
+
+    match: Pattern = Field(description='a glob pattern of parameter names, such as "*.bias" or "classifier.*"')
+    lr: Positive | None = Field(default=None, description="the learning rate of these parameters, such as 1e-3")
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="the weight decay of these parameters, such as 0.0"
+    )
+
+
 class Optimizer(Section):
-    """The optimizer that updates the weights."""
+    """The optimizer that updates the weights: [formulas](optimizers.md#optimizers)."""
 
     name: OptimizerName = Field(default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}")
     lr: Positive = Field(default=job.OptimizerSpec.lr, description="a learning rate such as 3e-4")
     options: Kwargs = Field(default={}, description="further arguments of the optimizer, such as {weight_decay: 0.1}")
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="the factor of the learning rate from each layer to the one below it, such as 0.9"
+    )
+    groups: list[Group] = Field(
+        default=[], description='a list of settings by parameter name, such as [{match: "*.bias", weight_decay: 0.0}]'
+    )
+    decay_norms_and_biases: bool = Field(
+        default=job.OptimizerSpec.decay_norms_and_biases,
+        description="false for no weight decay of parameters with fewer than two dimensions, else true",
+    )
 
 
 class Schedule(Section):
-    """The learning rate over the steps."""
+    """The learning rate over the steps: [formulas](optimizers.md#schedules)."""
 
     name: ScheduleName = Field(default=job.ScheduleSpec.name, description=f"one of {', '.join(job.SCHEDULES)}")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=job.ScheduleSpec.warmup_steps, description="the steps of the linear warm-up, such as 10"
+    )
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="the warm-up's share of the steps in place of warmup_steps, such as 0.1"
+    )
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=job.ScheduleSpec.min_lr_ratio,
+        description="the share of the learning rate at which the decay ends, such as 0.1",
+    )
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description=f"the share of the steps in which wsd decays, such as {job.DECAY_RATIO}"
     )
 
 
@@ -176,6 +208,11 @@ class JobEntry(Section):
     adapter: Adapter | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
+    )
+    freeze: list[FreezePattern] = Field(
+        default=[],
+        description='glob patterns of parameters that are not trained, such as ["*", "!classifier.*"]: "!" takes out '
+        "again, and the last match decides",
     )
     data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
     loss: Factory | None = Field(

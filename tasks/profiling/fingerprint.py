@@ -58,6 +58,7 @@ def speed_key(
             "exact": job.exact,  # decides which configs exist
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
             "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
+            **({"freeze": list(job.freeze)} if job.freeze else {}),
             **_adaptation(job),  # no key without an adaptation, so that earlier profiles stay valid
         }
     )

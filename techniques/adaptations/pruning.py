@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ringmaster.techniques.interface.job import AdaptationSpec
-from ringmaster.techniques.runtime.training.gradients import local
+from ringmaster.techniques.runtime.training.gradients import local, share_of
 
 GROUP, KEPT = 4, 2  # of each 4 neighbouring weights of a row, 2 are kept
 
@@ -64,7 +62,7 @@ def is_two_of_four(weight: Tensor) -> bool:
 
 def local_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> LocalMasks:
     """Returns each mask's part that corresponds to this rank's part of the parameter, once the model is laid out."""
-    return [(p, _part(masks[name], p).to(local(p).device)) for name, p in model.named_parameters() if name in masks]
+    return [(p, share_of(masks[name], p).to(local(p).device)) for name, p in model.named_parameters() if name in masks]
 
 
 @torch.no_grad()
@@ -73,13 +71,6 @@ def mask_gradients(masks: LocalMasks) -> None:
     for parameter, mask in masks:
         if parameter.grad is not None:
             local(parameter.grad).mul_(mask)
-
-
-def _part(mask: Tensor, parameter: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return mask
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return mask[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
 
 
 def _prunable(model: nn.Module, *, is_structured: bool) -> Iterator[tuple[str, Tensor]]:

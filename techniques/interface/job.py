@@ -1,5 +1,6 @@
 """Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,9 +9,24 @@ from ringmaster.techniques.interface.values import SINCE_LATER
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
-OPTIMIZERS = ("adamw", "sgd")
 PADDINGS = ("longest", "max_length")
-SCHEDULES = ("constant", "linear", "cosine")
+OPTIMIZER_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "adafactor": ("beta2_decay", "d", "eps", "weight_decay"),
+    "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
+    "lion": ("betas", "weight_decay"),
+    "muon": (
+        *("adamw_betas", "adamw_eps", "adamw_lr", "adamw_weight_decay"),
+        *("adjust_lr_fn", "eps", "momentum", "nesterov", "ns_coefficients", "ns_steps", "weight_decay"),
+    ),
+    "sgd": ("dampening", "momentum", "nesterov", "weight_decay"),
+}
+"""The options of each optimizer."""
+OPTIMIZERS = tuple(OPTIMIZER_OPTIONS)
+OF_WHOLE_TENSORS = frozenset({"adafactor", "muon"})
+"""The optimizers that need whole tensors; the others update each element by itself."""
+SCHEDULES = ("constant", "linear", "cosine", "wsd")
+DECAY_RATIO = 0.1
+"""The default of `decay_ratio`."""
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 ADAPTERS = ("lora", "prefix", "ia3")
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
@@ -160,23 +176,65 @@ class Adapter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Settings of the parameters whose names match the glob pattern `match`, such as "*.bias" or "classifier.*".
+
+    lr, weight_decay: in place of the optimizer's; None leaves them.
+    """
+
+    match: str
+    lr: float | None = None
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
     """The optimizer `name` with learning rate `lr`; `options` are its other arguments.
 
-    Options are, for example, weight_decay, betas, eps and momentum.
+    name: "adamw" and "sgd" of PyTorch; "adafactor" of PyTorch (Shazeer and Stern, arXiv:1804.04235); "lion" (Chen et
+        al., arXiv:2302.06675); or "muon" (Jordan, kellerjordan.github.io/posts/muon) of PyTorch for the matrices of the
+        repeated layers, with AdamW for all other parameters.
+    options: those of `OPTIMIZER_OPTIONS`, for example weight_decay, betas, eps and momentum. Of "muon", those of AdamW
+        begin with adamw_; the learning rate of AdamW is `lr` unless adamw_lr is given.
+    layer_decay: d, for the learning rate lr * d^(L + 1 - depth) of each of L layers, as BEiT fine-tunes (Bao et al.,
+        arXiv:2106.08254): what is before the layers (embeddings) has depth 0, the layers have depths 1 to L, and what
+        is after them (the last norm, the head) has depth L + 1.
+    groups: settings of parameters by name; a later group overrides an earlier one, and `layer_decay`.
+    decay_norms_and_biases: False for no weight decay of parameters with fewer than two dimensions.
     """
 
     name: str = "adamw"
     lr: float = 1e-3
     options: Mapping[str, Any] = field(default_factory=dict)
+    layer_decay: float | None = field(default=None, metadata=SINCE_LATER)
+    groups: tuple[ParameterGroup, ...] = field(default=(), metadata=SINCE_LATER)
+    decay_norms_and_biases: bool = field(default=True, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over steps: linear warm-up over `warmup_steps`, then constant or decaying to zero at the end."""
+    """Learning rate over steps: a linear warm-up, then constant or decaying.
+
+    name: "constant"; "linear" or "cosine", which decay from the warm-up to the last step; or "wsd" (warm-up, stable,
+        decay: Hu et al., MiniCPM, arXiv:2404.06395), which is constant and then decays linearly.
+    warmup_steps, warmup_ratio: the steps of the warm-up, or their share of all steps, rounded up; not both.
+    min_lr_ratio: the share of the learning rate at which a decay ends.
+    decay_ratio: the share of the steps in which "wsd" decays, rounded up; None for `DECAY_RATIO`.
+    """
 
     name: str = "constant"
     warmup_steps: int = 0
+    warmup_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+    min_lr_ratio: float = field(default=0.0, metadata=SINCE_LATER)
+    decay_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Returns the steps of the warm-up of a job of `num_steps` steps."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * num_steps)
+
+    def num_decay_steps(self, num_steps: int) -> int:
+        """Returns the steps in which "wsd" decays, of a job of `num_steps` steps."""
+        return math.ceil((DECAY_RATIO if self.decay_ratio is None else self.decay_ratio) * num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +303,8 @@ class Job:
     adaptation: how the model is derived from other models besides training; None for plain training.
     components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
         "vision_model"}. The lineage recognizes them in every model that contains them.
+    freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
+        parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
     """
 
     name: str
@@ -269,6 +329,7 @@ class Job:
     exact: bool = False
     adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
     components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
+    freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, Job
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,8 @@ RECOMPUTE = ("none", "selective", "full")
 
 # Bytes for each parameter of fp32 weights and gradients, and of the optimizer's state.
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4
-OPTIMIZER_STATE_BYTES = {"adamw": 8, "sgd": 4}
+# Of "adafactor", rows and columns of matrices are too small to count; of "muon", matrices have 4 and all else has 8.
+OPTIMIZER_STATE_BYTES = {"adafactor": 0, "adamw": 8, "lion": 4, "muon": 4, "sgd": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,9 @@ class Technique(ABC):
     # whole output is on the rank that computes its loss, "pruned" where the optimizer reads the gradients of
     # `parameters()`.
     adaptations: ClassVar[frozenset[str]] = frozenset()
+    # Whether the optimizer gets whole parameters, or DTensors, from which it can gather whole ones. If not, optimizers
+    # that need whole tensors are refused.
+    whole_tensors: ClassVar[bool] = False
     # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
     precision: str = "fp32"
     communication: str = "fp32"
@@ -177,6 +181,10 @@ class Technique(ABC):
     def optimizer_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Returns the parameters that this rank's optimizer updates."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def parameter_names(self, model: nn.Module) -> Mapping[nn.Parameter, str]:
+        """Returns the name, in the model that was given to `parallelize`, of each of `optimizer_parameters`."""
+        return {parameter: name for name, parameter in self.unwrap(model).named_parameters()}
 
     def after_step(self, model: nn.Module) -> None:
         """Runs after the optimizer's step: ranks that updated different parameters exchange them here."""
@@ -268,6 +276,14 @@ def batch_is_divisible(job: Job, num_slices: int) -> str | None:
 def why_pinned(job: Job) -> str | None:
     """Returns why this job is restricted to the layout of `single` on one slot, or None."""
     return "exact: true, and another layout adds in another order" if job.exact else None
+
+
+def why_no_optimizer(technique: Technique, job: Job) -> str | None:
+    """Returns why a technique cannot take the steps of a job's optimizer exactly, or None."""
+    name = job.optimizer.name
+    if name in OF_WHOLE_TENSORS and not technique.whole_tensors:
+        return f"{name} needs whole matrices, and {technique.name} holds a part of each"
+    return None
 
 
 def undivided_batch_only(job: Job, facts: ModelFacts) -> str | None:

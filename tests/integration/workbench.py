@@ -170,7 +170,7 @@ class Workbench:
     def facts(self, job: Job) -> ModelFacts:
         """Returns the facts about the job's model that are known before planning."""
         data = prepare(job.data, cache_dir=self.cache_dir)
-        facts = model_facts(job.model, data=data, adapter=job.adapter)
+        facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze)
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir))
 
     def shape(self, num_devices: int) -> GangShape:

@@ -178,8 +178,9 @@ class Reader:
             target = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             self.fill(name, target)
             return target
+        value = self.whole(name)
         # Step counters are on the device only for fused kernels, which read them there.
-        return self.whole(name).to(parameter.device) if optimizer.defaults.get("fused") else self.whole(name)
+        return value if value.dim() == 0 and not optimizer.defaults.get("fused") else value.to(parameter.device)
 
     def _stored(self, name: str) -> StoredTensor:
         try:

@@ -129,7 +129,7 @@ def estimate_alone(workload: Workload) -> RankEstimate | Fault:
     """Estimates a few rows on one device: what the model itself computes and stores."""
     facts, num_rows = workload.facts, num_outlined_rows(workload)
     scene = single_scene(workload, num_rows=num_rows)
-    num_layers = facts.num_layers if facts.decoder else 0
+    num_layers = facts.num_layers if facts.decoder and not workload.job.freeze else 0
     return estimate_ranks([scene], num_layers=num_layers, at_once=workload.at_once)[0]
 
 
@@ -179,4 +179,5 @@ def _few_do(workload: Workload, choice: Choice) -> bool:
     """Whether estimates with a few layers determine the memory of all layers."""
     technique, config, _ = choice
     divides = technique.divides_layers and config.get("pp", 2) > 1
-    return workload.facts.decoder is not None and not divides
+    # Patterns of frozen parameters may name a layer.
+    return workload.facts.decoder is not None and not divides and not workload.job.freeze

@@ -94,7 +94,7 @@ def _plain(scene: Scene) -> Scene:
         name="rehearsal",
         base=None,
         adaptation=None,
-        optimizer=replace(scene.job.optimizer, lr=1e-3),
+        optimizer=replace(scene.job.optimizer, lr=1e-3, layer_decay=None, groups=(), decay_norms_and_biases=True),
         schedule=ScheduleSpec(),
         num_steps=10,
         num_epochs=None,

@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.adaptations.support import why_no_adaptation
+from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
-from ringmaster.techniques.interface.technique import GangShape, Technique
+from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.models import model_facts
+from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.training.freezing import freeze
+from ringmaster.techniques.runtime.training.optimizers import check_options, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 
@@ -56,7 +60,8 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     tried: Probe | None = None
     if job.trains and job.model.command is None:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
-    facts = model_facts(job.model, data=data, adapter=job.adapter)
+        _check_training(job, data)
+    facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze)
     if tried is not None:
         facts = with_probe(facts, tried)
     if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
@@ -75,7 +80,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
             reason = _black_box(technique, job) or why_no_adaptation(technique, job) or why_no_attention(job, shape)
-            reason = reason or technique.supports(job, shape, facts)
+            reason = reason or why_no_optimizer(technique, job) or technique.supports(job, shape, facts)
             if not order.forecast_all:
                 reason = reason or _needless(technique, found, shape)
             found[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
@@ -103,6 +108,22 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
 def with_probe(facts: ModelFacts, found: Probe) -> ModelFacts:
     """Returns the facts of a model with the results of a tiny step."""
     return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws)
+
+
+def _check_training(job: Job, data: PreparedData) -> None:
+    """Raises StepFault where the model has no parameters as `freeze` and the optimizer name them."""
+    with explained(f"optimizer {job.optimizer.name}: it cannot be built", "correct its options"):
+        check_options(job)
+    said = job.optimizer
+    if not job.freeze and not said.groups and said.layer_decay is None and said.name != "muon":
+        return
+    with explained("optimizer: it does not suit the model", "correct its settings"):
+        model = skeleton(job.model, data)
+        if job.adapter is not None:
+            attach(model, job.adapter, seed=0)
+        if job.freeze:
+            freeze(model, job.freeze)
+        parameter_settings(job, model)
 
 
 def _beside_tokens(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:

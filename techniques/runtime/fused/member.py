@@ -34,7 +34,7 @@ from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
 from ringmaster.techniques.runtime.training.gradients import global_norm, whole
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of
-from ringmaster.techniques.runtime.training.optimizers import build_optimizer, update_
+from ringmaster.techniques.runtime.training.optimizers import build_optimizer, parameter_settings, update_
 from ringmaster.techniques.runtime.training.trainer import checkpoint_meta, weights_digest
 
 
@@ -62,8 +62,10 @@ class Member:
             state = pretrained_state(Path(self._adapter.from_pretrained), state)
         state = {name: whole(value).to(device).float() for name, value in state.items()}
         self.tree = tree_of(in_order_of(model, state))
-        self.row = Row(self.tree)
-        self.optimizer = build_optimizer(self.job, self.row.segments)
+        settings = parameter_settings(self.job, self.tree)
+        self.row = Row(self.tree, settings=settings)
+        of_segments = {segment: settings[name] for segment, name in self.row.names().items()}
+        self.optimizer = build_optimizer(self.job, self.row.segments, settings=of_segments)
         self._parameters = dict(self.tree.named_parameters())
         self._adapter_modules: tuple[int, AdapterModules] = (
             -1,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.job import DataSpec, Job
+from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, DataSpec, Job
 from ringmaster.techniques.interface.technique import batch_is_divisible
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ def _why_not(job: Job) -> str | None:
         return "is exact: true, and what is trained beside it may change its last digits"
     if job.adaptation is not None:
         return "is adapted in another way too"
+    if job.optimizer.name in OF_WHOLE_TENSORS:
+        return f"is trained with {job.optimizer.name}, which needs whole matrices, and its parameters lie in rows"
+    if job.optimizer.layer_decay is not None:
+        return "has a learning rate for each layer"
     if job.compile:
         return "is compiled"
     if job.model.command is not None:

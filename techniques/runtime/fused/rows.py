@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.runtime.checkpoints.state import Reader
 from ringmaster.techniques.runtime.fused.base.runs import evenly
+from ringmaster.techniques.runtime.training.optimizers import ParameterSettings
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector
 
@@ -39,21 +40,26 @@ class Row:
 
     layout: the parameters' names and shapes. Rows of equal layout can form one matrix.
     segments: flat parameters that together cover the row, for an optimizer. They are as few as possible. Kernels
-        compute the last few elements of a tensor in another way, so only tensors without such a remainder are joined.
+        compute the last few elements of a tensor in another way, so only tensors without such a remainder are joined,
+        and only those of equal optimizer settings.
     num_moves: how often the row was moved, which invalidates views of its parameters.
     gradients: the row of all gradients; None before `lay_below` allocates it.
     """
 
-    def __init__(self, tree: nn.Module) -> None:
+    def __init__(self, tree: nn.Module, *, settings: Mapping[str, ParameterSettings] | None = None) -> None:
         self._parameters = dict(tree.named_parameters())
         self._places, self.num_elements = _places(self._parameters)
-        self._cuts = list(_cuts(self._places))
+        self._cuts = list(_cuts(self._places, settings or {}))
         self.layout = tuple((place.name, place.shape) for place in self._places)
         first = next(iter(self._parameters.values()))
         self.segments = [nn.Parameter(first.new_empty(0)) for _ in self._cuts]
         self.num_moves = -1
         self.gradients: Tensor | None = None  # allocated by `lay_below`
         self._move(first.new_zeros(self.num_elements), None)
+
+    def names(self) -> dict[nn.Parameter, str]:
+        """The name of one parameter in each segment; all of a segment have the same settings."""
+        return {segment: places[0].name for segment, places in zip(self.segments, self._cuts, strict=True)}
 
     def states(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """The optimizer's state tensors, named as `runtime.checkpoints.state.named_optimizer_state` names them."""
@@ -122,17 +128,20 @@ def _places(parameters: Mapping[str, Tensor]) -> tuple[list[_Place], int]:
     return places, end
 
 
-def _cuts(places: Sequence[_Place]) -> Iterator[list[_Place]]:
-    """Groups neighbouring places whose sizes are multiples of `ALIGNMENT`; each other place is its own group."""
+def _cuts(places: Sequence[_Place], settings: Mapping[str, ParameterSettings]) -> Iterator[list[_Place]]:
+    """Groups neighbouring places whose sizes are multiples of `ALIGNMENT`; each other place is its own group.
+
+    Places of unequal settings are in different groups.
+    """
     joined: list[_Place] = []
     for place in places:
         is_even = (place.stop - place.start) % ALIGNMENT == 0
-        if is_even:
-            joined.append(place)
-        if joined and not is_even:
+        if joined and (not is_even or settings.get(place.name) != settings.get(joined[0].name)):
             yield joined
             joined = []
-        if not is_even:
+        if is_even:
+            joined.append(place)
+        else:
             yield [place]
     if joined:
         yield joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.models.decoder import decoder_of
 from ringmaster.techniques.runtime.models.layers import layer_names, num_parameters
+from ringmaster.techniques.runtime.training.freezing import freeze
 from ringmaster.techniques.runtime.training.losses import loss_of
 
 FP32_BYTES = 4
@@ -33,25 +35,32 @@ UNKNOWN = ModelFacts(
 )
 
 
-def model_facts(spec: ModelSpec, *, data: PreparedData, adapter: Adapter | None = None) -> ModelFacts:
+def model_facts(
+    spec: ModelSpec, *, data: PreparedData, adapter: Adapter | None = None, frozen: Sequence[str] = ()
+) -> ModelFacts:
     """The facts of the model that `build_model` would build, with the adapter that it is trained with; cached.
 
-    Raises the ValueErrors of `build_model`, except those about weights, and those of `adapters.attaching.attach`.
+    frozen: patterns of the parameters that are not trained.
+    Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attaching.attach`, and of
+    `training.freezing.freeze`.
     """
     if spec.command is not None:
         return UNKNOWN
-    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter)], sort_keys=True))
+    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter), list(frozen)], sort_keys=True))
 
 
 @lru_cache(maxsize=256)
 def _facts(key: str) -> ModelFacts:
-    spec, data, adapter = json.loads(key)
+    spec, data, adapter, frozen = json.loads(key)
     spec = from_json(ModelSpec, spec)
     model = skeleton(spec, from_json(PreparedData, data))
     layers = [model.get_submodule(name) for name in layer_names(model)]
     decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
     undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
     num_trained = None if adapter is None else _adapted(model, from_json(Adapter, adapter))
+    if frozen:
+        freeze(model, frozen)
+        num_trained = _num_trained(model)
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
     outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
     return ModelFacts(
@@ -92,6 +101,10 @@ def _adapted(model: nn.Module, adapter: Adapter) -> int:
     from ringmaster.techniques.adapters.attaching import attach
 
     attach(model, adapter, seed=0)
+    return _num_trained(model)
+
+
+def _num_trained(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

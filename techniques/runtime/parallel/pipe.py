@@ -173,7 +173,11 @@ class Pipe(nn.Module):
         """Adds up the gradients of the tied weight, from the embedding and the head at the two ends of the pipeline."""
         if self._tied_with is None:
             return
-        gradient = local(self.whole.get_input_embeddings().weight.grad)  # type: ignore[operator]
+        tied: nn.Parameter = self.whole.get_input_embeddings().weight  # type: ignore[operator]
+        if not tied.requires_grad:
+            return
+        assert tied.grad is not None
+        gradient = local(tied.grad)
         others = torch.empty_like(gradient)
         exchange = [
             dist.P2POp(dist.isend, gradient.clone(), self._tied_with, group=self._group),

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Layout = tuple[DeviceMesh, tuple[object, ...]]
 
@@ -53,6 +54,14 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """Returns the whole tensor, on every rank that holds a part of it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def share_of(values: Tensor, like: Tensor) -> Tensor:
+    """Returns this rank's part of a whole tensor that has the shape of `like`, in the layout of `like`; a view."""
+    if not isinstance(like, DTensor):
+        return values
+    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    return values[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
 
 
 def _layout(gradient: Tensor) -> Layout | None:

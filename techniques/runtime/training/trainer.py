@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,12 @@ from ringmaster.techniques.adaptations.training import Adapting
 from ringmaster.techniques.adapters.attaching import attach, trained_names
 from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import Technique, data_parallel_rank, data_parallel_size
+from ringmaster.techniques.interface.technique import (
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
+)
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.state import (
@@ -43,13 +48,19 @@ from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, 
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.models.components import check_components
 from ringmaster.techniques.runtime.probing import draws_of
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
+from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.training.compilation import compile_layers
+from ringmaster.techniques.runtime.training.freezing import freeze
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
-from ringmaster.techniques.runtime.training.optimizers import build_optimizer, update_
+from ringmaster.techniques.runtime.training.optimizers import (
+    ParameterSettings,
+    build_optimizer,
+    parameter_settings,
+    update_,
+)
 
 Root = str | Path
 """A folder of checkpoints, or an fsspec URL."""
@@ -95,6 +106,13 @@ class Trainer:
         self._stored: frozenset[str] | None = None
         if self.job.adapter is not None:
             self._stored = trained_names(attach(model, self.job.adapter, seed=self.job.seed))
+        settings: Mapping[str, ParameterSettings] = {}
+        if order.purpose in (TRAIN, TRIAL):  # an evaluation may be of another model
+            if reason := why_no_optimizer(technique, self.job):
+                raise ValueError(f"{reason}. To fix: take another technique, or another optimizer")
+            if self.job.freeze:
+                freeze(model, self.job.freeze)
+            settings = parameter_settings(self.job, model)
         self._plain = model
         self._sites = draws_of(self.job, data=self.prepared, cache_dir=cache)
         # Compiled layers draw from the compiler's generator. This needs no hash, as their batch is not divided.
@@ -121,7 +139,12 @@ class Trainer:
         if self.job.compile:
             compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
         self.adapting.lay_out(technique.unwrap(self.model))
-        self.optimizer = build_optimizer(self.job, technique.optimizer_parameters(self.model))
+        names = technique.parameter_names(self.model)
+        self.optimizer = build_optimizer(
+            self.job,
+            technique.optimizer_parameters(self.model),
+            settings={parameter: settings[name] for parameter, name in names.items() if name in settings},
+        )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]

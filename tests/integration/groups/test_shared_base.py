@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group
@@ -58,6 +59,8 @@ def several(bench):
         replace(job, name="few", adapter=replace(LORA, targets=("q_proj", "lm_head")), global_batch_size=2),
         replace(job, name="long", data=replace(job.data, seq_len=40), global_batch_size=3),
         replace(job, name="tiny", data=replace(job.data, seq_len=5), global_batch_size=1),
+        replace(job, name="lion", optimizer=OptimizerSpec(name="lion", lr=1e-3, options={"weight_decay": 0.1})),
+        replace(job, name="by-name", optimizer=replace(ADAMW, groups=(ParameterGroup(match="*.lora_B.*", lr=0.02),))),
         replace(job, name="decayed", optimizer=OptimizerSpec(lr=0.02, options={"betas": [0.8, 0.9]}), seed=3),
         *degenerate(job),
         *scaled(job),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import ModelSpec
+from ringmaster.techniques import ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
@@ -73,8 +73,8 @@ def heard(channel, event):
         channel.close()
 
 
-def predicted_and_measured(bench, tmp_path, model, layout):
-    job = bench.job(model, optimizer=ADAMW, clip_grad_norm=1.0)
+def predicted_and_measured(bench, tmp_path, model, layout, **changes):
+    job = bench.job(model, **{"optimizer": ADAMW, "clip_grad_norm": 1.0, **changes})
     order = bench.order(job, layout, tmp_path)
     data = prepare(job.data, cache_dir=bench.cache_dir)
     (tmp_path / "gang").mkdir()
@@ -82,7 +82,7 @@ def predicted_and_measured(bench, tmp_path, model, layout):
         "choices": [(layout.technique, dict(order.config), layout.num_devices)],
         "job": to_json(job),
         "data": to_json(data),
-        "facts": to_json(model_facts(job.model, data=data)),
+        "facts": to_json(model_facts(job.model, data=data, frozen=job.freeze)),
         "cache_dir": str(tmp_path),
     }
     said = heard(*answer(bench, "forecast", argument, event="forecast"))
@@ -94,9 +94,9 @@ def predicted_and_measured(bench, tmp_path, model, layout):
     return said["forecasts"][0], *(max(m[key] for m in measured) for key in ("peak_bytes", "copied_bytes"))
 
 
-def assert_foretold(technique, forecast, peak_bytes, copied_bytes):
+def assert_foretold(technique, forecast, peak_bytes, copied_bytes, *, within=WITHIN):
     assert forecast["source"] == "rehearsed", forecast["message"]
-    assert forecast["device_bytes"] == pytest.approx(peak_bytes, rel=WITHIN)
+    assert forecast["device_bytes"] == pytest.approx(peak_bytes, rel=within)
     if technique == "zero2":  # zero2 assigns buckets to ranks by an exchange at run time: the estimate assumes the most
         assert copied_bytes <= forecast["host_bytes"] <= 1.5 * copied_bytes
     else:
@@ -112,3 +112,21 @@ def test_the_peak_is_foretold(bench, tmp_path, case):
 @pytest.mark.parametrize("case", REST, ids=_name)
 def test_the_peak_is_foretold_under_every_technique(bench, tmp_path, case):
     assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": OptimizerSpec(name="adafactor")},
+        {"optimizer": OptimizerSpec(name="lion")},
+        {"optimizer": OptimizerSpec(name="muon")},
+        {"freeze": ("*", "!lm_head.*")},
+        {"freeze": ("model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*")},
+    ],
+    ids=["adafactor", "lion", "muon", "head", "upper-layers"],
+)
+@pytest.mark.parametrize("layout", [REST[1][1], REST[6][1], REST[9][1], REST[12][1]], ids=str)
+def test_the_peak_of_other_optimizers_and_frozen_parameters_is_foretold(bench, tmp_path, layout, changes):
+    found = predicted_and_measured(bench, tmp_path, LARGER, layout, **changes)
+    assert_foretold(layout.technique, *found, within=0.08)  # `tensor` with a head alone is estimated 6 % too high

@@ -12,6 +12,7 @@ import yaml
 from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.interface.job import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -320,7 +321,7 @@ def test_the_json_schema_names_every_key_and_choice():
     job = described["$defs"]["JobEntry"]
     assert set(job["properties"]) == set(schema.JobEntry.model_fields)
     assert job["additionalProperties"] is False
-    assert described["$defs"]["Optimizer"]["properties"]["name"]["enum"] == ["adamw", "sgd"]
+    assert described["$defs"]["Optimizer"]["properties"]["name"]["enum"] == list(OPTIMIZERS)
     template = described["$defs"]["GridEntry"]["properties"]["template"]
     assert template["properties"] == job["properties"]
     assert template["required"] == ["name"]
