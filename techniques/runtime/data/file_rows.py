@@ -11,10 +11,11 @@ from typing import Any
 
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.file_text import FileText, split_text
 from ringmaster.techniques.runtime.data.files import Matched, is_url, local_copies, matching
-from ringmaster.techniques.runtime.data.manifest import Manifest
+from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation
-from ringmaster.techniques.runtime.data.rows import format_of, read_rows
+from ringmaster.techniques.runtime.data.rows import FaultyRows, RowFault, first_faults, format_of, rows_and_faults
 from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
@@ -36,8 +37,18 @@ def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """Yields every row that a job reads, local or at a URL, and whether it is held out.
 
     Without `held_out_path`, several files are split by file, and a single file by row. A single text file is split at
-    the line where its held-out share begins. Raises ValueError where a file or a row cannot be read.
+    the line where its held-out share begins. Raises ValueError where files or rows cannot be read; the message has the
+    first few wrong rows of a file.
     """
+    for row in streamed_rows(spec, reading):
+        if isinstance(row.content, FileText):
+            yield replace(row, value=row.value.read(), content=row.content.read())
+        else:
+            yield row
+
+
+def streamed_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields the same rows with a `FileText` as the value and the content of text files, which are not read yet."""
     assert spec.path is not None
     main = partial(_main_rows, spec, reading)
     yield from in_window(main, spec.window, moment_s=partial(_moment_s, spec.time_column))
@@ -57,7 +68,8 @@ def preparation_of_files(
     """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
 
     rows: returns the rows that a spec of local files reads.
-    write: writes the samples of a spec of local files into a folder, with what messages call the data.
+    write: writes the samples of a spec of local files into a folder, with what messages call the data. Where it also
+        writes the manifest of data with a name, the rows are not read again for it.
     """
     assert spec.path is not None
     patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
@@ -68,7 +80,7 @@ def preparation_of_files(
         local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
         prepared = write(folder, local, where)
-        if spec.name is not None:
+        if spec.name is not None and not (folder / FILE).exists():
             Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
         return prepared
 
@@ -106,27 +118,43 @@ def _matching(pattern: str, format: str | None) -> Matched:
 
 def _split_rows(path: str, spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """The rows of a single file, with a share of them held out."""
-    is_text = format_of(path, spec.format) == "text"
     for row in _rows(path, spec, reading, held_out=False):
-        if not is_text:
+        if isinstance(row.content, FileText):
+            training, held_out = split_text(row.content, share=spec.held_out)
+            yield replace(row, content=training)
+            if held_out is not None:
+                yield replace(row, content=held_out, held_out=True)
+        else:
             key = row.content if isinstance(row.content, str) else json.dumps(row.content, default=str)
             yield replace(row, held_out=is_held_out(key, share=spec.held_out))
-            continue
-        text = row.value
-        cut = round(len(text) * (1 - spec.held_out))
-        cut = text.rfind("\n", 0, cut) + 1 or cut if spec.held_out else len(text)
-        yield replace(row, content=text[:cut])
-        if text[cut:]:
-            yield replace(row, content=text[cut:], held_out=True)
 
 
 def _rows(path: str, spec: DataSpec, reading: Reading, *, held_out: bool) -> Iterator[Row]:
+    if format_of(path, spec.format) == "text":
+        text = FileText(path)
+        yield Row(file=path, number=1, value=text, content=text, held_out=held_out)
+        return
+    contents = _contents(path, spec, reading)
+    for number, value, content in contents:
+        if isinstance(content, RowFault):
+            raise FaultyRows(first_faults(content, (found for _, _, found in contents)))
+        yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
+
+
+def _contents(path: str, spec: DataSpec, reading: Reading) -> Iterator[tuple[int, Any, Any]]:
+    """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
     # A named data set needs every column; otherwise Parquet reads only the columns in use.
     columns = None if spec.name is not None else reading.columns
-    is_text = format_of(path, spec.format) == "text"
-    for number, value in read_rows(path, format=spec.format, columns=columns):
-        content = value if is_text else reading.content(value, f"{path}, line {number}")
-        yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
+    for number, value in rows_and_faults(path, format=spec.format, columns=columns):
+        if isinstance(value, RowFault):
+            yield number, None, value
+            continue
+        place = f"{path}, line {number}"
+        try:
+            yield number, value, reading.content(value, place)
+        except ValueError as error:
+            what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
+            yield number, value, RowFault(place, what, remedy or "check the row")
 
 
 def _moment_s(column: str | None, row: Row) -> float:

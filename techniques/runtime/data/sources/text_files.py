@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
+from ringmaster.techniques.runtime.data.encoding.documents import Document
+from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files, streamed_rows
+from ringmaster.techniques.runtime.data.file_text import FileText
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
-from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+from ringmaster.techniques.runtime.data.tokens import write_tokens
 
 Content = str | list[int]
 
@@ -36,19 +38,43 @@ class TextFiles(StoredSource):
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the documents become one stream of tokens, which is cut into samples."""
-        return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=self._write)
+        return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=_write)
 
     def rows(self, spec: DataSpec) -> Iterator[Row]:
         """Yields every row before tokenisation; its content is its text or its token ids."""
-        content = partial(_content, column=spec.text_column)
-        return rows_of_files(spec, Reading(columns=(spec.text_column, "input_ids"), content=content))
+        return rows_of_files(spec, reading_of(spec))
 
-    def _write(self, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        def documents() -> Iterator[Document]:
-            for row in self.rows(spec):
-                yield Document(content=row.content, held_out=row.held_out)
 
-        return write_tokens(folder, spec=spec, documents=documents, where=where)
+def reading_of(spec: DataSpec) -> Reading:
+    """Returns what is read of a row of text."""
+    return Reading(columns=(spec.text_column, "input_ids"), content=partial(_content, column=spec.text_column))
+
+
+def documents_of(rows: Iterable[Row]) -> Iterator[Document]:
+    """Yields the documents of rows; those of text files in pieces. Raises ValueError where text and ids are mixed."""
+    kind: type | None = None
+    for row in rows:
+        if isinstance(row.content, FileText):
+            for piece in row.content.pieces():
+                yield Document(content=piece, held_out=row.held_out, ends=False)
+            yield Document(content="", held_out=row.held_out)
+            kind = kind or str
+            continue
+        kind = kind or type(row.content)
+        if not isinstance(row.content, kind):
+            names = {str: "text", list: "token ids"}
+            raise ValueError(
+                f"{row.file}, line {row.number} has {names[type(row.content)]}, and the rows before it have "
+                f"{names[kind]}. To fix: give all rows as one of the two"
+            )
+        yield Document(content=row.content, held_out=row.held_out)
+
+
+def _write(folder: Path, spec: DataSpec, where: str) -> PreparedData:
+    def documents() -> Iterator[Document]:
+        return documents_of(streamed_rows(spec, reading_of(spec)))
+
+    return write_tokens(folder, spec=spec, documents=documents, where=where, with_manifest=spec.name is not None)
 
 
 def _content(row: Any, where: str, *, column: str) -> Content:
@@ -58,7 +84,10 @@ def _content(row: Any, where: str, *, column: str) -> Content:
         return content
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
         return content
-    there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-    raise ValueError(
-        f"{where} has no text (nor input_ids) in column {column!r}; it has {there}. To fix: set text_column"
-    )
+    if not isinstance(row, Mapping) or (column not in row and "input_ids" not in row):
+        there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        what = f"has no text (nor input_ids) in column {column!r}; it has {there}"
+        raise ValueError(f"{where} {what}. To fix: set text_column")
+    read = column if column in row else "input_ids"
+    found = "it is null" if content is None else f"it is a {type(content).__name__}"
+    raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")

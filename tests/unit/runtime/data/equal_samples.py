@@ -12,17 +12,17 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.data.manifest import Manifest
 
-WORDS = (
+PROSE = (
     "the model learns a token from each row it's we'll don't 12 345 x=y; (a+b) naïve 日本語 Ωμέγα end. 'quoted' "
     "a\u00a0b \u2003 e\u0301 🙂 <|endoftext|> -- ... \t tab"
-).split(" ")
+)
 
 
 def prose(num_lines: int, seed: int) -> str:
     """Lines of words, signs, runs of blanks and three kinds of newlines; the same in every run."""
-    draw = random.Random(seed)
+    draw, words = random.Random(seed), PROSE.split(" ")
     ends = [".\n"] * 8 + ["\r\n", "\r", "\n\n\n", "  \n  ", " \t\n"]
-    return "".join(" ".join(draw.choices(WORDS, k=12)) + draw.choice(ends) for _ in range(num_lines))
+    return "".join(" ".join(draw.choices(words, k=12)) + draw.choice(ends) for _ in range(num_lines))
 
 
 def _rows(num_rows: int) -> list[dict]:
