@@ -20,6 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 # read to its end, or to the second limit.
 MAX_TRAINING_CHARACTERS = 64_000_000
 MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
+SAMPLE = " A sample, isn't it?\n\n  Of 3 lines: naïve \u00e9\u0301 日本 <|endoftext|> <s> </s>\t\r\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +118,7 @@ def _given(name: str) -> Encoder:
     def save(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
 
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rule = None if backend is None else rule_of(json.loads(backend.to_str()))
-    words = None if rule is None else WordEncoder(rule=rule, encode=encode)
+    words = _words_of(tokenizer, encode)
     return Encoder(
         encode=encode if words is None else lambda texts: [words(text).tolist() for text in texts],
         vocab_size=len(tokenizer),
@@ -127,3 +126,20 @@ def _given(name: str) -> Encoder:
         save=save,
         words=words,
     )
+
+
+def _words_of(tokenizer: Any, encode: Callable[[list[str]], list[list[int]]]) -> WordEncoder | None:
+    """Returns what encodes text in parts, where the tokenizer is one of which that is known to be exact."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rule = None if backend is None else rule_of(json.loads(backend.to_str()))
+    if rule is None or backend is None:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+
+    def encode_words(words: list[str]) -> list[list[int]]:
+        return [found.ids for found in backend.encode_batch_fast(words, add_special_tokens=False)]
+
+    # A tokenizer in Python may do more than its backend.
+    return WordEncoder(rule=rule, encode=encode_words) if encode_words([SAMPLE]) == encode([SAMPLE]) else None

@@ -28,10 +28,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "data.json", ROOT / "docs" / "benchmarks.md"
 MEGABYTE = 1_000_000
-NUM_WORDS, WORDS_A_LINE, LINES_A_BLOCK, LINES_A_ROW = 200_000, 12, 200_000, 6
+NUM_WORDS, WORDS_A_LINE, LINES_A_BLOCK, LINES_A_ROW = 50_000, 12, 200_000, 6
 ROWS_A_GROUP = 100_000
 
 CHILD = """
@@ -105,8 +105,11 @@ def keep(tokenizer: str, folder: Path) -> str:
 
 
 def lines() -> Iterator[str]:
-    """Yields lines of made-up words without end. Frequencies fall as those of real words do (Zipf), and new words
-    keep coming: each line has a number of its own."""
+    """Yields lines of made-up words without end.
+
+    The frequencies of words fall as those of real words do (Zipf), and new words keep coming: every tenth line has a
+    number of its own.
+    """
     draw = random.Random(0)
     letters = "etaoinshrdlucmfwypvbgké"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 10))) for _ in range(NUM_WORDS)]
@@ -121,7 +124,8 @@ def lines() -> Iterator[str]:
     while True:
         draw.shuffle(block)
         for line in block:
-            yield f"{line} {next(numbers)}.\n"
+            number = next(numbers)
+            yield f"{line}.\n" if number % 10 else f"{line} {number}.\n"
 
 
 def rows(start: int, num_rows: int) -> Iterator[dict[str, Any]]:
