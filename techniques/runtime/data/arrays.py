@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +114,22 @@ def blocks(folder: Path, split: str, name: str) -> Iterator[Array]:
     rows = open_columns(folder, split)[name]
     if rows.size:
         yield from _values(_file(folder, split, name), rows.dtype, num_values=rows.size)
+
+
+def read_slices(folder: Path, split: str, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Array]]:
+    """Yields parts of a column of single values, read and not mapped: the number of the range, and its values.
+
+    ranges: (start, stop), ascending and without overlap. A long range comes in several parts.
+    """
+    dtype = open_columns(folder, split)[name].dtype
+    with _file(folder, split, name).open("rb") as file:
+        place = 0
+        for number, (start, stop) in enumerate(ranges):
+            if start != place:
+                file.seek(start * dtype.itemsize)
+            for first in range(start, stop, VALUES_PER_BLOCK):
+                yield number, np.frombuffer(file.read(min(stop - first, VALUES_PER_BLOCK) * dtype.itemsize), dtype)
+            place = stop
 
 
 def _values(path: Path, dtype: np.dtype[Any], *, num_values: int | None = None) -> Iterator[Array]:

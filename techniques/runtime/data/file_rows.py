@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.file_text import FileText, split_text
+from ringmaster.techniques.runtime.data.encoding.file_text import FileText, split_text
 from ringmaster.techniques.runtime.data.files import Matched, is_url, local_copies, matching
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation
@@ -49,13 +50,57 @@ def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
 
 def streamed_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """Yields the same rows with a `FileText` as the value and the content of text files, which are not read yet."""
+    files, others = main_files(spec), held_out_files(spec)
+
+    def main() -> Iterator[Row]:
+        return chain.from_iterable(rows_of_file(file, spec, reading) for file in files)
+
+    yield from in_window(main, spec.window, moment_s=partial(moment_of, column=spec.time_column))
+    for file in others:
+        yield from rows_of_file(file, spec, reading)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that a job reads. held_out: whether its rows are held out; None where a share of them is."""
+
+    path: str
+    held_out: bool | None
+
+
+def main_files(spec: DataSpec) -> list[DataFile]:
+    """Returns the files of `spec.path`, of which `spec.window` has the rows, in order."""
     assert spec.path is not None
-    main = partial(_main_rows, spec, reading)
-    yield from in_window(main, spec.window, moment_s=partial(_moment_s, spec.time_column))
-    if spec.held_out_path is not None:
-        files = _matching(spec.held_out_path, spec.format)
-        for name in files.names:
-            yield from _rows(files.path(name), spec, reading, held_out=True)
+    files = _matching(spec.path, spec.format)
+    if spec.held_out_path is None and len(files.names) == 1:
+        return [DataFile(files.path(files.names[0]), None)]
+    held_out = held_out_keys(files.names, share=spec.held_out) if spec.held_out_path is None else frozenset[str]()
+    return [DataFile(files.path(name), name in held_out) for name in files.names]
+
+
+def held_out_files(spec: DataSpec) -> list[DataFile]:
+    """Returns the files of `spec.held_out_path`, in order."""
+    if spec.held_out_path is None:
+        return []
+    files = _matching(spec.held_out_path, spec.format)
+    return [DataFile(files.path(name), True) for name in files.names]
+
+
+def rows_of_file(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields the rows of one file, whatever the window, as `streamed_rows` does."""
+    rows = _rows(file.path, spec, reading, held_out=file.held_out is True)
+    return _split_rows(rows, spec) if file.held_out is None else rows
+
+
+def moment_of(row: Row, *, column: str | None) -> float:
+    """Returns the time of a row in seconds since the epoch. Raises ValueError where it has none."""
+    where = f"{row.file}, line {row.number}"
+    if column is None or not isinstance(row.value, Mapping):
+        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
+    try:
+        return moment(row.value.get(column))
+    except ValueError as error:
+        raise ValueError(f"{where}, column {column!r}: {error}") from None
 
 
 def preparation_of_files(
@@ -92,20 +137,6 @@ def preparation_of_files(
     )
 
 
-def _main_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
-    assert spec.path is not None
-    files = _matching(spec.path, spec.format)
-    if spec.held_out_path is not None:
-        held_out = frozenset[str]()
-    elif len(files.names) == 1:
-        yield from _split_rows(files.path(files.names[0]), spec, reading)
-        return
-    else:
-        held_out = held_out_keys(files.names, share=spec.held_out)
-    for name in files.names:
-        yield from _rows(files.path(name), spec, reading, held_out=name in held_out)
-
-
 def _matching(pattern: str, format: str | None) -> Matched:
     found = matching(pattern)
     for name in found.names:
@@ -116,9 +147,9 @@ def _matching(pattern: str, format: str | None) -> Matched:
     return found
 
 
-def _split_rows(path: str, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
     """The rows of a single file, with a share of them held out."""
-    for row in _rows(path, spec, reading, held_out=False):
+    for row in rows:
         if isinstance(row.content, FileText):
             training, held_out = split_text(row.content, share=spec.held_out)
             yield replace(row, content=training)
@@ -155,13 +186,3 @@ def _contents(path: str, spec: DataSpec, reading: Reading) -> Iterator[tuple[int
         except ValueError as error:
             what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
             yield number, value, RowFault(place, what, remedy or "check the row")
-
-
-def _moment_s(column: str | None, row: Row) -> float:
-    where = f"{row.file}, line {row.number}"
-    if column is None or not isinstance(row.value, Mapping):
-        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
-    try:
-        return moment(row.value.get(column))
-    except ValueError as error:
-        raise ValueError(f"{where}, column {column!r}: {error}") from None

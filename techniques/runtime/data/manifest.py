@@ -154,7 +154,10 @@ class ManifestBuilder:
         """Adds rows by their hashes."""
         self._hashes["held_out" if held_out else "training"] += hashes.astype(">u8").tobytes()
 
+    def hashes(self, split: str = "training") -> NDArray[np.uint64]:
+        """Returns the hashes of a split in the order in which rows were added."""
+        return np.frombuffer(bytes(self._hashes[split]), dtype=">u8").astype(np.uint64)
+
     def built(self) -> Manifest:
         """Returns the manifest of all rows so far."""
-        values = {split: np.frombuffer(bytes(joined), dtype=">u8") for split, joined in self._hashes.items()}
-        return Manifest(rows={split: Hashes(found.astype(np.uint64)) for split, found in values.items()})
+        return Manifest(rows={split: Hashes(self.hashes(split)) for split in SPLITS})

@@ -185,7 +185,10 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
                 else:
                     yield reader.line_num, row
         except csv.Error as error:
-            yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", f"is no CSV: {error}", "check its quotes")
+            yield (
+                reader.line_num,
+                RowFault(f"{path}, line {reader.line_num}", f"is no CSV: {error}", "check its quotes"),
+            )
 
 
 def _ragged(row: Mapping[Any, Any], place: str) -> RowFault:

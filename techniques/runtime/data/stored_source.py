@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
 from ringmaster.techniques.interface.job import DataSpec
-import numpy as np
-
 from ringmaster.techniques.runtime.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.runtime.data.samples import ArraySamples, as_tensors

@@ -42,7 +42,7 @@ def write_tokens(
     """
     first = next(documents(), None)
     if first is None:
-        raise ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
+        raise no_text(spec, where=where)
     manifest = ManifestBuilder() if with_manifest else None
 
     def alike() -> Iterator[Document]:
@@ -61,20 +61,20 @@ def write_tokens(
         else:
             writer = TokenWriter(columns, seq_len=spec.seq_len or len(first.content))
             stream = _as_given(_recorded(alike(), manifest), where=where)
-        for held_out, ids in stream:
-            writer.append(ids, held_out=held_out)
+        for document, ids in stream:
+            writer.append(ids, held_out=document.held_out)
     if manifest is not None:
         manifest.built().write(folder)
     return writer.described(folder, spec=spec, where=where)
 
 
-def encoded(documents: Iterable[Document], encoder: Encoder) -> Iterator[tuple[bool, Ids]]:
-    """Yields whether a piece of text is held out, and its ids, with the end-of-text token after each text."""
+def encoded(documents: Iterable[Document], encoder: Encoder) -> Iterator[tuple[Document, Ids]]:
+    """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
     tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
     rule = None if encoder.words is None else encoder.words.rule
     for batch in _batches(in_pieces(documents, rule=rule)):
         for document, ids in zip(batch, encoder.ids([cast(str, each.content) for each in batch]), strict=True):
-            yield document.held_out, np.concatenate((ids, tail)) if document.ends else ids
+            yield document, np.concatenate((ids, tail)) if document.ends else ids
 
 
 def _batches(pieces: Iterator[Document]) -> Iterator[list[Document]]:
@@ -90,14 +90,14 @@ def _batches(pieces: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _as_given(documents: Iterator[Document], *, where: str) -> Iterator[tuple[bool, Ids]]:
+def _as_given(documents: Iterator[Document], *, where: str) -> Iterator[tuple[Document, Ids]]:
     for document in documents:
         ids = np.asarray(document.content, dtype=np.int64)
         if ids.min(initial=0) < 0:
             raise ValueError(f"{where} has token ids below 0. To fix: leave labels and padding to a data factory")
         if ids.max(initial=0) >= 1 << 32:
             raise ValueError(f"{where} has token ids of more than 32 bits. To fix: check the column of ids")
-        yield document.held_out, ids.astype(np.uint32)
+        yield document, ids.astype(np.uint32)
 
 
 def _recorded(documents: Iterator[Document], manifest: ManifestBuilder | None) -> Iterator[Document]:
@@ -120,3 +120,8 @@ def _alike(documents: Iterator[Document], first: Document, *, seq_len: int | Non
 
 def _no_length(where: str) -> ValueError:
     return ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
+
+
+def no_text(spec: DataSpec, *, where: str) -> ValueError:
+    """Returns what is to be raised for data without a document."""
+    return ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")

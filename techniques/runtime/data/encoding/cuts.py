@@ -99,7 +99,7 @@ def rule_of(tokenizer: Mapping[str, Any]) -> CutRule | None:
         return None
     if _is_byte_level(splitting, use_regex=True):
         return GPT2
-    parts = splitting.get("pretokenizers", ()) if splitting.get("type") == "Sequence" else ()
+    parts = list(splitting.get("pretokenizers") or []) if splitting.get("type") == "Sequence" else []
     if len(parts) == 2 and _is_known_split(parts[0]) and _is_byte_level(parts[1], use_regex=False):
         return SPACES
     return None

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.runtime.data.encoding.cuts import CutRule
+from ringmaster.techniques.runtime.data.encoding.file_text import FileText
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,25 @@ class Document:
     content: str | Sequence[int]
     held_out: bool
     ends: bool = True
+
+
+def documents_of(rows: Iterable[Row]) -> Iterator[Document]:
+    """Yields the documents of rows; those of text files in pieces. Raises ValueError where text and ids are mixed."""
+    kind: str | None = None
+    for row in rows:
+        content: FileText | str | list[int] = row.content
+        found = "token ids" if isinstance(content, list) else "text"
+        kind = kind or found
+        if found != kind:
+            raise ValueError(
+                f"{row.file}, line {row.number} has {found}, and the rows before it have {kind}. To fix: give all rows "
+                f"as one of the two"
+            )
+        if isinstance(content, FileText):
+            for piece in content.pieces():
+                yield Document(content=piece, held_out=row.held_out, ends=False)
+            content = ""
+        yield Document(content=content, held_out=row.held_out)
 
 
 def in_pieces(documents: Iterable[Document], *, rule: CutRule | None) -> Iterator[Document]:
