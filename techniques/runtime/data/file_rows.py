@@ -68,6 +68,12 @@ class DataFile:
     held_out: bool | None
 
 
+def _check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
+    if not any(Path(file.path).stat().st_size for file in files):
+        what = f"{files[0].path} is empty" if len(files) == 1 else f"all {len(files)} files are empty"
+        raise ValueError(f"{where} holds no text or rows: {what}. To fix: check what should have written them")
+
+
 def main_files(spec: DataSpec) -> list[DataFile]:
     """Returns the files of `spec.path`, of which `spec.window` has the rows, in order."""
     assert spec.path is not None
@@ -124,6 +130,7 @@ def preparation_of_files(
         paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
         local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
+        _check_not_empty(main_files(local), where=where)
         prepared = write(folder, local, where)
         if spec.name is not None and not (folder / FILE).exists():
             Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)

@@ -13,6 +13,7 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter
 from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
 from ringmaster.techniques.runtime.data.encoding.encoders import END_OF_TEXT, Encoder, encoder_of
+from ringmaster.techniques.runtime.data.encoding.progress import Progress
 from ringmaster.techniques.runtime.data.encoding.token_writer import TokenWriter
 from ringmaster.techniques.runtime.data.encoding.words import Ids
 from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
@@ -72,8 +73,10 @@ def encoded(documents: Iterable[Document], encoder: Encoder) -> Iterator[tuple[D
     """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
     tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
     rule = None if encoder.words is None else encoder.words.rule
+    progress = Progress("encoding")
     for batch in _batches(in_pieces(documents, rule=rule)):
         for document, ids in zip(batch, encoder.ids([cast(str, each.content) for each in batch]), strict=True):
+            progress.add(len(document.content), ends=document.ends)
             yield document, np.concatenate((ids, tail)) if document.ends else ids
 
 

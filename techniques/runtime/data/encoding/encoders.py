@@ -13,6 +13,7 @@ import numpy as np
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.encoding.cuts import GPT2, rule_of
 from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
+from ringmaster.techniques.runtime.data.encoding.progress import Progress
 from ringmaster.techniques.runtime.data.encoding.words import Ids, WordEncoder
 
 END_OF_TEXT = "<|endoftext|>"
@@ -63,7 +64,7 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(_training_texts(documents), trainer)
+    tokenizer.train_from_iterator(_training_texts(documents, Progress("training a tokenizer")), trainer)
 
     def save(folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -85,11 +86,12 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
     )
 
 
-def _training_texts(documents: Iterable[Document]) -> Iterator[str]:
+def _training_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
     """The training documents in pieces that have the words of the whole, up to the limits."""
     left, num_of_this = MAX_TRAINING_CHARACTERS, 0
     for document in in_pieces((each for each in documents if not each.held_out), rule=GPT2):
         text = cast(str, document.content)
+        progress.add(len(text), ends=document.ends)
         if num_of_this < MAX_CHARACTERS_OF_A_DOCUMENT:
             yield text
         left, num_of_this = left - len(text), num_of_this + len(text)

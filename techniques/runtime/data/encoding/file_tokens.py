@@ -215,8 +215,8 @@ class _Rows:
     def _row(self, row: Row) -> Row:
         if isinstance(row.content, list):
             raise ValueError(
-                f"{row.file}, line {row.number} has token ids, and the first row has text. To fix: give all rows as one "
-                f"of the two"
+                f"{row.file}, line {row.number} has token ids, and the first row has text. To fix: give all rows as "
+                f"one of the two"
             )
         self._moments.append(moment_of(row, column=self._time_column) if self._with_moments else math.nan)
         self._held_out.append(row.held_out)
