@@ -164,7 +164,7 @@ def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
                 yield replace(row, content=held_out, held_out=True)
         else:
             key = row.content if isinstance(row.content, str) else json.dumps(row.content, default=str)
-            yield replace(row, held_out=is_held_out(key, share=spec.held_out))
+            yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
 
 
 def _rows(path: str, spec: DataSpec, reading: Reading, *, held_out: bool) -> Iterator[Row]:

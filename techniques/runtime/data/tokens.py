@@ -21,7 +21,7 @@ from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
 __all__ = ["END_OF_TEXT", "Document", "Encoder", "encoded", "encoder_of", "write_tokens"]
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.
-DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 64, 1_000_000
+DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
 
 
 def write_tokens(
@@ -64,6 +64,7 @@ def write_tokens(
             stream = _as_given(_recorded(alike(), manifest), where=where)
         for document, ids in stream:
             writer.append(ids, held_out=document.held_out)
+        writer.flush()
     if manifest is not None:
         manifest.built().write(folder)
     return writer.described(folder, spec=spec, where=where)

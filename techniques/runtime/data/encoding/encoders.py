@@ -40,7 +40,7 @@ class Encoder:
     def ids(self, texts: list[str]) -> list[Ids]:
         """Returns the ids of texts as arrays [tokens]."""
         if self.words is not None:
-            return [self.words(text) for text in texts]
+            return self.words(texts)
         return [np.asarray(ids, dtype=np.uint32) for ids in self.encode(texts)]
 
 
@@ -78,7 +78,7 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
     tokenizer.encode_special_tokens = True  # text that contains the end-of-text token does not end there
     words = WordEncoder(rule=GPT2, encode=lambda texts: [found.ids for found in tokenizer.encode_batch_fast(texts)])
     return Encoder(
-        encode=lambda texts: [words(text).tolist() for text in texts],
+        encode=lambda texts: [ids.tolist() for ids in words(texts)],
         vocab_size=tokenizer.get_vocab_size(),
         end_of_text_id=tokenizer.token_to_id(END_OF_TEXT),
         save=save,
@@ -122,7 +122,7 @@ def _given(name: str) -> Encoder:
 
     words = _words_of(tokenizer, encode)
     return Encoder(
-        encode=encode if words is None else lambda texts: [words(text).tolist() for text in texts],
+        encode=encode if words is None else lambda texts: [ids.tolist() for ids in words(texts)],
         vocab_size=len(tokenizer),
         end_of_text_id=tokenizer.eos_token_id,
         save=save,

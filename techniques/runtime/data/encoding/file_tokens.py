@@ -90,6 +90,7 @@ def write_given(folder: Path, *, spec: DataSpec, reading: Reading, cache_dir: Pa
             _copy(each, rows, held_out, writer)
             for side in (False, True):
                 manifest.extend(each.hashes[rows & (held_out == side)], held_out=side)
+        writer.flush()
     if spec.name is not None:
         manifest.built().write(folder)
     store.remove_unused()
@@ -189,11 +190,13 @@ class _Store:
         rows = _Rows(with_moments=with_moments, time_column=self._spec.time_column)
         dtype = np.uint16 if self._encoder.vocab_size <= 1 << 16 else np.uint32
         with ColumnWriter(folder) as columns:
-            columns.append(SPLIT, {"input_ids": np.empty(0, dtype)})
+            columns.append_stream(SPLIT, "input_ids", np.empty(0, dtype), row_len=1)
+            writer = TokenWriter(columns, seq_len=1, vocab_size=self._encoder.vocab_size)
             documents = rows.seen(rows_of_file(file, self._spec, self._reading))
             for document, ids in encoded(documents, self._encoder):
-                columns.append(SPLIT, {"input_ids": ids.astype(dtype)})
+                writer.append(ids, held_out=False)
                 rows.add(len(ids), ends=document.ends)
+            writer.flush()
             columns.append(SPLIT, rows.columns())
 
 

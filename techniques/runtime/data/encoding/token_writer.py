@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import ColumnWriter, fingerprint
+from ringmaster.techniques.runtime.data.arrays import SPLITS, ColumnWriter, fingerprint
 
 COLUMN = "input_ids"
 # A column has 16 bits a token up to this many ids, and else 32.
 MAX_SMALL_IDS = 1 << 16
+TOKENS_PER_WRITE = 1 << 18
 
 
 class TokenWriter:
@@ -30,18 +31,33 @@ class TokenWriter:
         self._vocab_size, self._end_of_text_id = vocab_size, end_of_text_id
         self._largest = 0 if vocab_size is None else vocab_size - 1
         self._dtype = self._needed()
-        self._num_tokens = {"training": 0, "held_out": 0}
+        self._num_tokens = dict.fromkeys(SPLITS, 0)
+        self._waiting: dict[str, list[NDArray[Any]]] = {split: [] for split in SPLITS}
+        self._num_waiting = 0
 
     def append(self, ids: NDArray[Any], *, held_out: bool) -> None:
-        """Appends tokens to a split. ids: [tokens], at least 0."""
-        if self._vocab_size is None:
-            self._largest = max(self._largest, int(ids.max(initial=0)))
-            if self._needed() != self._dtype:
-                self._dtype = self._needed()
-                self._columns.convert(COLUMN, self._dtype)
+        """Appends tokens to a split. ids: [tokens], at least 0. They are written by `flush` at the latest."""
         split = "held_out" if held_out else "training"
         self._num_tokens[split] += len(ids)
-        self._columns.append_stream(split, COLUMN, ids.astype(self._dtype, copy=False), row_len=self._seq_len)
+        self._waiting[split].append(ids)
+        self._num_waiting += len(ids)
+        if self._num_waiting >= TOKENS_PER_WRITE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was appended, before the columns are closed."""
+        for split, waiting in self._waiting.items():
+            if not waiting:
+                continue
+            ids = np.concatenate(waiting)
+            waiting.clear()
+            if self._vocab_size is None:
+                self._largest = max(self._largest, int(ids.max(initial=0)))
+                if self._needed() != self._dtype:
+                    self._dtype = self._needed()
+                    self._columns.convert(COLUMN, self._dtype)
+            self._columns.append_stream(split, COLUMN, ids.astype(self._dtype, copy=False), row_len=self._seq_len)
+        self._num_waiting = 0
 
     def described(self, folder: Path, *, spec: DataSpec, where: str) -> PreparedData:
         """Returns the description of the columns, which are closed by now. Raises ValueError where a split is short."""

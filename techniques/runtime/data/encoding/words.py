@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,17 +30,19 @@ class WordEncoder:
         self._older: dict[str, bytes] = {}
         self._num_characters = 0
 
-    def __call__(self, text: str) -> Ids:
-        """Returns the ids of a text [tokens]."""
-        words = self.rule.words.findall(text)
-        if unknown := set(words).difference(self._ids):
-            self._learn(unknown, words)
-        return np.frombuffer(b"".join(map(self._ids.__getitem__, words)), dtype=np.uint32)
+    def __call__(self, texts: Sequence[str]) -> list[Ids]:
+        """Returns the ids of each text [tokens]."""
+        words = [self.rule.words.findall(text) for text in texts]
+        used = set(chain.from_iterable(words))
+        if unknown := used.difference(self._ids):
+            self._learn(unknown, used)
+        known = self._ids.__getitem__
+        return [np.frombuffer(b"".join(map(known, each)), dtype=np.uint32) for each in words]
 
-    def _learn(self, unknown: set[str], words: list[str]) -> None:
+    def _learn(self, unknown: set[str], used: set[str]) -> None:
         if len(self._ids) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:
             self._older, self._ids, self._num_characters = self._ids, {}, 0
-            unknown = set(words)
+            unknown = used
         self._num_characters += sum(map(len, unknown))
         remembered = unknown.intersection(self._older)
         self._ids.update((word, self._older[word]) for word in remembered)

@@ -137,7 +137,7 @@ def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
     pieces = list(in_pieces([Document(content=text, held_out=False)], rule=GPT2))
     assert len(pieces) > 100
     assert max(len(piece.content) for piece in pieces) < 2100
-    assert [token for piece in pieces for token in encoder(piece.content).tolist()] == tokenizer.encode(text).ids
+    assert [token for piece in pieces for token in encoder([piece.content])[0].tolist()] == tokenizer.encode(text).ids
 
 
 def test_text_that_is_too_long_to_be_encoded_whole_is_refused_with_a_remedy(monkeypatch):
