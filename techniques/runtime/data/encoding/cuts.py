@@ -11,7 +11,7 @@ from a visible character to a blank. It looks ahead by one character, after whit
 between a visible character and a blank is therefore exact. Expressions of newer models let line ends follow signs
 (`[^\s\p{L}\p{N}]+[\r\n]*`). With these, a cut is exact between a visible character and a space.
 
-`tests/unit/runtime/data/test_cuts.py` compares parts with wholes on drawn text.
+`tests/unit/runtime/data/encoding/test_cuts.py` compares parts with wholes on drawn text.
 """
 
 from __future__ import annotations
