@@ -101,12 +101,13 @@ format: $(READY)  ## Format the code, and mend what ruff can mend
 bench: $(READY)  ## Measure whole runs against what a person would do by hand
 	$(BIN)/python benchmarks/run.py
 
-bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, saves, overlap (as root), stages, the search
+bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, saves, overlap (as root), stages, the search, data
 	$(BIN)/python benchmarks/trainers.py
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.data
 
 bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters, and 32 adapters of one, on a GPU (PYTHON_GPU=python3 where torch is)
 	$(PYTHON_GPU) benchmarks/gpu/steps.py

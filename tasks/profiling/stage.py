@@ -298,6 +298,8 @@ def _preflight(
             match event["event"]:
                 case "surveying":
                     notice(f"inspecting {event['job']}")
+                case "preparing":
+                    notice(f"{event['job']}: data: {event['progress']}")
                 case "survey":
                     preflight = from_json(Preflight, event["survey"])
                     preflights[preflight.job] = preflight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 SPLITS = ("training", "held_out")
+VALUES_PER_BLOCK = 1 << 20
 
 
 class ColumnWriter:
@@ -68,6 +69,21 @@ class ColumnWriter:
         self._num_values[key] += values.size
         layout["num_rows"] = self._num_values[key] // int(np.prod(shape, dtype=np.int64))
 
+    def convert(self, name: str, dtype: np.dtype[Any]) -> None:
+        """Converts what is written of a column to another dtype, a block at a time."""
+        for split in SPLITS:
+            if (split, name) not in self._columns:
+                continue
+            self._columns[split, name].close()
+            path, layout = _file(self._folder, split, name), self._layout[split][name]
+            converted = path.with_name(f"{path.name}.converted")
+            with converted.open("wb") as file:
+                for values in _values(path, np.dtype(layout["dtype"])):
+                    file.write(values.astype(dtype).data)
+            converted.rename(path)
+            layout["dtype"] = dtype.str
+            self._columns[split, name] = self._files.enter_context(path.open("ab"))
+
     def num_rows(self, split: str) -> int:
         """Returns the number of complete rows written to `split` so far."""
         return max((column["num_rows"] for column in self._layout[split].values()), default=0)
@@ -85,9 +101,44 @@ def fingerprint(folder: Path) -> str:
     for split in SPLITS:
         for name, rows in sorted(open_columns(folder, split).items()):
             sha.update(f"{split} {name} {rows.dtype.str} {rows.shape}".encode())
-            for start in range(0, len(rows), 65536):
-                sha.update(np.ascontiguousarray(rows[start : start + 65536]).data)
+            for values in blocks(folder, split, name):
+                sha.update(values.data)
     return sha.hexdigest()[:16]
+
+
+def blocks(folder: Path, split: str, name: str) -> Iterator[Array]:
+    """Yields the values of a column's complete rows, flat, some at a time.
+
+    They are read, not mapped: mapped pages would count as memory of the process until the column is closed.
+    """
+    rows = open_columns(folder, split)[name]
+    if rows.size:
+        yield from _values(_file(folder, split, name), rows.dtype, num_values=rows.size)
+
+
+def read_slices(folder: Path, split: str, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Array]]:
+    """Yields parts of a column of single values, read and not mapped: the number of the range, and its values.
+
+    ranges: (start, stop), ascending and without overlap. A long range comes in several parts.
+    """
+    dtype = open_columns(folder, split)[name].dtype
+    with _file(folder, split, name).open("rb") as file:
+        place = 0
+        for number, (start, stop) in enumerate(ranges):
+            if start != place:
+                file.seek(start * dtype.itemsize)
+            for first in range(start, stop, VALUES_PER_BLOCK):
+                yield number, np.frombuffer(file.read(min(stop - first, VALUES_PER_BLOCK) * dtype.itemsize), dtype)
+            place = stop
+
+
+def _values(path: Path, dtype: np.dtype[Any], *, num_values: int | None = None) -> Iterator[Array]:
+    left = path.stat().st_size // dtype.itemsize if num_values is None else num_values
+    with path.open("rb") as file:
+        while left:
+            values = np.fromfile(file, dtype, count=min(left, VALUES_PER_BLOCK))
+            left -= len(values)
+            yield values
 
 
 def _map(path: Path, *, dtype: str, shape: list[int], num_rows: int) -> Array:

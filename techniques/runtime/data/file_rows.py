@@ -6,15 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.encoding.file_text import FileText, split_text
 from ringmaster.techniques.runtime.data.files import Matched, is_url, local_copies, matching
-from ringmaster.techniques.runtime.data.manifest import Manifest
+from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation
-from ringmaster.techniques.runtime.data.rows import format_of, read_rows
+from ringmaster.techniques.runtime.data.rows import FaultyRows, RowFault, first_faults, format_of, rows_and_faults
 from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
@@ -36,15 +38,75 @@ def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """Yields every row that a job reads, local or at a URL, and whether it is held out.
 
     Without `held_out_path`, several files are split by file, and a single file by row. A single text file is split at
-    the line where its held-out share begins. Raises ValueError where a file or a row cannot be read.
+    the line where its held-out share begins. Raises ValueError where files or rows cannot be read; the message has the
+    first few wrong rows of a file.
     """
+    for row in streamed_rows(spec, reading):
+        if isinstance(row.content, FileText):
+            yield replace(row, value=row.value.read(), content=row.content.read())
+        else:
+            yield row
+
+
+def streamed_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields the same rows with a `FileText` as the value and the content of text files, which are not read yet."""
+    files, others = main_files(spec), held_out_files(spec)
+
+    def main() -> Iterator[Row]:
+        return chain.from_iterable(rows_of_file(file, spec, reading) for file in files)
+
+    yield from in_window(main, spec.window, moment_s=partial(moment_of, column=spec.time_column))
+    for file in others:
+        yield from rows_of_file(file, spec, reading)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that a job reads. held_out: whether its rows are held out; None where a share of them is."""
+
+    path: str
+    held_out: bool | None
+
+
+def _check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
+    if not any(Path(file.path).stat().st_size for file in files):
+        what = f"{files[0].path} is empty" if len(files) == 1 else f"all {len(files)} files are empty"
+        raise ValueError(f"{where} holds no text or rows: {what}. To fix: check what should have written them")
+
+
+def main_files(spec: DataSpec) -> list[DataFile]:
+    """Returns the files of `spec.path`, of which `spec.window` has the rows, in order."""
     assert spec.path is not None
-    main = partial(_main_rows, spec, reading)
-    yield from in_window(main, spec.window, moment_s=partial(_moment_s, spec.time_column))
-    if spec.held_out_path is not None:
-        files = _matching(spec.held_out_path, spec.format)
-        for name in files.names:
-            yield from _rows(files.path(name), spec, reading, held_out=True)
+    files = _matching(spec.path, spec.format)
+    if spec.held_out_path is None and len(files.names) == 1:
+        return [DataFile(files.path(files.names[0]), None)]
+    held_out = held_out_keys(files.names, share=spec.held_out) if spec.held_out_path is None else frozenset[str]()
+    return [DataFile(files.path(name), name in held_out) for name in files.names]
+
+
+def held_out_files(spec: DataSpec) -> list[DataFile]:
+    """Returns the files of `spec.held_out_path`, in order."""
+    if spec.held_out_path is None:
+        return []
+    files = _matching(spec.held_out_path, spec.format)
+    return [DataFile(files.path(name), True) for name in files.names]
+
+
+def rows_of_file(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields the rows of one file, whatever the window, as `streamed_rows` does."""
+    rows = _rows(file.path, spec, reading, held_out=file.held_out is True)
+    return _split_rows(rows, spec) if file.held_out is None else rows
+
+
+def moment_of(row: Row, *, column: str | None) -> float:
+    """Returns the time of a row in seconds since the epoch. Raises ValueError where it has none."""
+    where = f"{row.file}, line {row.number}"
+    if column is None or not isinstance(row.value, Mapping):
+        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
+    try:
+        return moment(row.value.get(column))
+    except ValueError as error:
+        raise ValueError(f"{where}, column {column!r}: {error}") from None
 
 
 def preparation_of_files(
@@ -57,7 +119,8 @@ def preparation_of_files(
     """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
 
     rows: returns the rows that a spec of local files reads.
-    write: writes the samples of a spec of local files into a folder, with what messages call the data.
+    write: writes the samples of a spec of local files into a folder, with what messages call the data. Where it also
+        writes the manifest of data with a name, the rows are not read again for it.
     """
     assert spec.path is not None
     patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
@@ -67,8 +130,9 @@ def preparation_of_files(
         paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
         local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
+        _check_not_empty(main_files(local), where=where)
         prepared = write(folder, local, where)
-        if spec.name is not None:
+        if spec.name is not None and not (folder / FILE).exists():
             Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
         return prepared
 
@@ -78,20 +142,6 @@ def preparation_of_files(
         state=[entry for files in found for entry in files.state()],
         write=write_local,
     )
-
-
-def _main_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
-    assert spec.path is not None
-    files = _matching(spec.path, spec.format)
-    if spec.held_out_path is not None:
-        held_out = frozenset[str]()
-    elif len(files.names) == 1:
-        yield from _split_rows(files.path(files.names[0]), spec, reading)
-        return
-    else:
-        held_out = held_out_keys(files.names, share=spec.held_out)
-    for name in files.names:
-        yield from _rows(files.path(name), spec, reading, held_out=name in held_out)
 
 
 def _matching(pattern: str, format: str | None) -> Matched:
@@ -104,36 +154,42 @@ def _matching(pattern: str, format: str | None) -> Matched:
     return found
 
 
-def _split_rows(path: str, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
     """The rows of a single file, with a share of them held out."""
-    is_text = format_of(path, spec.format) == "text"
-    for row in _rows(path, spec, reading, held_out=False):
-        if not is_text:
+    for row in rows:
+        if isinstance(row.content, FileText):
+            training, held_out = split_text(row.content, share=spec.held_out)
+            yield replace(row, content=training)
+            if held_out is not None:
+                yield replace(row, content=held_out, held_out=True)
+        else:
             key = row.content if isinstance(row.content, str) else json.dumps(row.content, default=str)
-            yield replace(row, held_out=is_held_out(key, share=spec.held_out))
-            continue
-        text = row.value
-        cut = round(len(text) * (1 - spec.held_out))
-        cut = text.rfind("\n", 0, cut) + 1 or cut if spec.held_out else len(text)
-        yield replace(row, content=text[:cut])
-        if text[cut:]:
-            yield replace(row, content=text[cut:], held_out=True)
+            yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
 
 
 def _rows(path: str, spec: DataSpec, reading: Reading, *, held_out: bool) -> Iterator[Row]:
-    # A named data set needs every column; otherwise Parquet reads only the columns in use.
-    columns = None if spec.name is not None else reading.columns
-    is_text = format_of(path, spec.format) == "text"
-    for number, value in read_rows(path, format=spec.format, columns=columns):
-        content = value if is_text else reading.content(value, f"{path}, line {number}")
+    if format_of(path, spec.format) == "text":
+        text = FileText(path)
+        yield Row(file=path, number=1, value=text, content=text, held_out=held_out)
+        return
+    contents = _contents(path, spec, reading)
+    for number, value, content in contents:
+        if isinstance(content, RowFault):
+            raise FaultyRows(first_faults(content, (found for _, _, found in contents)))
         yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
-def _moment_s(column: str | None, row: Row) -> float:
-    where = f"{row.file}, line {row.number}"
-    if column is None or not isinstance(row.value, Mapping):
-        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
-    try:
-        return moment(row.value.get(column))
-    except ValueError as error:
-        raise ValueError(f"{where}, column {column!r}: {error}") from None
+def _contents(path: str, spec: DataSpec, reading: Reading) -> Iterator[tuple[int, Any, Any]]:
+    """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
+    # A named data set needs every column; otherwise Parquet reads only the columns in use.
+    columns = None if spec.name is not None else reading.columns
+    for number, value in rows_and_faults(path, format=spec.format, columns=columns):
+        if isinstance(value, RowFault):
+            yield number, None, value
+            continue
+        place = f"{path}, line {number}"
+        try:
+            yield number, value, reading.content(value, place)
+        except ValueError as error:
+            what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
+            yield number, value, RowFault(place, what, remedy or "check the row")

@@ -77,20 +77,36 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 def local_copies(pattern: str, *, cache_dir: Path) -> str:
-    """Returns a local pattern for the same files; files at a URL are copied once for each state of them."""
+    """Returns a local pattern for the same files; a file at a URL is copied once for each state of it.
+
+    The files of a pattern are links to these copies, so that a new file costs one copy.
+    """
     if not is_url(pattern):
         return pattern
     found = matching(pattern)
-    key = hashlib.sha256(repr((pattern, found.state())).encode()).hexdigest()[:16]
-    folder = cache_dir.absolute() / "files" / key
+    states = found.state()
+    folder = cache_dir.absolute() / "files" / _key(pattern, states)
     if not folder.exists():
+        copies = [_copied(found.path(name), state, folder.parent / "each") for (name, state) in states]
         with publish(folder) as aside:
-            for name in found.names:
+            for name, copy in zip(found.names, copies, strict=True):
                 target = aside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with opened(found.path(name)) as source, target.open("wb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
+                target.hardlink_to(copy)
     return str(folder / found.names[0]) if len(found.names) == 1 else str(folder / "**" / "*")
+
+
+def _copied(url: str, state: Any, cache: Path) -> Path:
+    """Returns the local copy of one file at a URL."""
+    folder = cache / _key(url, state)
+    if not folder.exists():
+        with publish(folder) as aside, opened(url) as source, (aside / "copy").open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    return folder / "copy"
+
+
+def _key(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def _remote(pattern: str) -> Matched:

@@ -45,7 +45,7 @@ def prepare_once(source: Preparation, *, settings: Any, cache_dir: Path) -> Prep
     key = digest({"format": FORMAT, "settings": settings, "source": source.location, "state": source.state})
     folder = cache_dir.absolute() / "data" / f"{_slug(source.name)}-{key}"
     if not folder.exists():
-        with _locked(folder.with_name(f"{folder.name}.lock")):
+        with locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.exists():
                 _write(source, folder)
     return read_prepared(folder)
@@ -70,7 +70,8 @@ def _write(source: Preparation, folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, which ends with the process at the latest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

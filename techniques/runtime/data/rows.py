@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -15,6 +17,31 @@ from ringmaster.techniques.runtime.data.files import opened
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 FORMATS = tuple(SUFFIXES.values())
+CHARACTERS_PER_READ = 1 << 16
+ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
+# The most faults that are reported at once, and how many rows after the first fault are searched for others.
+MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
+# Python's csv module refuses longer values by default, from 128 KiB on.
+MAX_CSV_VALUE_CHARACTERS = 1 << 30
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """What is wrong with a row, and how to mend it."""
+
+    place: str
+    what: str
+    remedy: str
+
+
+class FaultyRows(ValueError):
+    """Some rows of a file are wrong; the message has the first few of them, each with its line."""
+
+    def __init__(self, faults: Sequence[RowFault]) -> None:
+        self.faults = tuple(faults)
+        said = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
+        remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
+        super().__init__(f"{said}. To fix: {remedies}")
 
 
 def format_of(path: str, given: str | None = None) -> str:
@@ -35,27 +62,98 @@ def read_rows(
     """Yields the rows of a file, local or at a URL, with their numbers from 1.
 
     A row is a mapping, or the whole text of a text file. columns: the columns that are needed; where the format allows
-    it, others are not read. Raises ValueError, with the file and the line, where a row cannot be read.
+    it, others are not read. Raises ValueError, with the file and the lines, where rows cannot be read.
     """
+    if format_of(path, format) == "text":
+        yield 1, "".join(read_text(path))
+        return
+    rows = rows_and_faults(path, format=format, columns=columns)
+    for number, row in rows:
+        if isinstance(row, RowFault):
+            raise FaultyRows(first_faults(row, (found for _, found in rows)))
+        yield number, row
+
+
+def rows_and_faults(
+    path: str, *, format: str | None = None, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yields the rows of a file that is no text, with their numbers, and a `RowFault` for each wrong one."""
+    kind = format_of(path, format)
     with opened(path) as stream:
         try:
-            kind = format_of(path, format)
-            if kind == "parquet":
-                yield from _parquet(stream, path, columns)
-            else:
-                yield from READERS[kind](stream, path)
-        except (UnicodeDecodeError, OSError) as error:
-            raise ValueError(f"{path} cannot be read: {error}. To fix: check the file") from error
+            yield from _parquet(stream, path, columns) if kind == "parquet" else READERS[kind](stream, path)
+        except UnicodeDecodeError as error:
+            raise (_cannot_be_read(path, error) if kind == "parquet" else not_utf8(path)) from error
+        except OSError as error:
+            raise _cannot_be_read(path, error) from error
+
+
+def first_faults(first: RowFault, others: Iterator[Any]) -> list[RowFault]:
+    """Returns a fault and those among the rows that follow it soon, at most `MAX_FAULTS`."""
+    searched = (found for found in islice(others, ROWS_AFTER_A_FAULT) if isinstance(found, RowFault))
+    return [first, *islice(searched, MAX_FAULTS - 1)]
+
+
+def read_text(path: str) -> Iterator[str]:
+    r"""Yields the text of a file in pieces, with `\n` at the end of each line."""
+    with opened(path) as stream:
+        try:
+            with io.TextIOWrapper(stream, encoding="utf-8") as text:
+                while piece := text.read(CHARACTERS_PER_READ):
+                    yield piece
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) from error
+        except OSError as error:
+            raise _cannot_be_read(path, error) from error
+
+
+def not_utf8(path: str) -> ValueError:
+    """Returns what is to be raised for a text file with other bytes than UTF-8, with the first of them."""
+    found: list[str] = []
+    offset = 0
+    with opened(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                found.append(f"line {number} at byte {offset + error.start} of the file (0x{line[error.start]:02x})")
+            offset += len(line)
+            if len(found) == MAX_FAULTS:
+                break
+    return ValueError(
+        f"{path} cannot be read: it is not UTF-8 in {', '.join(found)}. To fix: convert it, e.g. from Latin-1: "
+        f"iconv -f ISO-8859-1 -t UTF-8 {PurePosixPath(path).name} > converted"
+    )
+
+
+class ContentHash:
+    """The hash of a text's content that is given in parts; see `content_hash`."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def update(self, text: str) -> None:
+        """Adds the next part."""
+        self._sha.update(text.encode())
+
+    def digest(self) -> bytes:
+        """Returns 8 bytes."""
+        return self._sha.digest()[:8]
 
 
 def content_hash(content: Any) -> str:
     """Returns a hash of a row's content, which depends neither on its position nor on the order of its keys."""
+    return hash_bytes(content).hex()
+
+
+def hash_bytes(content: Any) -> bytes:
+    """Returns the 8 bytes of `content_hash`."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).digest()[:8]
 
 
-def _text(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
-    yield 1, stream.read().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+def _cannot_be_read(path: str, error: Exception) -> ValueError:
+    return ValueError(f"{path} cannot be read: {error}. To fix: check the file")
 
 
 def _jsonl(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
@@ -63,23 +161,41 @@ def _jsonl(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            place = f"{path}, line {number}"
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}. To fix: one object a line") from error
-            yield number, row
+                yield number, RowFault(place, f"is no JSON: {error}", "one object a line")
+                continue
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                kind = "null" if row is None else f"a {type(row).__name__}"
+                yield number, RowFault(place, f"is no JSON object but {kind}", 'write rows as {"text": ...}')
 
 
 def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(MAX_CSV_VALUE_CHARACTERS)
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines)
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(
-                    f"{path}, line {reader.line_num} has another number of values than the header. "
-                    "To fix: put quotes around values with commas"
-                )
-            yield reader.line_num, row
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    yield reader.line_num, _ragged(row, f"{path}, line {reader.line_num}")
+                else:
+                    yield reader.line_num, row
+        except csv.Error as error:
+            yield (
+                reader.line_num,
+                RowFault(f"{path}, line {reader.line_num}", f"is no CSV: {error}", "check its quotes"),
+            )
+
+
+def _ragged(row: Mapping[Any, Any], place: str) -> RowFault:
+    num_columns = len(row) - (None in row)
+    num_values = num_columns + len(row.get(None, ())) - sum(value is None for value in row.values())
+    what = f"has another number of values than the header: {num_values} and not {num_columns}"
+    return RowFault(place, what, "put quotes around values with commas")
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
@@ -88,20 +204,17 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
     except ModuleNotFoundError as error:
         raise ValueError(f"{path} needs pyarrow. To fix: pip install pyarrow, or give JSONL") from error
     try:
-        table = pyarrow.parquet.ParquetFile(stream)
+        # A buffer makes it read column chunks in parts; by default it reads them whole.
+        table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
     number = 0
     there = [name for name in columns or () if name in table.schema_arrow.names]
-    for batch in table.iter_batches(columns=there or None):
+    for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=there or None):
         for row in batch.to_pylist():
             number += 1
             yield number, row
 
 
-# Parquet is read separately, as it can read single columns.
-READERS: Mapping[str, Callable[[BinaryIO, str], Iterator[tuple[int, Any]]]] = {
-    "text": _text,
-    "jsonl": _jsonl,
-    "csv": _csv,
-}
+# Parquet is read separately, as it can read single columns; text has no rows.
+READERS: Mapping[str, Callable[[BinaryIO, str], Iterator[tuple[int, Any]]]] = {"jsonl": _jsonl, "csv": _csv}

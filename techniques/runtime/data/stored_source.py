@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import Array, fingerprint, open_columns
+from ringmaster.techniques.runtime.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.runtime.data.samples import ArraySamples, as_tensors
 
@@ -66,7 +66,8 @@ def described(
     num_samples, num_held_out = (max((len(column) for column in part.values()), default=0) for part in columns)
 
     def num_values(name: str) -> int:
-        return 1 + max(int(part[name].max(initial=0)) for part in columns if name in part)
+        there = (split for split, part in zip(SPLITS, columns, strict=True) if name in part)
+        return 1 + max((0, *(int(values.max()) for split in there for values in blocks(folder, split, name))))
 
     if num_labels is None and shapes.get("labels") == () and columns[0]["labels"].dtype.kind in "iu":
         num_labels = num_values("labels")

@@ -2,199 +2,130 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import ColumnWriter, fingerprint
+from ringmaster.techniques.runtime.data.arrays import ColumnWriter
+from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
+from ringmaster.techniques.runtime.data.encoding.encoders import END_OF_TEXT, Encoder, encoder_of
+from ringmaster.techniques.runtime.data.encoding.progress import Progress
+from ringmaster.techniques.runtime.data.encoding.token_writer import TokenWriter
+from ringmaster.techniques.runtime.data.encoding.words import Ids
+from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
 
-END_OF_TEXT = "<|endoftext|>"
-# Merges hardly change beyond this much text, and training time grows with it.
-MAX_TRAINING_CHARACTERS = 64_000_000
-DOCUMENTS_PER_CALL = 64
+__all__ = ["END_OF_TEXT", "Document", "Encoder", "encoded", "encoder_of", "write_tokens"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """A text, or the token ids of a text that is already tokenised.
-
-    held_out: whether it is excluded from training.
-    """
-
-    content: str | Sequence[int]
-    held_out: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encoder:
-    """A tokenizer in the form that the stream needs; `save` writes what `AutoTokenizer` loads."""
-
-    encode: Callable[[list[str]], list[list[int]]]
-    vocab_size: int
-    end_of_text_id: int | None
-    save: Callable[[Path], None]
+# What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.
+DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
 
 
 def write_tokens(
-    folder: Path, *, spec: DataSpec, documents: Callable[[], Iterator[Document]], where: str
+    folder: Path,
+    *,
+    spec: DataSpec,
+    documents: Callable[[], Iterator[Document]],
+    where: str,
+    with_manifest: bool = False,
 ) -> PreparedData:
-    """Writes token samples of `spec.seq_len` into `folder`. `documents` is iterated over up to three times.
+    """Writes token samples of `spec.seq_len` into `folder`.
 
     Documents are concatenated, with an end-of-text token after each. Documents that came as token ids get none.
+    `documents` is iterated over to its end once, and before that, as far as needed, where a tokenizer is trained.
+    Memory does not grow with the text, except for the different words on which a tokenizer is trained, and 8 bytes a
+    document for the manifest.
+
+    with_manifest: whether the hashes of the documents' contents are stored as well.
     """
     first = next(documents(), None)
     if first is None:
-        raise ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
-    seq_len = spec.seq_len or _common_length(first, documents(), where=where)
-    if isinstance(first.content, str):
-        encoder = encoder_of(spec, documents())
-        stream, vocab_size = _encoded(documents(), encoder), encoder.vocab_size
-        encoder.save(folder / "tokenizer")
-        end_of_text_id = encoder.end_of_text_id
-    else:
-        stream, end_of_text_id = _as_given(documents()), None
-        vocab_size = _num_ids(documents(), where=where)
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    num_tokens = {"training": 0, "held_out": 0}
-    with ColumnWriter(folder) as writer:
-        for split, ids in stream:
-            num_tokens[split] += len(ids)
-            writer.append_stream(split, "input_ids", ids.astype(dtype), row_len=seq_len)
-    num_samples, num_held_out = (writer.num_rows(split) for split in num_tokens)
-    _check_sizes(num_tokens, spec=spec, seq_len=seq_len, where=where)
-    return PreparedData(
-        name="",
-        source="",
-        digest=fingerprint(folder),
-        kind="tokens",
-        vocab_size=vocab_size,
-        seq_len=seq_len,
-        num_samples=num_samples,
-        num_held_out=num_held_out,
-        end_of_text_id=end_of_text_id,
-    )
+        raise no_text(spec, where=where)
+    manifest = ManifestBuilder() if with_manifest else None
+
+    def alike() -> Iterator[Document]:
+        return _alike(documents(), first, seq_len=spec.seq_len, where=where)
+
+    with ColumnWriter(folder) as columns:
+        if isinstance(first.content, str):
+            if spec.seq_len is None:
+                raise _no_length(where)
+            encoder = encoder_of(spec, alike())
+            encoder.save(folder / "tokenizer")
+            writer = TokenWriter(
+                columns, seq_len=spec.seq_len, vocab_size=encoder.vocab_size, end_of_text_id=encoder.end_of_text_id
+            )
+            stream = encoded(_recorded(alike(), manifest), encoder)
+        else:
+            writer = TokenWriter(columns, seq_len=spec.seq_len or len(first.content))
+            stream = _as_given(_recorded(alike(), manifest), where=where)
+        for document, ids in stream:
+            writer.append(ids, held_out=document.held_out)
+        writer.flush()
+    if manifest is not None:
+        manifest.built().write(folder)
+    return writer.described(folder, spec=spec, where=where)
 
 
-def encoder_of(spec: DataSpec, documents: Iterable[Document]) -> Encoder:
-    """Returns the tokenizer that the spec names, or else one that is trained on the training documents."""
-    return _given(spec.tokenizer) if spec.tokenizer else _trained(documents, spec.vocab_size)
+def encoded(documents: Iterable[Document], encoder: Encoder) -> Iterator[tuple[Document, Ids]]:
+    """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
+    tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
+    rule = None if encoder.words is None else encoder.words.rule
+    progress = Progress("encoding")
+    for batch in _batches(in_pieces(documents, rule=rule)):
+        for document, ids in zip(batch, encoder.ids([cast(str, each.content) for each in batch]), strict=True):
+            progress.add(len(document.content), ends=document.ends)
+            yield document, np.concatenate((ids, tail)) if document.ends else ids
 
 
-def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
-    """A byte-level BPE of `vocab_size`, trained on the training documents, which can encode any text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size <= len(alphabet):
-        raise ValueError(
-            f"vocab_size {vocab_size} is too small for a byte-level BPE. To fix: give more than {len(alphabet)}"
-        )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(_training_texts(documents), trainer)
-
-    def save(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        tokenizer.save(str(folder / "tokenizer.json"))
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
-        }
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-
-    tokenizer.encode_special_tokens = True  # text that contains the end-of-text token does not end there
-    return Encoder(
-        encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)],
-        vocab_size=tokenizer.get_vocab_size(),
-        end_of_text_id=tokenizer.token_to_id(END_OF_TEXT),
-        save=save,
-    )
+def _batches(pieces: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_characters = 0
+    for piece in pieces:
+        if batch and (len(batch) == DOCUMENTS_PER_CALL or num_characters + len(piece.content) > CHARACTERS_PER_CALL):
+            yield batch
+            batch, num_characters = [], 0
+        batch.append(piece)
+        num_characters += len(piece.content)
+    if batch:
+        yield batch
 
 
-def _training_texts(documents: Iterable[Document]) -> Iterator[str]:
-    left = MAX_TRAINING_CHARACTERS
+def _as_given(documents: Iterator[Document], *, where: str) -> Iterator[tuple[Document, Ids]]:
     for document in documents:
-        if left <= 0:
-            return
-        if not document.held_out:
-            text = cast(str, document.content)
-            left -= len(text)
-            yield text
-
-
-def _given(name: str) -> Encoder:
-    from transformers import AutoTokenizer
-
-    is_local = Path(name).is_dir()
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer {name!r} cannot be loaded: {error}. To fix: give a folder that save_pretrained "
-            f"wrote, or a hub name, or leave it out to train one"
-        ) from error
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return cast("list[list[int]]", encoded["input_ids"])
-
-    def save(folder: Path) -> None:
-        tokenizer.save_pretrained(str(folder))
-
-    return Encoder(encode=encode, vocab_size=len(tokenizer), end_of_text_id=tokenizer.eos_token_id, save=save)
-
-
-def _encoded(documents: Iterator[Document], encoder: Encoder) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    tail = [] if encoder.end_of_text_id is None else [encoder.end_of_text_id]
-    while batch := list(islice(documents, DOCUMENTS_PER_CALL)):
-        encoded = encoder.encode([cast(str, document.content) for document in batch])
-        for document, ids in zip(batch, encoded, strict=True):
-            yield _split(document), np.asarray([*ids, *tail], dtype=np.int64)
-
-
-def _as_given(documents: Iterator[Document]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    for document in documents:
-        yield _split(document), np.asarray(document.content, dtype=np.int64)
-
-
-def _num_ids(documents: Iterator[Document], *, where: str) -> int:
-    """The smallest vocabulary size for ids that came without a tokenizer."""
-    largest = 0
-    for _, ids in _as_given(documents):
+        ids = np.asarray(document.content, dtype=np.int64)
         if ids.min(initial=0) < 0:
             raise ValueError(f"{where} has token ids below 0. To fix: leave labels and padding to a data factory")
-        largest = max(largest, int(ids.max(initial=0)))
-    return largest + 1
+        if ids.max(initial=0) >= 1 << 32:
+            raise ValueError(f"{where} has token ids of more than 32 bits. To fix: check the column of ids")
+        yield document, ids.astype(np.uint32)
 
 
-def _split(document: Document) -> str:
-    return "held_out" if document.held_out else "training"
+def _recorded(documents: Iterator[Document], manifest: ManifestBuilder | None) -> Iterator[Document]:
+    for document in documents:
+        if manifest is not None:
+            manifest.add(document.content, held_out=document.held_out, ends=document.ends)
+        yield document
 
 
-def _common_length(first: Document, documents: Iterable[Document], *, where: str) -> int:
-    length = len(first.content)
-    if isinstance(first.content, str) or any(len(document.content) != length for document in documents):
-        raise ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
-    return length
+def _alike(documents: Iterator[Document], first: Document, *, seq_len: int | None, where: str) -> Iterator[Document]:
+    """The documents, which must all be text or all be ids; without a length of samples, all of one length."""
+    is_text = isinstance(first.content, str)
+    for document in documents:
+        if isinstance(document.content, str) is not is_text:
+            raise ValueError(f"{where} has both text and token ids. To fix: give all rows as one of the two")
+        if seq_len is None and len(document.content) != len(first.content):
+            raise _no_length(where)
+        yield document
 
 
-def _check_sizes(num_tokens: dict[str, int], *, spec: DataSpec, seq_len: int, where: str) -> None:
-    wanted = ["training"] + ["held_out"] * (spec.held_out > 0 or spec.held_out_split is not None)
-    for split in wanted:
-        if num_tokens[split] < seq_len:
-            more = "" if split == "training" else f", raise held_out {spec.held_out} (or set it to 0)"
-            raise ValueError(
-                f"{where}: the {split} part has {num_tokens[split]} tokens, fewer than one sample of seq_len "
-                f"{seq_len}. To fix: lower seq_len{more}, or give more text"
-            )
+def _no_length(where: str) -> ValueError:
+    return ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
+
+
+def no_text(spec: DataSpec, *, where: str) -> ValueError:
+    """Returns what is to be raised for data without a document."""
+    return ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")

@@ -6,9 +6,9 @@ Days count back from the newest row, not from now: the same files give the same 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, TypeVar
 
 KEYS = ("last_days", "last_rows", "since", "until")
@@ -29,7 +29,9 @@ def in_window(
         yield from rows()
         return
     if (num_rows := window.get("last_rows")) is not None:
-        yield from deque(rows(), maxlen=int(num_rows))
+        # Counted first: the last rows may be more than memory holds.
+        num_before = max(sum(1 for _ in rows()) - int(num_rows), 0)
+        yield from islice(rows(), num_before, None)
         return
     first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
     if (days := window.get("last_days")) is not None:

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ringmaster.techniques.interface.preflight import Candidate, Preflight, Pref
 from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.runtime.data.encoding.progress import progress_to
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.models.build import skeleton
@@ -41,7 +43,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     for job in order.jobs:
         channel.send({"event": "surveying", "job": job.name})
         try:
-            preflight = preflight_job(job, order)
+            with progress_to(partial(_report, channel, job)):
+                preflight = preflight_job(job, order)
         except StepFault as fault:
             channel.send({"event": "fault", "job": job.name, "message": str(fault)})
         except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
@@ -50,6 +53,10 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         else:
             channel.send({"event": "survey", "survey": to_json(preflight)})
     return 0
+
+
+def _report(channel: Channel, job: Job, said: str) -> None:
+    channel.send({"event": "preparing", "job": job.name, "progress": said})
 
 
 def preflight_job(job: Job, order: PreflightOrder) -> Preflight:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
+from ringmaster.techniques.runtime.data.encoding.documents import Document, documents_of
+from ringmaster.techniques.runtime.data.encoding.file_tokens import write_given
+from ringmaster.techniques.runtime.data.file_rows import (
+    Reading,
+    main_files,
+    preparation_of_files,
+    rows_of_file,
+    rows_of_files,
+    streamed_rows,
+)
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
-from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+from ringmaster.techniques.runtime.data.tokens import write_tokens
 
 Content = str | list[int]
 
@@ -36,29 +46,55 @@ class TextFiles(StoredSource):
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the documents become one stream of tokens, which is cut into samples."""
-        return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=self._write)
+        return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=partial(_write, cache_dir))
 
     def rows(self, spec: DataSpec) -> Iterator[Row]:
         """Yields every row before tokenisation; its content is its text or its token ids."""
-        content = partial(_content, column=spec.text_column)
-        return rows_of_files(spec, Reading(columns=(spec.text_column, "input_ids"), content=content))
+        return rows_of_files(spec, reading_of(spec))
 
-    def _write(self, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        def documents() -> Iterator[Document]:
-            for row in self.rows(spec):
-                yield Document(content=row.content, held_out=row.held_out)
 
-        return write_tokens(folder, spec=spec, documents=documents, where=where)
+def reading_of(spec: DataSpec) -> Reading:
+    """Returns what is read of a row of text."""
+    return Reading(columns=(spec.text_column, "input_ids"), content=partial(_content, column=spec.text_column))
+
+
+def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+    reading = reading_of(spec)
+
+    def documents() -> Iterator[Document]:
+        return documents_of(streamed_rows(spec, reading))
+
+    if spec.tokenizer is not None and spec.seq_len is not None and _has_text(spec, reading):
+        return write_given(folder, spec=spec, reading=reading, cache_dir=cache_dir, where=where)
+    return write_tokens(folder, spec=spec, documents=documents, where=where, with_manifest=spec.name is not None)
+
+
+def _has_text(spec: DataSpec, reading: Reading) -> bool:
+    """Whether the first row is text, and not the ids of tokens, which no tokenizer encodes."""
+    row = next(chain.from_iterable(rows_of_file(file, spec, reading) for file in main_files(spec)), None)
+    return row is not None and not isinstance(row.content, list)
 
 
 def _content(row: Any, where: str, *, column: str) -> Content:
     """The text or the token ids of a row."""
     content = row.get(column, row.get("input_ids")) if isinstance(row, Mapping) else None
     if isinstance(content, str):
+        _check_encodable(content, where)
         return content
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
         return content
-    there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-    raise ValueError(
-        f"{where} has no text (nor input_ids) in column {column!r}; it has {there}. To fix: set text_column"
-    )
+    if not isinstance(row, Mapping) or (column not in row and "input_ids" not in row):
+        there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        what = f"has no text (nor input_ids) in column {column!r}; it has {there}"
+        raise ValueError(f"{where} {what}. To fix: set text_column")
+    read = column if column in row else "input_ids"
+    found = "it is null" if content is None else f"it is of type {type(content).__name__}"
+    raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")
+
+
+def _check_encodable(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"has half of a surrogate pair, {text[error.start]!r}, which is no character"
+        raise ValueError(f"{where} {what}. To fix: write its text as UTF-8") from error

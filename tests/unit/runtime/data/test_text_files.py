@@ -150,13 +150,13 @@ def test_without_a_held_out_share_all_is_trained_on(jsonl, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "fields", "says"),
     [
-        ("a.txt", "", {}, "fewer than one sample.*lower seq_len"),
+        ("a.txt", "few words", {}, "fewer than one sample.*lower seq_len"),
         ("a.txt", "word\n" * 400, {"held_out": 0.01}, "held_out part.*raise held_out"),
         ("a.txt", "word\n" * 400, {"seq_len": None}, "seq_len is missing"),
         ("a.txt", "word\n" * 400, {"vocab_size": 200}, "vocab_size 200 is too small"),
         ("a.txt", b"\xff\xfe\xfa", {}, "cannot be read"),
         ("a.txt", "word\n" * 400, {"tokenizer": "/no/such/folder"}, "tokenizer '/no/such/folder' cannot be loaded"),
-        ("a.jsonl", "", {}, "holds no text"),
+        ("a.jsonl", "\n", {}, "holds no text"),
         ("a.jsonl", '{"text": "x"}\n{"text"\n', {}, "line 2 is no JSON"),
         ("a.jsonl", '{"body": "x"}\n', {}, r"no text.*it has \['body'\].*text_column"),
         ("a.jsonl", '{"text": 3}\n', {}, "no text"),

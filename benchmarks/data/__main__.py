@@ -1,0 +1,200 @@
+"""Preparation of data of real sizes: the peak of memory, and megabytes a second on one core.
+
+    python -m benchmarks.data [--megabytes 1000] [--rows 1000000]
+
+Makes up a text file of that size and files of that many rows, and prepares each in a process of its own on one core:
+it is read, a tokenizer is trained or one is given, the text is encoded, and its tokens are written. The last case
+prepares rows again after a tenth of them was added in a new file, as a retraining run finds them. Memory is the largest
+resident size of the process, from its start to its end. Writes benchmarks/results/data.json and the section of
+docs/benchmarks.md between the markers `<!-- data -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import date
+from itertools import count, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "data.json", ROOT / "docs" / "benchmarks.md"
+MEGABYTE = 1_000_000
+NUM_WORDS, WORDS_A_LINE, LINES_A_BLOCK, LINES_A_ROW = 50_000, 12, 200_000, 3
+ROWS_A_GROUP = 100_000
+
+CHILD = """
+import json, os, resource, sys, time
+from pathlib import Path
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data import prepare
+said = json.loads(sys.argv[1])
+start_s = time.perf_counter()
+prepared = prepare(DataSpec(seq_len=512, vocab_size=8192, **said["spec"]), cache_dir=Path(said["cache"]))
+seconds = time.perf_counter() - start_s
+peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+found = {"seconds": seconds, "peak_bytes": peak_bytes, "num_samples": prepared.num_samples}
+print(json.dumps({**found, "tokenizer": str(prepared.tokenizer_dir)}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--folder", help="where the files are written; default: a temporary folder")
+    args = parser.parse_args()
+    with TemporaryDirectory(dir=args.folder) as folder:
+        cases = measure(Path(folder), num_bytes=args.megabytes * MEGABYTE, num_rows=args.rows)
+    write(cases, num_rows=args.rows)
+
+
+def measure(folder: Path, *, num_bytes: int, num_rows: int) -> list[dict[str, Any]]:
+    """Returns a row for each case. The files of a case are deleted after it."""
+    cases = []
+
+    def case(name: str, spec: dict[str, Any]) -> str:
+        found = prepare_in_child(folder, spec)
+        num_bytes_read = sum(path.stat().st_size for path in folder.glob(Path(spec["path"]).name))
+        cases.append({"name": name, "bytes": num_bytes_read, **found})
+        print(line_of(cases[-1]), flush=True)
+        return str(found["tokenizer"])
+
+    tokenizer = ""
+    for name, make in (("JSONL", jsonl), ("CSV", comma_separated), ("Parquet", parquet)):
+        path = folder / f"rows.{name.lower()}"
+        make(path, rows(0, num_rows))
+        tokenizer = case(f"{num_rows:,} rows of {name}", {"path": str(path)})
+        if name != "JSONL":
+            path.unlink()
+    given = {"path": str(folder / "*.jsonl"), "tokenizer": keep(tokenizer, folder), "name": "rows", "version": "1"}
+    case("the rows of JSONL, a given tokenizer, named", given)
+    jsonl(folder / "rows-2.jsonl", rows(num_rows, num_rows // 10))
+    case("the same with a tenth more rows in a new file", given)
+    for path in folder.glob("*.jsonl"):
+        path.unlink()
+    write_text(folder / "text.txt", num_bytes=num_bytes)
+    case("one text file", {"path": str(folder / "text.txt")})
+    case("one text file, a given tokenizer", {"path": str(folder / "text.txt"), "tokenizer": given["tokenizer"]})
+    return cases
+
+
+def prepare_in_child(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """Prepares data in a process of its own, on one core; returns what it took."""
+    said = json.dumps({"spec": spec, "cache": str(folder / "cache")})
+    ran = subprocess.run([sys.executable, "-c", CHILD, said], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def keep(tokenizer: str, folder: Path) -> str:
+    """Returns a copy of a tokenizer outside the cache."""
+    return str(shutil.copytree(tokenizer, folder / "tokenizer"))
+
+
+def lines() -> Iterator[str]:
+    """Yields lines of made-up words without end.
+
+    The frequencies of words fall as those of real words do (Zipf), and new words keep coming: every tenth line has a
+    number of its own.
+    """
+    draw = random.Random(0)
+    letters = "etaoinshrdlucmfwypvbgké"
+    words = ["".join(draw.choices(letters, k=draw.randint(2, 10))) for _ in range(NUM_WORDS)]
+    signs = draw.choices(["", "", "", "", ",", ".", "'s", ")"], k=NUM_WORDS)
+    total, sums = 0.0, []
+    for rank in range(NUM_WORDS):
+        total += 1 / (rank + 1)
+        sums.append(total)
+    drawn = draw.choices([a + b for a, b in zip(words, signs, strict=True)], cum_weights=sums, k=12 * LINES_A_BLOCK)
+    block = [" ".join(drawn[start : start + WORDS_A_LINE]) for start in range(0, len(drawn), WORDS_A_LINE)]
+    numbers = count()
+    while True:
+        draw.shuffle(block)
+        for line in block:
+            number = next(numbers)
+            yield f"{line}.\n" if number % 10 else f"{line} {number}.\n"
+
+
+def rows(start: int, num_rows: int) -> Iterator[dict[str, Any]]:
+    """Yields rows of some lines each, from row `start` on."""
+    endless = islice(lines(), start * LINES_A_ROW, None)
+    for number in range(num_rows):
+        yield {"text": "".join(islice(endless, LINES_A_ROW)), "number": start + number}
+
+
+def write_text(path: Path, *, num_bytes: int) -> None:
+    """Writes a text file of a size."""
+    endless = lines()
+    with path.open("w") as file:
+        while file.tell() < num_bytes:
+            file.writelines(islice(endless, 10_000))
+
+
+def jsonl(path: Path, made: Iterable[dict[str, Any]]) -> None:
+    """Writes rows as JSONL."""
+    with path.open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in made)
+
+
+def comma_separated(path: Path, made: Iterable[dict[str, Any]]) -> None:
+    """Writes rows as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text", "number"])
+        writer.writeheader()
+        writer.writerows(made)
+
+
+def parquet(path: Path, made: Iterable[dict[str, Any]]) -> None:
+    """Writes rows as Parquet."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rest = iter(made)
+    schema = pyarrow.schema({"text": pyarrow.string(), "number": pyarrow.int64()})
+    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+        while group := list(islice(rest, ROWS_A_GROUP)):
+            writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
+
+
+def write(cases: list[dict[str, Any]], *, num_rows: int) -> None:
+    """Writes the result as JSON, and as a table in the docs."""
+    machine = f"{os.cpu_count()} cores, {processor()}, shared"
+    result = {"date": date.today().isoformat(), "machine": machine, "cases": cases}
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    text = f"""{result["date"]}, {machine}; one core for each preparation, `vocab_size` 8,192, `seq_len` 512, one run.
+
+| | size, MB | seconds | MB/s | peak of memory, MB |
+|---|---:|---:|---:|---:|
+{chr(10).join(map(line_of, cases))}
+"""
+    page = PAGE.read_text()
+    PAGE.write_text(re.sub(r"(?s)(<!-- data -->\n).*?(<!-- /data -->)", lambda m: m[1] + text + m[2], page))
+
+
+def line_of(case: dict[str, Any]) -> str:
+    """Returns the row of the table."""
+    size, seconds, peak = case["bytes"] / MEGABYTE, case["seconds"], case["peak_bytes"] / MEGABYTE
+    return f"| {case['name']} | {size:,.0f} | {seconds:.0f} | {size / seconds:.1f} | {peak:.0f} |"
+
+
+def processor() -> str:
+    """Returns the name of the processor, where the system says it."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

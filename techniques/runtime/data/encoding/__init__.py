@@ -1,0 +1,1 @@
+"""Tokenizers, and the encoding of long text in pieces."""

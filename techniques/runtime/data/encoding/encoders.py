@@ -1,0 +1,147 @@
+"""Tokenizers: one that is given, or a byte-level BPE that is trained on the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.encoding.cuts import GPT2, rule_of
+from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
+from ringmaster.techniques.runtime.data.encoding.progress import Progress
+from ringmaster.techniques.runtime.data.encoding.words import Ids, WordEncoder
+
+END_OF_TEXT = "<|endoftext|>"
+# Merges hardly change beyond this much text, and training time grows with it. The document in which it is reached is
+# read to its end, or to the second limit.
+MAX_TRAINING_CHARACTERS = 64_000_000
+MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
+SAMPLE = " A sample, isn't it?\n\n  Of 3 lines: naïve \u00e9\u0301 日本 <|endoftext|> <s> </s>\t\r\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A tokenizer in the form that the stream needs; `save` writes what `AutoTokenizer` loads.
+
+    words: encodes text in parts that give the ids of the whole; None where text is only encoded whole.
+    """
+
+    encode: Callable[[list[str]], list[list[int]]]
+    vocab_size: int
+    end_of_text_id: int | None
+    save: Callable[[Path], None]
+    words: WordEncoder | None = None
+
+    def ids(self, texts: list[str]) -> list[Ids]:
+        """Returns the ids of texts as arrays [tokens]."""
+        if self.words is not None:
+            return self.words(texts)
+        return [np.asarray(ids, dtype=np.uint32) for ids in self.encode(texts)]
+
+
+def encoder_of(spec: DataSpec, documents: Iterable[Document]) -> Encoder:
+    """Returns the tokenizer that the spec names, or else one that is trained on the training documents."""
+    return _given(spec.tokenizer) if spec.tokenizer else _trained(documents, spec.vocab_size)
+
+
+def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
+    """A byte-level BPE of `vocab_size`, trained on the training documents, which can encode any text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size <= len(alphabet):
+        raise ValueError(
+            f"vocab_size {vocab_size} is too small for a byte-level BPE. To fix: give more than {len(alphabet)}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(_training_texts(documents, Progress("training a tokenizer")), trainer)
+
+    def save(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+
+    tokenizer.encode_special_tokens = True  # text that contains the end-of-text token does not end there
+    words = WordEncoder(rule=GPT2, encode=lambda texts: [found.ids for found in tokenizer.encode_batch_fast(texts)])
+    return Encoder(
+        encode=lambda texts: [ids.tolist() for ids in words(texts)],
+        vocab_size=tokenizer.get_vocab_size(),
+        end_of_text_id=tokenizer.token_to_id(END_OF_TEXT),
+        save=save,
+        words=words,
+    )
+
+
+def _training_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
+    """The training documents in pieces that have the words of the whole, up to the limits."""
+    left, num_of_this = MAX_TRAINING_CHARACTERS, 0
+    for document in in_pieces((each for each in documents if not each.held_out), rule=GPT2):
+        text = cast(str, document.content)
+        progress.add(len(text), ends=document.ends)
+        if num_of_this < MAX_CHARACTERS_OF_A_DOCUMENT:
+            yield text
+        left, num_of_this = left - len(text), num_of_this + len(text)
+        if left <= 0 and (document.ends or num_of_this >= MAX_CHARACTERS_OF_A_DOCUMENT):
+            return
+        if document.ends:
+            num_of_this = 0
+
+
+def _given(name: str) -> Encoder:
+    from transformers import AutoTokenizer
+
+    is_local = Path(name).is_dir()
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tokenizer {name!r} cannot be loaded: {error}. To fix: give a folder that save_pretrained "
+            f"wrote, or a hub name, or leave it out to train one"
+        ) from error
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return cast("list[list[int]]", encoded["input_ids"])
+
+    def save(folder: Path) -> None:
+        tokenizer.save_pretrained(str(folder))
+
+    words = _words_of(tokenizer, encode)
+    return Encoder(
+        encode=encode if words is None else lambda texts: [ids.tolist() for ids in words(texts)],
+        vocab_size=len(tokenizer),
+        end_of_text_id=tokenizer.eos_token_id,
+        save=save,
+        words=words,
+    )
+
+
+def _words_of(tokenizer: Any, encode: Callable[[list[str]], list[list[int]]]) -> WordEncoder | None:
+    """Returns what encodes text in parts, where the tokenizer is one of which that is known to be exact."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rule = None if backend is None else rule_of(json.loads(backend.to_str()))
+    if rule is None or backend is None:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+
+    def encode_words(words: list[str]) -> list[list[int]]:
+        return [found.ids for found in backend.encode_batch_fast(words, add_special_tokens=False)]
+
+    # A tokenizer in Python may do more than its backend.
+    return WordEncoder(rule=rule, encode=encode_words) if encode_words([SAMPLE]) == encode([SAMPLE]) else None

@@ -1,0 +1,177 @@
+"""Text that is encoded in parts has the ids of the whole, whatever characters it has."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from ringmaster.techniques.runtime.data.encoding import documents as documents_module
+from ringmaster.techniques.runtime.data.encoding import words as words_module
+from ringmaster.techniques.runtime.data.encoding.cuts import GPT2, KNOWN_EXPRESSIONS, SPACES, rule_of
+from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
+from ringmaster.techniques.runtime.data.encoding.words import WordEncoder
+from tests.drawing import draws
+
+ByteLevel = pre_tokenizers.ByteLevel
+GPT2_SPLIT = ByteLevel(add_prefix_space=False)
+KNOWN_SPLITS = [
+    pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(expression), "isolated"),
+            ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    for expression in sorted(KNOWN_EXPRESSIONS)
+]
+CASES = [(GPT2, GPT2_SPLIT), *((SPACES, split) for split in KNOWN_SPLITS)]
+# Kinds of white space, what is none in some versions of Unicode, signs beside letters, marks, numbers, contractions.
+NASTY = [
+    *" \n\t\r\x0b\x0c\x1c\x1f\x85\xa0\xad\u1680\u180e\u2003\u200b\u2028\u202f\u3000\ufeff\x00\x7f",
+    *(
+        "\r\n",
+        "  ",
+        "\n\n",
+        " \n ",
+        "   a",
+        "\t x",
+        "'s",
+        "'ll",
+        "'",
+        "'S",
+        "\u017f",
+        "\u212a",
+        "ab",
+        "Z",
+        "é",
+        "e\u0301",
+    ),
+    *(
+        "\u0301",
+        "日",
+        "。",
+        "ไทย",
+        "7",
+        "12345",
+        "²",
+        "½",
+        "٣",
+        "!",
+        "(",
+        "--",
+        "_",
+        "/",
+        "🙂",
+        "👩\u200d👩",
+        "<|endoftext|>",
+    ),
+]
+TEXTS = st.one_of(
+    st.lists(st.sampled_from(NASTY), max_size=40).map("".join),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
+    st.text(st.characters(max_codepoint=127), max_size=60),
+)
+
+
+def words_of(split, text):
+    return [word for word, _ in split.pre_tokenize_str(text)] if text else []
+
+
+@pytest.mark.parametrize(("rule", "split"), CASES)
+@draws(500)
+@given(text=TEXTS)
+def test_the_words_of_a_rule_are_split_as_the_whole(rule, split, text):
+    found = rule.words.findall(text)
+    assert "".join(found) == text
+    assert [word for each in found for word in words_of(split, each)] == words_of(split, text)
+
+
+@pytest.mark.parametrize(("rule", "split"), CASES)
+@draws(500)
+@given(text=TEXTS)
+def test_both_sides_of_every_cut_are_split_as_the_whole(rule, split, text):
+    rest, cuts = text, []
+    while cut := rule.last_cut(rest):
+        cuts.append(cut)
+        rest = text[:cut]
+    for cut in cuts:
+        assert words_of(split, text[:cut]) + words_of(split, text[cut:]) == words_of(split, text)
+
+
+@draws(100)
+@given(texts=st.lists(TEXTS, max_size=3), size=st.integers(1, 9), step=st.integers(1, 7))
+def test_pieces_are_the_documents_and_are_cut_by_the_rule(texts, size, step):
+    def parts():
+        for number, text in enumerate(texts):
+            for start in range(0, len(text), step):
+                yield Document(content=text[start : start + step], held_out=number == 1, ends=False)
+            yield Document(content="", held_out=number == 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents_module, "PIECE_CHARACTERS", size)
+        pieces = list(in_pieces(parts(), rule=GPT2))
+        whole = list(in_pieces(parts(), rule=None))
+    assert whole == [Document(content=text, held_out=number == 1) for number, text in enumerate(texts)]
+    ends = [0, *(number for number, piece in enumerate(pieces, start=1) if piece.ends)]
+    assert len(ends) == len(texts) + 1
+    for number, text in enumerate(texts):
+        mine = pieces[ends[number] : ends[number + 1]]
+        assert "".join(piece.content for piece in mine) == text
+        assert {piece.held_out for piece in mine} == {number == 1}
+        assert [word for piece in mine for word in words_of(GPT2_SPLIT, piece.content)] == words_of(GPT2_SPLIT, text)
+
+
+def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
+    draw = random.Random(0)
+    text = "".join(draw.choices([*NASTY, *[" a", " word", ".\n"] * 20], k=60_000))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = GPT2_SPLIT, decoders.ByteLevel()
+    alphabet = sorted(ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([text], trainer)
+    monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 1000)
+    monkeypatch.setattr(words_module, "MOST_WORDS", 300)  # so that words are also forgotten
+    encoder = WordEncoder(rule=GPT2, encode=lambda words: [each.ids for each in tokenizer.encode_batch(words)])
+    pieces = list(in_pieces([Document(content=text, held_out=False)], rule=GPT2))
+    assert len(pieces) > 100
+    assert max(len(piece.content) for piece in pieces) < 2100
+    assert [token for piece in pieces for token in encoder([piece.content])[0].tolist()] == tokenizer.encode(text).ids
+
+
+def test_text_that_is_too_long_to_be_encoded_whole_is_refused_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(documents_module, "MOST_CHARACTERS_AT_ONCE", 200_000)
+    parts = [Document(content="many words " * 9000, held_out=False, ends=number == 5) for number in range(6)]
+    with pytest.raises(ValueError, match=r"more than 200,000 characters.*To fix: .*JSONL row"):
+        list(in_pieces(parts, rule=None))
+    assert len(list(in_pieces(parts, rule=SPACES))) > 6
+
+
+def content_of(split, *, normalizer=None, added=(), dropout=None):
+    tokenizer = Tokenizer(models.BPE(dropout=dropout))
+    tokenizer.pre_tokenizer = split
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.add_tokens(list(added))
+    return json.loads(tokenizer.to_str())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "rule"),
+    [
+        (content_of(GPT2_SPLIT), GPT2),
+        (content_of(GPT2_SPLIT, normalizer=normalizers.NFC()), GPT2),
+        *((content_of(split), SPACES) for split in KNOWN_SPLITS),
+        (content_of(ByteLevel(add_prefix_space=True)), None),
+        (content_of(ByteLevel(add_prefix_space=False, use_regex=False)), None),
+        (content_of(pre_tokenizers.Metaspace()), None),
+        (content_of(pre_tokenizers.Sequence([pre_tokenizers.Digits(), GPT2_SPLIT])), None),
+        (content_of(GPT2_SPLIT, normalizer=normalizers.Lowercase()), None),
+        (content_of(GPT2_SPLIT, added=["a b"]), None),
+        (content_of(GPT2_SPLIT, dropout=0.1), None),
+    ],
+)
+def test_only_tokenizers_whose_cuts_are_known_are_cut(tokenizer, rule):
+    assert rule_of(tokenizer) is rule
