@@ -37,6 +37,13 @@ from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
+from ringmaster.techniques.runtime.processes.events import (
+    PreflightDone,
+    PreflightFailed,
+    PreflightStarted,
+    RankExited,
+    event_from_json,
+)
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import was_killed
 
@@ -294,21 +301,20 @@ def _preflight(
     log = Path(order.cache_dir) / "survey.log"
     channel = server.spawn(target=PREFLIGHT_TARGET, argument=to_json(order), log=log)
     try:
-        while (event := channel.receive())["event"] != "exit":
-            match event["event"]:
-                case "surveying":
-                    notice(f"inspecting {event['job']}")
-                case "survey":
-                    preflight = from_json(Preflight, event["survey"])
+        while True:
+            match event_from_json(channel.receive()):
+                case PreflightStarted(job=job):
+                    notice(f"inspecting {job}")
+                case PreflightDone(survey=preflight):
                     preflights[preflight.job] = preflight
-                case "fault":
-                    fail(event["job"], event["message"])
+                case PreflightFailed(job=str(job), message=message):
+                    fail(job, message)
+                case RankExited(status=status):
+                    return status
     except ChannelClosed:  # the fork server itself has ended; the next call starts another one
         return None
     finally:
         channel.close()
-    status: int = event["status"]
-    return status
 
 
 def resolve_steps(job: Job, preflight: Preflight) -> Job:
