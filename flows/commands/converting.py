@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import input_errors
 from ringmaster.flows.output import AsJson, error_console, print_json
 
 
@@ -25,10 +25,8 @@ def convert(
     """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""
     from ringmaster.techniques.runtime.models.conversion import convert as convert_model
 
-    try:
+    with input_errors():
         done = convert_model(source, destination, to=to, tp=tp, pp=pp)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
     error_console().print(
         f"{done['num_tensors']} tensors ({done['num_bytes'] / 1e6:.1f} MB) of a {done['from']} model are now in "
         f"{done['destination']}, with {', '.join(done['tokenizer_files']) or 'no tokenizer'}."

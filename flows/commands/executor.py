@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 
 
@@ -21,12 +20,11 @@ def executor(
 
     One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
     """
+    from ringmaster.flows.pool.asking import pool_address
+
     log_to_stderr(Role.CONTROLLER)
     settings.choose_engine(engine)
-    pool = settings.pool()
-    if pool is None:
-        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
-        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
+    pool = pool_address()
     settings.embed(settings.home())
     from ringmaster.flows.pool.executor import serve_pool
 

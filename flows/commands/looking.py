@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,11 +123,9 @@ def _runs_here() -> Iterator[_Run]:
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
-        journal, folder = Journal.of_file(file), file.parent
-        try:
-            yield _Run(batch=folder.parent.name, folder=folder, rows=_rows(journal, folder.parent.name, folder.name))
-        finally:
-            journal.close()
+        with closing(Journal.of_file(file)) as journal:
+            batch, folder = file.parent.parent.name, file.parent
+            yield _Run(batch=batch, folder=folder, rows=_rows(journal, batch, folder.name))
 
 
 def _runs_on_pool() -> Iterator[_Run]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
@@ -80,12 +80,9 @@ def monitor(
     suite = load_suite(assertions)
     if not suite.assertions:
         raise InputError([f"{assertions} has no assertions. To fix: give some, under `assertions:`"])
-    try:
-        with importable(assertions.parent):
-            log = Log(predictions)
-            results = check(suite.assertions, log)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
+    with input_errors(), importable(assertions.parent):
+        log = Log(predictions)
+        results = check(suite.assertions, log)
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,8 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         database = Database(address.database, patience_s=DATABASE_PATIENCE_S)
     except DBAPIError as error:
         raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
-    try:
+    with closing(database):
         yield database
-    finally:
-        database.close()
 
 
 def ask_about(

@@ -16,7 +16,7 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
@@ -27,6 +27,7 @@ from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.context import EngineContext
@@ -73,7 +74,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
         _lead(leadership, database, notice)
         with ExitStack() as stack:
             stack.callback(_resign, leadership, address)
-            stack.enter_context(_beating(leadership))
+            stack.enter_context(running(partial(_beat, leadership), name="beat", patience_s=FAREWELL_S))
             stopping = threading.Event()
             led = leadership.guarded(database, on_deposed=_end_at_once)
             with suppress(DatabaseClosed):  # the database was away when we were asked to end
@@ -132,10 +133,8 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
 def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
     """Builds the engine that RINGMASTER_ENGINE names, by default that of process workers."""
     context = EngineContext(folder=settings.home(), database=database, on_failure=on_failure)
-    try:
+    with input_errors():
         return build_engine(settings.engine(default=WORKERS), context)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
 
 
 def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
@@ -149,25 +148,13 @@ def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
         time.sleep(STAND_BY_S)
 
 
-@contextmanager
-def _beating(leadership: Leadership) -> Iterator[None]:
-    """Sends this leader's heartbeats inside the context."""
-    over = threading.Event()
-
-    def beat() -> None:
-        with suppress(SQLAlchemyError):
-            while leadership.beat():
-                if over.wait(BEAT_EVERY_S):
-                    return
-            _end_at_once()
-
-    thread = threading.Thread(target=beat, name="beat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(timeout=FAREWELL_S)
+def _beat(leadership: Leadership, over: threading.Event) -> None:
+    """Sends this leader's heartbeats until `over` is set."""
+    with suppress(SQLAlchemyError):
+        while leadership.beat():
+            if over.wait(BEAT_EVERY_S):
+                return
+        _end_at_once()
 
 
 def _resign(leadership: Leadership, address: PoolAddress) -> None:

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 
 from ringmaster.flows import settings
@@ -56,12 +56,9 @@ def own_node() -> Iterator[PoolNode | None]:
     if address is None:
         yield None
         return
-    database = Database(address.database)
-    try:
+    with closing(Database(address.database)) as database:
         mine = next((node for node in Nodes(database).all() if is_here(node)), None)
         yield None if mine is None else PoolNode(record=mine, requests=Requests(database))
-    finally:
-        database.close()
 
 
 def is_here(node: NodeRecord) -> bool:

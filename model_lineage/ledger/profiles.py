@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import TAG_LIMIT, Runs, flat_params
 
 _FINGERPRINT = "ringmaster.fingerprint"
@@ -27,18 +28,15 @@ class Profiles(Runs):
         """Returns the newest profile of each fingerprint that has one, exactly as recorded."""
         experiment_id = self.experiment_id(self.profiles_experiment, create=False)
         missing, found = set(fingerprints), dict[str, dict[str, Any]]()
-        token = None
-        while missing and experiment_id is not None:
-            page = self.client.search_runs(
-                [experiment_id], max_results=_PAGE, order_by=["attributes.start_time DESC"], page_token=token
-            )
-            for run in page:
-                tags = run.data.tags
-                if tags.get(_FINGERPRINT) in missing:
-                    missing.remove(tags[_FINGERPRINT])
-                    found[tags[_FINGERPRINT]] = json.loads(_joined(tags))
-            token = page.token
-            if not token:
+        if not missing or experiment_id is None:
+            return found
+        newest_first = ["attributes.start_time DESC"]
+        for run in paged(self.client.search_runs, [experiment_id], max_results=_PAGE, order_by=newest_first):
+            tags = run.data.tags
+            if tags.get(_FINGERPRINT) in missing:
+                missing.remove(tags[_FINGERPRINT])
+                found[tags[_FINGERPRINT]] = json.loads(_joined(tags))
+            if not missing:
                 break
         return found
 

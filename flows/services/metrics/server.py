@@ -16,6 +16,7 @@ import uvicorn
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.process_log import Role, report_fault
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
@@ -56,10 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _pool() -> settings.PoolAddress:
-    pool = settings.pool()
-    if pool is None:
-        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
-        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
+    pool = pool_address()
     if not pool.password:
         raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
     return pool
