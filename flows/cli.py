@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import typer
 
 from ringmaster.flows.commands import (
-    converting,
     datasets,
-    diagnosing,
     executor,
     looking,
     models,
@@ -20,10 +21,21 @@ from ringmaster.flows.commands import (
     retraining,
     running,
     services,
-    watching,
 )
 from ringmaster.flows.commands.lineage import queries
-from ringmaster.flows.commands.renamed import renamed
+
+
+def renamed(command: Callable[..., None], *, group: str) -> Callable[..., None]:
+    """The command as it was called before it belonged to a group."""
+    name = command.__name__.replace("_", "-")
+
+    @functools.wraps(command)
+    def under_former_name(*args: Any, **options: Any) -> None:
+        sys.stderr.write(f"`ringmaster {name}` is now `ringmaster {group} {name}`\n")
+        command(*args, **options)
+
+    return under_former_name
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,12 +51,12 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         retraining.retrain,
         pool.submit,
         looking.status,
-        watching.watch,
+        looking.watch,
         looking.logs,
     ),
     PLAN: (running.profile, planning.plan, planning.check, planning.simulate, looking.techniques),
-    POOL: (services.up, services.down, diagnosing.diagnose),
-    MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, converting.convert),
+    POOL: (services.up, services.down, services.diagnose),
+    MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, models.convert),
 }
 JOBS = (pool.cancel, pool.pause, pool.resume, pool.set_priority)
 PROCESSES = (executor.executor, nodes.worker)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringmaster.flows import cli, entry
 from ringmaster.flows.diagnosis import machine
 from ringmaster.flows.diagnosis.bundle import Part, collect
-from ringmaster.flows.diagnosis.logs import MOST_BYTES, logs
+from ringmaster.flows.diagnosis.diagnose import MOST_BYTES, logs
 from ringmaster.flows.diagnosis.redaction import Redactor
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.files import ServiceFiles
