@@ -52,7 +52,7 @@ def up(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a pool on this machine: Prefect, MLflow, the executor, and this machine as a node; `down` ends it."""
+    """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import needed, passwords, up_and_down
 
@@ -73,14 +73,14 @@ def up(
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
-    announce("starting Prefect, MLflow and the executor, usually 20 to 40 s")
+    announce("starting Prefect, MLflow and the controller, usually 20 to 40 s")
     if not up_and_down.start(options, database_server=database):
         raise typer.Exit(1)
     _print_address(home, as_json)
 
 
 def down() -> None:
-    """End the pool of this machine in order: jobs write their checkpoints, then the executor, then the servers."""
+    """End the pool of this machine in order: jobs write their checkpoints, then the controller, then the servers."""
     from ringmaster.flows.services import up_and_down
 
     raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)

@@ -131,7 +131,7 @@ def _pass_on(event: threading.Event, other: threading.Event) -> None:
 
 @contextmanager
 def _watched_release(database: Database, *, stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` once an executor of another release leads the pool; raises OtherRelease at the end of the context.
+    """Calls `stop` once a controller of another release leads the pool; raises OtherRelease at the end of the context.
 
     A worker may be forgotten in an upgrade: it leaves in order, and its jobs resume from their checkpoints elsewhere.
     """

@@ -198,7 +198,7 @@ class PooledRun:
 
     @contextmanager
     def executor(self) -> Iterator[BatchFollower]:
-        """Yields the follower of the pool's executor."""
+        """Yields the follower of the pool's controller."""
         yield self._follower
 
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:

@@ -99,7 +99,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     """Asks a person whether to continue this flow run, which has done nothing yet except to prepare the question.
 
     On a pool the run is suspended, and starts again once it is answered; `question`, which may be slow, is called only
-    once. The pool's executor gives the answer `without_answer` after `timeout_s`
+    once. The pool's controller gives the answer `without_answer` after `timeout_s`
     (`ringmaster.flows.pool.runs.late_answers`). Elsewhere the process waits.
     """
     run_id = _run_that_can_ask()
@@ -116,7 +116,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
             text = question()
             create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
         form = Start.with_initial_data(description=text)
-        # The pool's executor answers in time. If none leads for a day, Prefect fails the run.
+        # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
         answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)
         assert answer is not None, "a suspension for input ends with one"
     return Answer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
@@ -128,7 +128,7 @@ def silence_to_start(timeout_s: float, without_answer: bool) -> dict[str, Any]:
 
 
 def _is_of_pool() -> bool:
-    """Returns whether the flow run can be suspended: it has a deployment, and a pool's executor watches the timeout."""
+    """Returns whether the flow run can be suspended: it has a deployment, and a controller watches the timeout."""
     run = current_flow_run()
     return settings.pool() is not None and run is not None and run.deployment_id is not None
 

@@ -1,4 +1,4 @@
-"""The event log: the stored decisions of a pool's executor about its batches, and their plans.
+"""The event log: the stored decisions of a pool's controller about its batches, and their plans.
 
 The events of gangs are in the message store; `batch_events` reads both.
 """

@@ -1,4 +1,4 @@
-"""Requests of people, flows and nodes to a pool's executor, which answers each one once, even after a crash."""
+"""Requests of people, flows and nodes to a pool's controller, which answers each one once, even after a crash."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Serves the metrics of a pool: `python -m ringmaster.flows.services.metrics.server --port PORT`.
 
-The server reads the pool's database, and nothing else. So it measures a pool whose executor, nodes or other servers are
-away, and goes on when another executor leads.
+The server reads the pool's database, and nothing else. So it measures a pool whose controller, nodes or other servers
+are away, and goes on when another controller leads.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
 class EngineContext:
     """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
 
-    folder: where the engine may write files of its own: the folder of the run, or the home of the pool's executor.
+    folder: where the engine may write files of its own: the folder of the run, or the home of the pool's controller.
     cluster: the devices of this machine that the run may use; empty in the executor of a pool.
     launcher: starts processes on this machine; None in the executor of a pool.
     database: the pool's database, with the leader's guarded write access; None outside of a pool.

@@ -99,7 +99,7 @@ def told(database, batch):
 
 
 class PoolBench:
-    """An executor process on a database. A second instance on the same database is the next executor.
+    """An executor process on a database. A second instance on the same database is the next controller.
 
     led: the database through which this executor writes, by default `database`.
     engine: a fake engine instead of that of process workers.
