@@ -25,7 +25,7 @@ from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.profiling.lending import DevicesWanted
-from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import from_json

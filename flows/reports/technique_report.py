@@ -18,7 +18,7 @@ from ringmaster.flows.output import error_console, output_console
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.stage import run_preflight
+from ringmaster.tasks.profiling.preflight import run_preflight
 from ringmaster.tasks.profiling.trials import gang_shape
 from ringmaster.techniques import GangShape
 from ringmaster.techniques.interface import registry

@@ -231,3 +231,13 @@ class Gangs:
 
 def worker_of(database, name="n1", **options):
     return Worker(database, name, **options)
+
+
+def run(pool, gangs, *, moves=30):
+    """Lets gangs and executor take turns until no batch is active."""
+    for _ in range(moves):
+        pool.step(seconds=0.1)
+        if not Submissions(pool.database).standing():
+            return
+        gangs.move()
+    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
