@@ -149,7 +149,7 @@ class Kills:
         self.pool.up()
         return lambda: True
 
-    def executor(self):
+    def controller(self):
         return self._supervised("controller")
 
     def prefect(self):

@@ -26,7 +26,7 @@ def test_a_worker_of_another_release_is_refused_until_the_executor_is_of_that_on
     database.write(releases.note_release)
     here = releases.own_release()
     monkeypatch.setattr(releases, "own_release", lambda: "9.0")
-    with pytest.raises(OtherRelease, match=rf"executor is of Ringmaster {here}, and this machine has 9.0.*To fix"):
+    with pytest.raises(OtherRelease, match=rf"controller is of Ringmaster {here}, and this machine has 9.0.*To fix"):
         database.read(releases.check_release)
     database.write(releases.note_release)
     database.read(releases.check_release)
