@@ -23,7 +23,8 @@ from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_searches
 from ringmaster.tasks.profiling.groups.search import GroupSearch, trial_of
-from ringmaster.tasks.profiling.stage import ProfileStore, profile_jobs
+from ringmaster.tasks.profiling.stage import profile_jobs
+from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment, run_wave
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer

@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ringmaster.tasks.cluster import detect
+from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, quickest_looking_first, worthwhile
-from ringmaster.tasks.profiling.stage import preflight_jobs
 from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.interface.preflight import Candidate

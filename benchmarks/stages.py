@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry

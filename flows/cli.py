@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import typer
 
 from ringmaster.flows.commands import (
-    converting,
     datasets,
-    diagnosing,
-    executor,
     looking,
     models,
-    nodes,
     planning,
     pool,
+    processes,
     promoting,
     retraining,
     running,
     services,
-    watching,
 )
 from ringmaster.flows.commands.lineage import queries
-from ringmaster.flows.commands.renamed import renamed
+
+
+def renamed(command: Callable[..., None], *, was: str, now: str) -> Callable[..., None]:
+    """Returns a command under its former name, under which it works as before and prints the new one."""
+
+    @functools.wraps(command)
+    def under_former_name(*args: Any, **options: Any) -> None:
+        sys.stderr.write(f"`ringmaster {was}` is now `ringmaster {now}`\n")
+        command(*args, **options)
+
+    return under_former_name
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,27 +49,32 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         retraining.retrain,
         pool.submit,
         looking.status,
-        watching.watch,
+        looking.watch,
         looking.logs,
     ),
     PLAN: (running.profile, planning.plan, planning.check, planning.simulate, looking.techniques),
-    POOL: (services.up, services.down, diagnosing.diagnose),
-    MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, converting.convert),
+    POOL: (services.up, services.down, services.diagnose),
+    MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, models.convert),
 }
 JOBS = (pool.cancel, pool.pause, pool.resume, pool.set_priority)
-PROCESSES = (executor.executor, nodes.worker)
+PROCESSES = (processes.controller, processes.worker)
+FORMER_NAMES = {"controller": "executor"}
 
 for panel, commands in COMMANDS.items():
     for each in commands:
         app.command(rich_help_panel=panel)(each)
 for name, panel, of_group, text in (
     ("jobs", TRAIN, JOBS, "Cancel, pause and resume jobs that a pool trains, and set their priorities."),
-    ("pool", POOL, PROCESSES, "The processes of a pool: its executor, and a worker on each node."),
+    ("pool", POOL, PROCESSES, "The processes of a pool: its controller, and a worker on each node."),
 ):
     group = typer.Typer(no_args_is_help=True, help=text)
     for each in of_group:
+        called = each.__name__.replace("_", "-")
+        was = FORMER_NAMES.get(called, called)
         group.command()(each)
-        app.command(hidden=True)(renamed(each, group=name))
+        app.command(was, hidden=True)(renamed(each, was=was, now=f"{name} {called}"))
+        if was != called:
+            group.command(was, hidden=True)(renamed(each, was=f"{name} {was}", now=f"{name} {called}"))
     app.add_typer(group, name=name, rich_help_panel=panel)
 app.add_typer(queries.app, name="lineage", rich_help_panel=MODELS)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=DATA)

@@ -1,6 +1,7 @@
 """The exceptions of the flows: faults in the input, and runs that did not succeed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.model_lineage.faults import InputFault, RingmasterError
@@ -32,6 +33,18 @@ class InputError(InputFault):
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)
         super().__init__(listed(self.faults))
+
+
+@contextmanager
+def input_errors(kind: type[Exception] = ValueError, *, about: str = "") -> Iterator[None]:
+    """Inside the context, an error of this kind becomes an InputError of the same message.
+
+    about: what the message is about; it is written before it.
+    """
+    try:
+        yield
+    except kind as error:
+        raise InputError([f"{about}{error}"]) from error
 
 
 class RunFailed(RingmasterError):

@@ -45,7 +45,7 @@ def retrain_daily(
         file: The path of the file that lists the models, their data and how they are trained.
         night: The date of the retraining run, such as 2026-11-20. By default, it is the scheduled date, or today.
         force: The names of models that are trained even if they are not due, or if the run of that date is over.
-        seed: The seed of the planner. A pool's executor uses its own seed.
+        seed: The seed of the planner. A pool's controller uses its own seed.
     """
     production = load_production(located(file))
     with open_run(production, run_date=night, force=force) as opened:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process import ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import check_engine_name
@@ -118,10 +118,8 @@ def choose_engine(name: str) -> None:
     if name:
         os.environ[ENGINE] = name
     if chosen := os.environ.get(ENGINE):
-        try:
+        with input_errors():
             check_engine_name(chosen)
-        except ValueError as error:
-            raise InputError([str(error)]) from None
 
 
 def engine(*, default: str) -> str:

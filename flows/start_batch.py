@@ -73,7 +73,7 @@ def start_batch(
         without_answer: With the mode "ask", what to do if nobody answers in time.
         resume: Continues the last run of this batch, which was interrupted, from its checkpoints.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
-        seed: Seed of the planner. A pool's executor uses its own seed.
+        seed: Seed of the planner. A pool's controller uses its own seed.
     """
     asked = batch.batch()
     if mode == "dry-run":

@@ -86,7 +86,7 @@ def train_batch(
         name: Name of the flow run; by default the name of the batch.
         resume: Whether to resume the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
-        seed: Seed of the planner. A pool's executor uses its own seed.
+        seed: Seed of the planner. A pool's controller uses its own seed.
 
     Raises BatchFailed, with the result, where jobs have failed or were cancelled; Interrupted where Ctrl-C or SIGTERM
     has stopped the run; InputError where the batch cannot be started.

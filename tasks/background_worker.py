@@ -1,13 +1,48 @@
-"""A background thread that repeats an action on request, so that callers never wait for an unavailable server."""
+"""Background threads: of one call, of a context, and one that repeats an action on request."""
 
 from __future__ import annotations
 
 import atexit
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TypeVar
 
 PATIENCE_S = 10.0  # how long `close` waits for a pending request
+
+T = TypeVar("T")
+
+
+def in_a_thread(name: str, run: Callable[[], T]) -> Future[T]:
+    """Runs a function on a daemon thread, for which the process does not wait at its end."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
+
+
+@contextmanager
+def running(work: Callable[[threading.Event], object], *, name: str, patience_s: float | None = None) -> Iterator[None]:
+    """Runs `work` on a thread while the context is open. `work` returns once the event that it is given is set.
+
+    patience_s: how long the end of the context waits for the thread; None for as long as it takes.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(patience_s)
 
 
 class Behind:

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from benchmarks.execution.alone import peak_bytes
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.techniques.interface import registry
@@ -141,26 +143,26 @@ def _executor(pool: Pool) -> Iterator[None]:
     """Runs the pool's executor in this process, with `in_turns` as its planner."""
     os.environ.update({key: pool.environment[key] for key in ENVIRONMENT})
     registry.register(Waits)
-    from ringmaster.flows.pool import executor as pool_executor
+    from ringmaster.flows.pool import controller as pool_controller
 
-    class InTurns(pool_executor.PoolController):
+    class InTurns(pool_controller.PoolController):
         def make_plan(self, problem: Problem) -> Plan:
             return in_turns(problem)
 
-    pool_executor.PoolController = InTurns
+    pool_controller.PoolController = InTurns
     address = PoolAddress(
         database=pool.environment["RINGMASTER_DATABASE"],
         prefect_api=pool.environment["PREFECT_API_URL"],
         mlflow_uri=pool.environment["MLFLOW_TRACKING_URI"],
     )
     with ExitStack() as stack:
-        database = pool_executor.Database(address.database)
+        database = pool_controller.Database(address.database)
         stack.callback(database.close)
-        leadership = pool_executor.Leadership(database)
+        leadership = pool_controller.Leadership(database)
         assert leadership.claim()
-        stack.enter_context(pool_executor._beating(leadership))
+        stack.enter_context(running(partial(pool_controller._beat, leadership), name="beat"))
         stopping = threading.Event()
-        executor = stack.enter_context(pool_executor._taken_over(database, stopping, seed=0))
+        executor = stack.enter_context(pool_controller._taken_over(database, stopping, seed=0))
         thread = threading.Thread(target=executor.serve, name="executor")
         thread.start()
         stack.callback(thread.join)

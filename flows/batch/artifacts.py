@@ -11,12 +11,9 @@ from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
-import httpx
-from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.exceptions import PrefectException
 from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
@@ -28,9 +25,9 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
-DRAW_EVERY_S = 10.0
 
 Row = Mapping[str, Any]
 
@@ -72,12 +69,9 @@ class DecisionArtifact:
         self._behind.ask()
         self._behind.close()
 
+    @tolerant("the table of decisions")
     def _update(self) -> None:
-        try:
-            self._artifact = self._write(self._artifact, list(self._rows))
-        # An outdated table is no reason to end a training. The client may be closed once the flow run has ended.
-        except (httpx.HTTPError, PrefectException, RuntimeError) as error:
-            get_run_logger().warning("the table of decisions could not be updated: %s", error)
+        self._artifact = self._write(self._artifact, list(self._rows))
 
 
 def show_plan(plan: Plan, problem: Problem) -> None:

@@ -25,7 +25,7 @@ from ringmaster.flows.batch.run_folder import (
 )
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.own_node import own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -36,7 +36,7 @@ from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
-from ringmaster.tasks.profiling.stage import ProfileStore
+from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
@@ -247,10 +247,8 @@ def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) 
 
 
 def _cluster(batch: Batch) -> Cluster:
-    try:
+    with input_errors():
         return detect(batch.devices)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
 
 
 def _preload(batch: Batch) -> tuple[str, ...]:

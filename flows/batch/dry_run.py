@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -23,7 +23,6 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import profile_on_pool, serving
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
@@ -135,7 +134,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> D
         with open_node_context(batch, home=settings.home()) as node_context:
             profiled, cluster = _profile_here(node_context, may_try=profiles == "measure"), node_context.cluster
     else:
-        with _database(pool) as database:
+        with closing(Database(pool.database)) as database:
             profiled, cluster = _profile_on(database, batch, may_try=profiles == "measure")
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
     found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
@@ -243,12 +242,3 @@ def _write(found: DryRun) -> None:
         (found.folder / "plan.json").write_text(json.dumps(found.plan.to_json(), indent=1) + "\n")
         (found.folder / "problem.json").write_text(json.dumps(found.problem.to_json(), indent=1) + "\n")
         (found.folder / "gantt.svg").write_text(gantt.render_svg(found.plan, found.problem))
-
-
-@contextmanager
-def _database(pool: PoolAddress) -> Iterator[Database]:
-    database = Database(pool.database)
-    try:
-        yield database
-    finally:
-        database.close()

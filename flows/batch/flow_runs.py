@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Failed
@@ -27,11 +27,16 @@ STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the ru
 T = TypeVar("T")
 
 
+def current_flow_run() -> FlowRun | None:
+    """Returns the flow run in which the caller runs; None outside of any."""
+    context = FlowRunContext.get()
+    return None if context is None else context.flow_run
+
+
 def root_run() -> str:
     """Returns the id of the flow run that Prefect started this process for, else of the current one; empty if none."""
-    context = FlowRunContext.get()
-    inner = str(context.flow_run.id) if context is not None and context.flow_run is not None else ""
-    return os.environ.get(STARTED_RUN) or inner
+    run = current_flow_run()
+    return os.environ.get(STARTED_RUN) or ("" if run is None else str(run.id))
 
 
 def runs_fact(root: str) -> str:
@@ -95,12 +100,9 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
     address = settings.pool()
     if address is None:
         return
-    database = Database(address.database, patience_s=60.0)
-    try:
+    with closing(Database(address.database, patience_s=60.0)) as database:
         requests = Requests(database)
         for batch, _ in Journal(database, batch="").get(runs_fact(str(flow_run.id)), {}).values():
             requests.ask(
                 wishes.RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}"
             )
-    finally:
-        database.close()

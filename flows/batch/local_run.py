@@ -16,7 +16,7 @@ from ringmaster.flows.batch.probe import unfit
 from ringmaster.flows.batch.records import close_records, failure, failures_told, log_decision, tell_refused
 from ringmaster.flows.batch.result import BatchResult, collect
 from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view
@@ -216,10 +216,8 @@ class LocalRun:
             spawn=as_task,
             telemetry=self._stack.enter_context(watching(node_context.cluster)),
         )
-        try:
+        with input_errors():
             return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), context)))
-        except ValueError as error:
-            raise InputError([str(error)]) from error
 
     def _begin(self, profiled: Profiled) -> None:
         """Records the jobs that are about to run, and those that have failed already."""

@@ -13,8 +13,9 @@ from rich.text import Text
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.profiling.preflight import Failed
 from ringmaster.tasks.profiling.reasons import refusal_lines
-from ringmaster.tasks.profiling.stage import Failed, Profiled
+from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler

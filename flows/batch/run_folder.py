@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.model_lineage import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
@@ -84,12 +84,9 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     """
     folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
     while folders:
-        journal = Journal.of_file(folders[-1] / "journal.db")
-        try:
+        with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
             then = journal.get("digest")
             is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
-        finally:
-            journal.close()
         if then is not None:
             break
         folders.pop()  # it was killed before it had written its inputs
@@ -113,10 +110,8 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
     Raises InputError if the library for its protocol is not installed.
     """
     root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
-    try:
+    with input_errors(about="RINGMASTER_CHECKPOINTS: "):
         place_of(root or "")
-    except ValueError as error:
-        raise InputError([f"RINGMASTER_CHECKPOINTS: {error}"]) from error
     journal.put("checkpoint_root", root)
     return root
 

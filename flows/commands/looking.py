@@ -1,9 +1,10 @@
-"""Commands that look: which techniques there are, how batches stand, what a job printed."""
+"""Commands that look: which techniques there are, how batches stand and go on, what a job printed."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,11 +123,9 @@ def _runs_here() -> Iterator[_Run]:
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
-        journal, folder = Journal.of_file(file), file.parent
-        try:
-            yield _Run(batch=folder.parent.name, folder=folder, rows=_rows(journal, folder.parent.name, folder.name))
-        finally:
-            journal.close()
+        with closing(Journal.of_file(file)) as journal:
+            batch, folder = file.parent.parent.name, file.parent
+            yield _Run(batch=batch, folder=folder, rows=_rows(journal, batch, folder.name))
 
 
 def _runs_on_pool() -> Iterator[_Run]:
@@ -178,3 +177,18 @@ def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
         }
         for record in journal.jobs().values()
     ]
+
+
+def watch(
+    batch: Annotated[
+        str | None,
+        typer.Argument(help="A batch's name, in a pool its id too; the pool, or here the newest batch, by default."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show by device what was planned, what happens and what comes, until the batch has ended."""
+    from ringmaster.flows.reports.watch import opened, watch_on, watch_once
+
+    with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
+        watch_once(watched, as_json=as_json) if once else watch_on(watched, as_json=as_json)

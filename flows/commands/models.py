@@ -1,4 +1,4 @@
-"""Commands about single models: how good one is, and whether what it says in production is sane."""
+"""Commands about single models: how good one is, whether its answers in production are sane, and its formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
@@ -80,12 +80,9 @@ def monitor(
     suite = load_suite(assertions)
     if not suite.assertions:
         raise InputError([f"{assertions} has no assertions. To fix: give some, under `assertions:`"])
-    try:
-        with importable(assertions.parent):
-            log = Log(predictions)
-            results = check(suite.assertions, log)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
+    with input_errors(), importable(assertions.parent):
+        log = Log(predictions)
+        results = check(suite.assertions, log)
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
@@ -142,3 +139,27 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(help="A checkpoint (or a job's folder or URL of them), or a model of Hugging Face or Megatron."),
+    ],
+    destination: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    to: Annotated[str, typer.Option(help="hf, which from_pretrained loads, or megatron, Megatron-LM's layout.")],
+    tp: Annotated[int, typer.Option(help="Megatron's tensor-parallel ranks.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Megatron's pipeline stages.", min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""
+    from ringmaster.techniques.runtime.models.conversion import convert as convert_model
+
+    with input_errors():
+        done = convert_model(source, destination, to=to, tp=tp, pp=pp)
+    error_console().print(
+        f"{done['num_tensors']} tensors ({done['num_bytes'] / 1e6:.1f} MB) of a {done['from']} model are now in "
+        f"{done['destination']}, with {', '.join(done['tokenizer_files']) or 'no tokenizer'}."
+    )
+    if as_json:
+        print_json(done)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AsJson, output_console, print_json
 from ringmaster.tasks.files import text_of
 
@@ -138,11 +138,9 @@ def simulate(
     if faults := verify(planned, problem):
         raise InputError([f"{plan_file}: {fault}" for fault in faults])
     errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
-    try:
+    with input_errors():
         problem, planned = as_executed(problem, planned)
         kept = run(problem, planned, **errors)
-    except ValueError as error:
-        raise InputError([str(error)]) from None
     ideal_s = clairvoyant(problem, noise=noise, seed=seed).makespan_s
     rows = [("plan kept", kept)]
     if replan_every:

@@ -71,7 +71,7 @@ def submit(
         with in_time(ANSWER_PATIENCE_S) as is_over:
             run = requests.wait(number, until=is_over).answer.get("flow_run")
     if run is None:
-        said = "its flow run begins once an executor leads (`ringmaster pool executor`) and Prefect answers"
+        said = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     else:
         said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
@@ -111,7 +111,7 @@ def set_priority(
 
 
 def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
-    """Asks, and prints what the executor answers; exit 1 where none has answered yet."""
+    """Asks, and prints what the controller answers; exit 1 where none has answered yet."""
     from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
     from ringmaster.tasks.pool.requests import RequestKind
 

@@ -13,7 +13,7 @@ from ringmaster.flows.examples import located
 from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
 from ringmaster.techniques.interface.dotted_names import resolve
 
-Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.", min=0)]
+Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the controller has its own.", min=0)]
 
 
 def sweep(

@@ -48,7 +48,7 @@ def run(
         float | None,
         typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the planner; on a pool the controller has its own.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only plan: show when it would end, and what that would cost.")
     ] = False,
@@ -61,7 +61,7 @@ def run(
         str,
         typer.Option(
             metavar="NAME",
-            help="What runs the segments; by default RINGMASTER_ENGINE, or `local`. A pool's executor has its own.",
+            help="What runs the segments; by default RINGMASTER_ENGINE, or `local`. A pool's controller has its own.",
         ),
     ] = "",
     verbose: Verbose = False,

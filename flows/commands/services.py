@@ -1,4 +1,4 @@
-"""Commands that start and end the servers of a pool on this machine, and this machine as one of its nodes."""
+"""Commands that start and end a pool's servers and a node on this machine, or collect what a bug report needs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def up(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a pool on this machine: Prefect, MLflow, the executor, and this machine as a node; `down` ends it."""
+    """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import needed, passwords, up_and_down
 
@@ -73,14 +73,14 @@ def up(
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
-    announce("starting Prefect, MLflow and the executor, usually 20 to 40 s")
+    announce("starting Prefect, MLflow and the controller, usually 20 to 40 s")
     if not up_and_down.start(options, database_server=database):
         raise typer.Exit(1)
     _print_address(home, as_json)
 
 
 def down() -> None:
-    """End the pool of this machine in order: jobs write their checkpoints, then the executor, then the servers."""
+    """End the pool of this machine in order: jobs write their checkpoints, then the controller, then the servers."""
     from ringmaster.flows.services import up_and_down
 
     raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)
@@ -117,3 +117,39 @@ def _print_address(home: Path, as_json: bool) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def diagnose(
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The file to write, a tar.gz; by default one named by the time."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Collect versions, settings, states and logs for a bug report, without secrets; servers may be down."""
+    from ringmaster.flows.diagnosis.diagnose import default_file
+    from ringmaster.flows.diagnosis.diagnose import diagnose as collected
+
+    file = (output or default_file()).absolute()
+    if not file.parent.is_dir() or file.is_dir():
+        raise InputError([f"-o {file} cannot be written. To fix: name a file in a folder that is there"])
+    announce("collecting versions, settings, states and logs")
+    bundle = collected(settings.home())
+    try:
+        bundle.write(file)
+    except OSError as error:
+        raise InputError([f"-o {file} cannot be written: {error.strerror}"]) from error
+    console = error_console()
+    for part in bundle.parts:
+        console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}", highlight=False, markup=False)
+    for failure in bundle.failures:
+        console.print(f"without {failure.part}: {failure.error}", highlight=False, markup=False, soft_wrap=True)
+    hint = (
+        "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read it"
+    )
+    console.print(f"{hint} before you send it", highlight=False, markup=False, soft_wrap=True)
+    if as_json:
+        failures = {failure.part: failure.error for failure in bundle.failures}
+        print_json({"file": str(file), "parts": [part.name for part in bundle.parts], "failures": failures})
+    else:
+        typer.echo(str(file))

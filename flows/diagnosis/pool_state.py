@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,8 @@ def pool_state() -> Iterator[Part]:
     file = address.database.removeprefix("sqlite:///")
     if file != address.database and not Path(file).exists():  # to open it would create it
         raise FileNotFoundError(f"the pool's database {file} is not there")
-    database = Database(address.database, patience_s=DATABASE_PATIENCE_S)
-    try:
+    with closing(Database(address.database, patience_s=DATABASE_PATIENCE_S)) as database:
         yield Part.of_json("pool.json", database.read(_pool))
-    finally:
-        database.close()
 
 
 def local_runs(home: Path) -> Iterator[Part]:
@@ -46,13 +44,10 @@ def local_runs(home: Path) -> Iterator[Part]:
 
 
 def _run(file: Path) -> dict[str, Any]:
-    journal = Journal.of_file(file)
-    try:
+    with closing(Journal.of_file(file)) as journal:
         jobs = {name: [r.status, r.step, r.message] for name, r in journal.jobs().items()}
         segments = [_segment(record) for record in journal.segments()[-MOST_ROWS:]]
         return {"jobs": jobs, "segments": segments, "plans": journal.database.read(_plans)}
-    finally:
-        journal.close()
 
 
 def _pool(connection: Connection) -> dict[str, Any]:

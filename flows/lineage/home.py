@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
 from ringmaster.techniques.adapters.moving import has_lost_base, on_base
@@ -67,10 +67,8 @@ class LineageHome:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
         from ringmaster.model_lineage.graph.snapshot import UnknownName
 
-        try:
+        with input_errors(UnknownName):
             return self.snapshot.find(name)
-        except UnknownName as error:
-            raise InputError([str(error)]) from error
 
     def mark_culprit(self, id: str, *, test: str) -> None:
         """Marks a model as the one with which a fault began, by a test, on the pages of its family in MLflow."""

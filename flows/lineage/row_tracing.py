@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import LedgerError
 from ringmaster.tasks.datasets.recording import ROWS
@@ -25,10 +25,8 @@ def content_of(row: str, text_column: str) -> str:
     match = re.fullmatch(r"(.+):(\d+)", row)
     if match is None or not Path(match[1]).is_file():
         return row
-    try:
+    with input_errors():
         value = next((value for number, value in read_rows(match[1]) if number == int(match[2])), None)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
     content = value.get(text_column) if isinstance(value, dict) else value
     if not isinstance(content, str):
         raise InputError([f"{row} has no text in column {text_column!r}. To fix: name another by --text-column"])

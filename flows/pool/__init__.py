@@ -1,1 +1,1 @@
-"""A pool in operation: its executor, its nodes, their runs in Prefect, and the recovery from failures of each."""
+"""A pool in operation: its controller, its nodes, their runs in Prefect, and the recovery from failures of each."""

@@ -1,4 +1,4 @@
-"""The alarms of a pool, which a thread beside its executor raises; flows raise the alarms of their own work."""
+"""The alarms of a pool, which a thread beside its controller raises; flows raise the alarms of their own work."""
 
 from __future__ import annotations
 

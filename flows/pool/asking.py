@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 
 DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
-ANSWER_PATIENCE_S = 20.0  # longer than the replacement of an executor takes
+ANSWER_PATIENCE_S = 20.0  # longer than the replacement of a controller takes
 
 NO_POOL = (
     "no pool is up here. To fix: `ringmaster up` starts one on this machine; RINGMASTER_DATABASE, PREFECT_API_URL and "
@@ -28,10 +28,10 @@ NO_POOL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of a pool's executor about one batch.
+    """The answer of a pool's controller about one batch.
 
     batch: id of the batch.
-    is_done: whether the executor has performed the request; if not, it will.
+    is_done: whether the controller has performed the request; if not, it will.
     message: the answer's text.
     """
 
@@ -55,10 +55,8 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         database = Database(address.database, patience_s=DATABASE_PATIENCE_S)
     except DBAPIError as error:
         raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
-    try:
+    with closing(database):
         yield database
-    finally:
-        database.close()
 
 
 def ask_about(
@@ -70,12 +68,12 @@ def ask_about(
     patience_s: float = ANSWER_PATIENCE_S,
     **more: Any,
 ) -> list[Answer]:
-    """Sends the pool's executor a request about a batch, or some of its jobs, and waits for its answers.
+    """Sends the pool's controller a request about a batch, or some of its jobs, and waits for its answers.
 
     kind: a kind of request of `tasks.pool.requests`.
     batch: an id, or a name, which stands for all active batches of that name.
 
-    Raises InputError if there is no such batch or job, or if the executor refuses.
+    Raises InputError if there is no such batch or job, or if the controller refuses.
     """
     requests = Requests(database)
     numbers = {
@@ -91,7 +89,7 @@ def ask_about(
     ]
     if faults:
         raise InputError(faults)
-    late = "no executor has answered yet: it is done once one leads (`ringmaster pool executor`)"
+    late = "no controller has answered yet: it is done once one leads (`ringmaster pool controller`)"
     return [
         Answer(
             batch=key, is_done=request.status == RequestStatus.DONE, message=str(request.answer.get("message", late))

@@ -1,6 +1,6 @@
 """Follows a batch that a pool trains: shows its events, has them recorded in MLflow, and passes on its cancellation.
 
-The pool's executor trains the batch. A follower may end and another one begin without any effect on the jobs.
+The pool's controller trains the batch. A follower may end and another one begin without any effect on the jobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ringmaster.techniques.interface.values import from_json, to_json
 
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = (
-    "the pool has no plan for it yet: see that an executor leads (`ringmaster pool executor`) and that nodes serve"
+    "the pool has no plan for it yet: see that a controller leads (`ringmaster pool controller`) and that nodes serve"
 )
 
 

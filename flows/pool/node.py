@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.devices.monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
@@ -130,13 +131,13 @@ def _pass_on(event: threading.Event, other: threading.Event) -> None:
 
 @contextmanager
 def _watched_release(database: Database, *, stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` once an executor of another release leads the pool; raises OtherRelease at the end of the context.
+    """Calls `stop` once a controller of another release leads the pool; raises OtherRelease at the end of the context.
 
     A worker may be forgotten in an upgrade: it leaves in order, and its jobs resume from their checkpoints elsewhere.
     """
-    over, found = threading.Event(), list[OtherRelease]()
+    found = list[OtherRelease]()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         with suppress(DatabaseClosed):
             while not over.wait(RELEASE_EVERY_S):
                 try:
@@ -146,27 +147,22 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
                     stop()
                     return
 
-    threading.Thread(target=watch, name="release", daemon=True).start()
-    try:
+    with running(watch, name="release", patience_s=0.0):
         yield
-    finally:
-        over.set()
     if found:
         raise found[0]
 
 
+@input_errors(AlreadyServed)
 def _hold(options: NodeOptions, notice: Notice) -> None:
-    try:
-        hold_devices(
-            leases_of(options.home),
-            tuple(options.cluster.lease_names().values()),
-            worker=options.name,
-            may_share=all(device.kind == "cpu" for device in options.devices),
-            notice=notice,
-            wait=time.sleep,
-        )
-    except AlreadyServed as error:
-        raise InputError([str(error)]) from error
+    hold_devices(
+        leases_of(options.home),
+        tuple(options.cluster.lease_names().values()),
+        worker=options.name,
+        may_share=all(device.kind == "cpu" for device in options.devices),
+        notice=notice,
+        wait=time.sleep,
+    )
 
 
 def _wait_for(url: str, notice: Notice) -> None:

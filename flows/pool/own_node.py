@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 
 from ringmaster.flows import settings
@@ -25,10 +25,10 @@ IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices
 
 @dataclass(frozen=True, kw_only=True)
 class PoolNode:
-    """A node whose devices the pool's executor leases.
+    """A node whose devices the pool's controller leases.
 
     record: the node in the pool's database.
-    requests: the requests to the executor.
+    requests: the requests to the controller.
     """
 
     record: NodeRecord
@@ -43,7 +43,7 @@ class PoolNode:
     def lent(self, whose: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
         """Yields idle devices of the node that no ready job waits for.
 
-        Raises DevicesBusy if there are too few for too long, NodeGone if the executor refuses.
+        Raises DevicesBusy if there are too few for too long, NodeGone if the controller refuses.
         """
         with lent(self.requests, self.record, whose=whose, wanted=wanted) as devices:
             yield devices
@@ -56,12 +56,9 @@ def own_node() -> Iterator[PoolNode | None]:
     if address is None:
         yield None
         return
-    database = Database(address.database)
-    try:
+    with closing(Database(address.database)) as database:
         mine = next((node for node in Nodes(database).all() if is_here(node)), None)
         yield None if mine is None else PoolNode(record=mine, requests=Requests(database))
-    finally:
-        database.close()
 
 
 def is_here(node: NodeRecord) -> bool:
@@ -91,7 +88,7 @@ def lent(
     timeouts: Timeouts | None = None,
     idle_within_s: float | None = None,
 ) -> Iterator[tuple[Device, ...]]:
-    """Requests idle devices of a node from a pool's executor, yields them, and gives them back.
+    """Requests idle devices of a node from a pool's controller, yields them, and gives them back.
 
     The request is renewed by heartbeats while it is open, so that it ends with this process, however that ends.
 
@@ -102,7 +99,7 @@ def lent(
     idle_within_s: seconds after which the request is given up; None for the trials' default, or for no limit if
         `wanted.presses`.
 
-    Raises DevicesBusy if the devices are not idle in time, NodeGone if the executor refuses.
+    Raises DevicesBusy if the devices are not idle in time, NodeGone if the controller refuses.
     """
     beat_every_s = (timeouts or Timeouts.of_environment()).beat_every_s
     if idle_within_s is None:

@@ -15,10 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from prefect.context import FlowRunContext
-
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import is_started_by_prefect, root_run
+from ringmaster.flows.batch.flow_runs import current_flow_run, is_started_by_prefect, root_run
 from ringmaster.flows.batch.fusing import choose_together
 from ringmaster.flows.batch.records import tell_refused
 from ringmaster.flows.batch.result import BatchResult, collect
@@ -200,7 +198,7 @@ class PooledRun:
 
     @contextmanager
     def executor(self) -> Iterator[BatchFollower]:
-        """Yields the follower of the pool's executor."""
+        """Yields the follower of the pool's controller."""
         yield self._follower
 
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
@@ -252,7 +250,7 @@ class PooledRun:
     def _submission_of(
         self, profiled: Profiled, jobs: tuple[Job, ...], *, together: Mapping[str, tuple[Any, ...]]
     ) -> Submission:
-        context, home, batch = FlowRunContext.get(), settings.home(), self.batch
+        flow_run, home, batch = current_flow_run(), settings.home(), self.batch
         return Submission(
             id=self._run.id,
             name=batch.name,
@@ -266,7 +264,7 @@ class PooledRun:
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
             checkpoint_root=checkpoint_root_of(self.journal, resume=False),
-            flow_run=str(context.flow_run.id) if context is not None and context.flow_run is not None else "",
+            flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(self.journal.get("started_s")),
             together=together,
         )

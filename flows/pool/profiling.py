@@ -6,7 +6,7 @@ import platform
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -50,17 +50,15 @@ def profile_node(node: str, key: str) -> None:
     address = settings.pool()
     if address is None:
         raise InputError(["this flow is for the nodes of a pool. To fix: `ringmaster profile BATCH.yaml`"])
-    database = Database(address.database)
-    try:
+    with closing(Database(address.database)) as database:
         journal = Journal(database, batch=key)
         with open_node_context(Batch.from_json(journal.get("batch")), home=settings.home()) as node_context:
             if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
-            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, database))))
-    except NodeGone:
-        return cast(None, Cancelled(message=GONE))
-    finally:
-        database.close()
+            try:
+                journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, database))))
+            except NodeGone:
+                return cast(None, Cancelled(message=GONE))
 
 
 def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:

@@ -55,7 +55,7 @@ class PoolRun:
         return Submissions(self.database)
 
     def ask(self, kind: wishes.RequestKind) -> None:
-        """Sends the executor a request about the whole batch."""
+        """Sends the controller a request about the whole batch."""
         Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
 
     def has_ended(self) -> bool:
@@ -73,7 +73,7 @@ def reopen(run: PoolRun, submission: Submission) -> Position:
         if any(record.status == JobStatus.PAUSED for record in records.values()):
             run.ask(wishes.RequestKind.RESUME)
         return Position()
-    # The executor has dropped a batch that has ended, and reads it again from here.
+    # The controller has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
     again = [job.name for job in submission.jobs if records[job.name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
     for name in again:

@@ -18,13 +18,14 @@ from uuid import UUID
 import httpx
 from prefect import pause_flow_run, resume_flow_run, suspend_flow_run
 from prefect.artifacts import create_markdown_artifact
-from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.input import RunInput, keyset_from_base_key, read_flow_run_input
 from pydantic import Field
 
 from ringmaster.flows import settings
+from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.flows.services.embedded_server import has_lasting_server
+from ringmaster.tasks.background_worker import running
 
 POLL_S = 5
 SLACK_S = 600  # added to Prefect's timeout, which would fail the run, so that our own comes first
@@ -98,7 +99,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     """Asks a person whether to continue this flow run, which has done nothing yet except to prepare the question.
 
     On a pool the run is suspended, and starts again once it is answered; `question`, which may be slow, is called only
-    once. The pool's executor gives the answer `without_answer` after `timeout_s`
+    once. The pool's controller gives the answer `without_answer` after `timeout_s`
     (`ringmaster.flows.pool.runs.late_answers`). Elsewhere the process waits.
     """
     run_id = _run_that_can_ask()
@@ -115,7 +116,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
             text = question()
             create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
         form = Start.with_initial_data(description=text)
-        # The pool's executor answers in time. If none leads for a day, Prefect fails the run.
+        # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
         answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)
         assert answer is not None, "a suspension for input ends with one"
     return Answer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
@@ -127,17 +128,14 @@ def silence_to_start(timeout_s: float, without_answer: bool) -> dict[str, Any]:
 
 
 def _is_of_pool() -> bool:
-    """Returns whether the flow run can be suspended: it has a deployment, and a pool's executor watches the timeout."""
-    context = FlowRunContext.get()
-    run = None if context is None else context.flow_run
+    """Returns whether the flow run can be suspended: it has a deployment, and a controller watches the timeout."""
+    run = current_flow_run()
     return settings.pool() is not None and run is not None and run.deployment_id is not None
 
 
 def _run_that_can_ask() -> UUID | None:
-    context = FlowRunContext.get()
-    if not has_lasting_server() or context is None or context.flow_run is None:
-        return None
-    return context.flow_run.id
+    run = current_flow_run()
+    return run.id if run is not None and has_lasting_server() else None
 
 
 def _unanswered(timeout_s: float) -> str:
@@ -146,21 +144,15 @@ def _unanswered(timeout_s: float) -> str:
 
 def _paused(run_id: UUID, form: Any, *, timeout_s: float, silence: dict[str, Any]) -> Any:
     """Returns the form as a person has filled it in or, after `timeout_s`, with the values of `silence`."""
-    over = threading.Event()
-    answers = partial(_answer_late, run_id, silence, timeout_s=timeout_s, over=over)
     # In a copy of the context, which has the current settings of Prefect.
-    thread = threading.Thread(target=copy_context().run, args=[answers], daemon=True)
-    thread.start()
-    try:
+    answers = partial(copy_context().run, partial(_answer_late, run_id, silence, timeout_s))
+    with running(answers, name="answer"):  # its end is awaited: it could answer the next question
         answer = pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=POLL_S)
-    finally:
-        over.set()
-        thread.join()  # else it could answer the next question
     assert answer is not None, "a pause for input ends with one"
     return answer
 
 
-def _answer_late(flow_run_id: UUID, silence: dict[str, Any], *, timeout_s: float, over: threading.Event) -> None:
+def _answer_late(flow_run_id: UUID, silence: dict[str, Any], timeout_s: float, over: threading.Event) -> None:
     """Ends the pause after `timeout_s`, so that the run continues; Prefect's own timeout would fail it.
 
     It retries until the pause is over: the pause may not have begun yet, its form may be missing (a RuntimeError), and

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.pool.own_node import own_node
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.data_schema import Data
@@ -25,7 +25,7 @@ from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.profiling.lending import DevicesWanted
-from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import from_json
@@ -61,10 +61,8 @@ def find(name: str, home: LineageHome) -> Found:
     """Returns a folder, or a model of the ledger by NAME, NAME/VERSION, NAME@ALIAS or id; else raises InputError."""
     folder = Path(name)
     if folder.is_dir():
-        try:
+        with input_errors():
             model_spec(folder)
-        except ValueError as error:
-            raise InputError([str(error)]) from error
         return Found(label=name, folder=folder)
     if name.startswith((".", "/", "~")):
         raise InputError([f"there is no folder {name}. To fix: name a folder with a model, or a registered model"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from ringmaster.flows import settings
 from ringmaster.tasks.promotion.moves import MoveLog
@@ -14,8 +14,5 @@ from ringmaster.tasks.storage.database import Database, file_url
 def open_move_log() -> Iterator[MoveLog]:
     """Yields the log of alias moves that were begun and not finished; all machines of a pool share it."""
     pool = settings.pool()
-    database = Database(pool.database if pool else file_url(settings.home() / "promotions.db"))
-    try:
+    with closing(Database(pool.database if pool else file_url(settings.home() / "promotions.db"))) as database:
         yield MoveLog(database)
-    finally:
-        database.close()

@@ -14,7 +14,7 @@ from ringmaster.flows.promotion.examine import Found
 from ringmaster.model_lineage.graph.snapshot import Node
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.evaluation import recording
-from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.promotion import decisions, stage
 from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.names import CHAMPION

@@ -6,9 +6,9 @@ import re
 from urllib.parse import urlsplit
 
 from prefect.artifacts import create_markdown_artifact
-from prefect.context import FlowRunContext
 from prefect.utilities.urls import url_for
 
+from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.services.embedded_server import has_lasting_server
@@ -21,16 +21,14 @@ VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 
 def flow_run_page() -> str | None:
     """Returns the URL of the current flow run in Prefect's UI; None outside a flow run or without a lasting server."""
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or not has_lasting_server():
-        return None
-    return url_for("flow-run", obj_id=context.flow_run.id)
+    run = current_flow_run()
+    return url_for("flow-run", obj_id=run.id) if run is not None and has_lasting_server() else None
 
 
 def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
     """Shows the MLflow pages of the batch and its models among the flow run's artifacts; only a server has pages."""
     run_id, server = recorder.run_of(), recorder.ledger.tracking_uri
-    if run_id is None or FlowRunContext.get() is None or not server.startswith("http"):
+    if run_id is None or current_flow_run() is None or not server.startswith("http"):
         return
     try:
         path = recorder.ledger.ui_links(run_id=run_id)["run"]

@@ -13,12 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console, output_console
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.stage import run_preflight
+from ringmaster.tasks.profiling.preflight import run_preflight
 from ringmaster.tasks.profiling.trials import gang_shape
 from ringmaster.techniques import GangShape
 from ringmaster.techniques.interface import registry
@@ -140,10 +140,8 @@ def _shapes(
         memory_bytes = _bytes(memory)
         shape = GangShape(kind="gpu", num_devices=num_devices, memory_bytes=memory_bytes, num_nodes=num_nodes)
         return (shape,), ()
-    try:
+    with input_errors():
         devices = detect(batch.devices).devices
-    except ValueError as error:
-        raise InputError([str(error)]) from error
     sizes = range(1, len(devices) + 1)
     return tuple(gang_shape(devices[:n]) for n in sizes), tuple(d.cores for d in devices if d.kind == "cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,21 +58,15 @@ def opened(batch: str | None) -> Iterator[Watched]:
     """
     address = settings.pool()
     if address is not None:
-        database = Database(address.database)
-        try:
+        with closing(Database(address.database)) as database:
             known = [] if batch is None else [s.id for s, _ in Submissions(database).all() if batch in (s.id, s.name)]
             if batch is None or known:
                 timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
                 yield Watched(timeline_reader, is_pool=True, batch=known[-1] if known else None)
                 return
-        finally:
-            database.close()
     folder = newest_run(settings.home() / "batches", batch)
-    database = Database(file_url(folder / "journal.db"))
-    try:
+    with closing(Database(file_url(folder / "journal.db"))) as database:
         yield Watched(TimelineReader(database, name=folder.parent.name), is_pool=False)
-    finally:
-        database.close()
 
 
 def newest_run(root: Path, batch: str | None) -> Path:

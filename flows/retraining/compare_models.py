@@ -16,7 +16,7 @@ from ringmaster.flows.retraining.train_models import keep_trained, row_of
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.promotion import decisions
 from ringmaster.tasks.promotion.moves import PromotionRefused
 from ringmaster.tasks.promotion.policy import Decision

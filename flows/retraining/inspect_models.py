@@ -15,7 +15,7 @@ from ringmaster.tasks.batch import BatchFileError
 from ringmaster.tasks.evaluation.assertions.assertions import check, importable
 from ringmaster.tasks.evaluation.assertions.logs import Log
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.promotion.stage import ServingVersions, training_digest, version_of
 from ringmaster.tasks.retraining import observing
 from ringmaster.tasks.retraining.drift import Drift, drifts_of

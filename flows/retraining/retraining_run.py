@@ -11,11 +11,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from prefect.context import FlowRunContext
-
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, lent_server, open_node_context
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.batch.flow_runs import current_flow_run
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.promotion.moves import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
@@ -130,10 +129,8 @@ def open_run(
         if (answered := _answered(runs, production.name, key, is_forced=bool(force))) is not None:
             yield answered
             return
-        try:
+        with input_errors(RunHeld):
             stack.enter_context(runs.held(production.name, key))
-        except RunHeld as error:
-            raise InputError([str(error)]) from error
         # The process that held the run until now may have finished it meanwhile.
         if (answered := _answered(runs, production.name, key, is_forced=bool(force))) is not None:
             yield answered
@@ -181,8 +178,7 @@ def _date(production: Production, said: str | None) -> str:
             return date.fromisoformat(said).isoformat()
         except ValueError:
             raise InputError([f"{said!r} is no date of a run. To fix: give its date, such as 2026-11-20"]) from None
-    context = FlowRunContext.get()
-    run = None if context is None else context.flow_run
+    run = current_flow_run()
     if run is not None and run.auto_scheduled and run.expected_start_time is not None:
         # A run that starts late still has its scheduled date.
         return production.hours.run_date_of(run.expected_start_time.timestamp())

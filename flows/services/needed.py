@@ -21,7 +21,7 @@ from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
-EXECUTOR, WORKER = "executor", "worker"
+CONTROLLER, WORKER = "controller", "worker"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
@@ -140,8 +140,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             once=True,
         ),
         Service(
-            name=EXECUTOR,
-            command=(*python, "ringmaster.flows.entry", "pool", "executor"),
+            name=CONTROLLER,
+            command=(*python, "ringmaster.flows.entry", "pool", "controller"),
             environment=member,
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
@@ -154,7 +154,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=WORKER,
             command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
-            after=(EXECUTOR,),
+            after=(CONTROLLER,),
             says_ready=True,
             group=False,
             grace_s=DRAIN_S + 30,

@@ -16,19 +16,21 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
+from sqlalchemy import Connection, select
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
-from ringmaster.flows.services.arrivals import Members
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
-from ringmaster.flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults, mlflow_logging_file
+from ringmaster.flows.services.needed import CONTROLLER, WORKER, PoolOptions, compose, faults, mlflow_logging_file
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.interface.values import to_json
 
 LOOK_EVERY_S = 0.2
@@ -185,7 +187,7 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
     """
     console, began_s = error_console(), time.monotonic()
     names = [service.name for service in files.services()]
-    here: dict[str, Callable[[], str | None]] = {EXECUTOR: members.leader, WORKER: members.node}
+    here: dict[str, Callable[[], str | None]] = {CONTROLLER: members.leader, WORKER: members.node}
     done: set[str] = set()
     while time.monotonic() - began_s < DEADLINE_S:
         for state in files.states(by=supervisor):
@@ -251,3 +253,36 @@ def _print_log(files: ServiceFiles, state: ServiceState, console: Console) -> No
     console.print(f"[red]{state.name} did not start:[/] {state.message}", highlight=False)
     console.print("\n".join(lines), highlight=False, markup=False)
     console.print(f"The whole of it: {files.log(state.name)}", highlight=False)
+
+
+class Members:
+    """The controller and nodes that have begun to serve in `database` since this object was made."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._nodes = Nodes(database)
+        self._executor_before = self._executor()
+        self._nodes_before = {(node.incarnation, node.beats) for node in self._nodes.all()}
+
+    def leader(self) -> str | None:
+        """Returns a message once a new controller leads and has sent a heartbeat; None before."""
+        executor = self._executor()
+        return None if executor in (None, self._executor_before) else "a controller leads"
+
+    def node(self) -> str | None:
+        """Returns a message that names a node once one has registered or sent a heartbeat; None before."""
+        for node in self._nodes.all():
+            if (node.incarnation, node.beats) not in self._nodes_before:
+                return f"node {node.name}: {len(node.devices)} devices of kind {node.devices[0].kind}"
+        return None
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._database.close()
+
+    def _executor(self) -> tuple[str, int] | None:
+        def look(connection: Connection) -> tuple[str, int] | None:
+            row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.beats)).one_or_none()
+            return (row.owner, row.beats) if row is not None and row.owner else None
+
+        return self._database.read(look)

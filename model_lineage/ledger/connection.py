@@ -5,6 +5,7 @@ need be. The connection touches neither MLflow's fluent state nor the environmen
 """
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,17 @@ def batch_experiment(experiment: str, batch: str) -> str:
 def is_of_ledger(name: str, experiment: str) -> bool:
     """Returns whether the experiment `name` is the ledger's own, `experiment`, or that of one of its batches."""
     return name == experiment or name.startswith(f"{experiment}/")
+
+
+def paged(search: Callable[..., Any], *asked: Any, max_results: int = _PAGE, **options: Any) -> Iterator[Any]:
+    """Yields the results of one of MLflow's searches, page by page. asked, options: the search's arguments."""
+    token = None
+    while True:
+        page = search(*asked, max_results=max_results, page_token=token, **options)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 class Connection:
@@ -103,19 +115,9 @@ class Connection:
         """Returns the ids of the ledger's own experiment and of those of its batches, as far as they exist."""
         from mlflow.entities import ViewType
 
-        ids: list[str] = []
-        token = None
-        while True:
-            page = self.client.search_experiments(
-                view_type=ViewType.ACTIVE_ONLY,
-                max_results=_PAGE,
-                filter_string=f"name LIKE '{self.experiment}%'",
-                page_token=token,
-            )
-            ids += [str(found.experiment_id) for found in page if is_of_ledger(found.name, self.experiment)]
-            token = page.token
-            if not token:
-                return ids
+        like = f"name LIKE '{self.experiment}%'"
+        every = paged(self.client.search_experiments, view_type=ViewType.ACTIVE_ONLY, filter_string=like)
+        return [str(found.experiment_id) for found in every if is_of_ledger(found.name, self.experiment)]
 
     def _create_experiment(self, name: str) -> str:
         location = None if self._artifact_root is None else (self._artifact_root / name).as_uri()

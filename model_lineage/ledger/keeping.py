@@ -1,4 +1,4 @@
-"""Storage of recorded models in the tensor store, and of the components that related models share."""
+"""Storage of recorded models in the tensor store, of shared components, and comparisons with base models."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.model_lineage.faults import redacted
-from ringmaster.model_lineage.ledger import beside
 from ringmaster.model_lineage.ledger.models import Models
 from ringmaster.model_lineage.ledger.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.records import COMPONENT, ModelRecord
+
+COMPARED_KINDS = ("fine-tuned", "lora", "prefix-tuned", "ia3")
+BESIDE = "\n\n**Beside its base**\n\n"  # heading of the section on a model's page
 
 if TYPE_CHECKING:  # numpy and zstandard are imported only when tensors are stored
     from ringmaster.model_lineage.graph.components import SharedPart
@@ -58,7 +60,7 @@ class Keeping(Models):
         alone = store.size_bytes([base.id]) if base else 0
         taken = store.size_bytes([stored.id] + ([base.id] if base else [])) - alone
         self._say_size(record, plain_bytes=_size_bytes(folder), taken_bytes=taken)
-        if base is not None and record.kind in beside.KINDS:
+        if base is not None and record.kind in COMPARED_KINDS:
             self._say_beside(record, weight_bytes=(stored.weight_bytes, base.weight_bytes))
         for name, prefix in named.items():
             self._join(named_part(stored, name, prefix=prefix), record.model_id)
@@ -125,7 +127,7 @@ class Keeping(Models):
                 self._write_page(record_of(model))
         tags = self.client.get_logged_model(component.model_id).tags
         members = "\n".join(f"- {text}" for key, text in sorted(tags.items()) if key.startswith(MEMBER))
-        note = f"{part.num_tensors} tensors, {beside.megabytes(part.num_bytes)}, part of:\n\n{members}"
+        note = f"{part.num_tensors} tensors, {megabytes(part.num_bytes)}, part of:\n\n{members}"
         self.client.set_logged_model_tags(component.model_id, {_NOTE: note})
 
     def _component(self, part: SharedPart) -> Any:
@@ -143,7 +145,7 @@ class Keeping(Models):
 
     def _say_size(self, record: ModelRecord, *, plain_bytes: int, taken_bytes: int) -> None:
         times = plain_bytes / taken_bytes if taken_bytes else 1.0
-        text = f"takes {beside.megabytes(taken_bytes)} of {beside.megabytes(plain_bytes)} ({times:.1f} times smaller)"
+        text = f"takes {megabytes(taken_bytes)} of {megabytes(plain_bytes)} ({times:.1f} times smaller)"
         self.client.set_logged_model_tags(record.model_id, {STORE_LINES: text})
         self._write_page(record)
 
@@ -152,11 +154,11 @@ class Keeping(Models):
         own, parent = self._logged_model(record.model_id), self._logged_model(record.parents[0])
         if own is None or parent is None or record.version is None:
             return
-        table = beside.beside_base(
+        table = beside_base(
             record, record_of(parent), weight_bytes=weight_bytes, metrics=_metrics(own), base_metrics=_metrics(parent)
         )
         version = self.client.get_model_version(record.registered_name, str(record.version))
-        text = beside.with_beside(version.description or "", table, limit=cards.DESCRIPTION_LIMIT)
+        text = with_beside(version.description or "", table, limit=cards.DESCRIPTION_LIMIT)
         self.client.update_model_version(record.registered_name, str(record.version), text)
         self.client.set_logged_model_tags(record.model_id, {_NOTE: text})
 
@@ -169,7 +171,7 @@ class Keeping(Models):
                 part = json.loads(text)
                 path = links.logged_model_path(str(self.experiment_id(self.experiment)), key.removeprefix(COMPONENT_OF))
                 how = "has" if part.get("is_named") else "shares"
-                lines.append(f"{how} {links.link(part['name'], path)} ({beside.megabytes(part['num_bytes'])})")
+                lines.append(f"{how} {links.link(part['name'], path)} ({megabytes(part['num_bytes'])})")
         if record.version is None:
             return
         version = self.client.get_model_version(record.registered_name, str(record.version))
@@ -184,3 +186,47 @@ def _metrics(model: Any) -> dict[str, float]:
 
 def _size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def beside_base(
+    record: ModelRecord,
+    base: ModelRecord,
+    *,
+    weight_bytes: tuple[int, int],
+    metrics: Mapping[str, float],
+    base_metrics: Mapping[str, float],
+) -> str:
+    """Returns a markdown table with the bytes of (the model's tensors, its base's) and the model's held-out metrics.
+
+    base_metrics: shown only if both models were measured on the same rows, as they are not comparable otherwise.
+    """
+    own, theirs = weight_bytes
+    name = base.registered_name if base.version is None else f"{base.registered_name}/{base.version}"
+    times = f" ({theirs / own:.1f} times as large)" if own else ""
+    rows = [["", "this one", f"`{name}`"], ["weights", megabytes(own), f"{megabytes(theirs)}{times}"]]
+    known = base_metrics if held_out(record) == held_out(base) else {}
+    rows += [[key, f"{value:.4g}", f"{known[key]:.4g}" if key in known else ""] for key, value in metrics.items()]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "| --- | --- | --- |", *lines[1:]])
+
+
+def held_out(record: ModelRecord) -> frozenset[str]:
+    """Returns the digests of the data that a model was evaluated on; of divided data, the digests of the whole."""
+    of_evaluation = [data.digest for data in record.datasets if data.context == "evaluation"]
+    return frozenset(of_evaluation or [data.digest for data in record.datasets])
+
+
+def with_beside(description: str, table: str, *, limit: int) -> str:
+    """Inserts the table as a section before the first one of `description`.
+
+    Returns `description` unchanged if it has the section already, or would exceed `limit`.
+    """
+    if BESIDE in description or len(description) + len(BESIDE) + len(table) > limit:
+        return description
+    above, mark, below = description.partition("\n\n**")
+    return above + BESIDE + table + mark + below
+
+
+def megabytes(num_bytes: int) -> str:
+    """Formats a number of bytes for display."""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"

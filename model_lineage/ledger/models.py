@@ -16,6 +16,7 @@ from typing import Any
 from ringmaster.model_lineage.exchange.hub_cards import CARD, hub_card
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.graph.graph import Adaptation, Graph
+from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import (
     CHILD,
     DATASETS,
@@ -36,7 +37,6 @@ from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, Datase
 
 _NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
-_PAGE = 1000
 
 
 class Models(Families):
@@ -143,18 +143,10 @@ class Models(Families):
 
     def models(self) -> list[ModelRecord]:
         """Returns every model recorded in this ledger, oldest first."""
-        experiment_ids = self.experiment_ids()
         order = [{"field_name": "creation_timestamp", "ascending": True}]
-        records: list[ModelRecord] = []
-        token = None
-        while True:
-            page = self.client.search_logged_models(
-                experiment_ids, f"tags.`{KIND}` != '{COMPONENT}'", max_results=_PAGE, order_by=order, page_token=token
-            )
-            records += [record_of(model) for model in page]
-            token = page.token
-            if not token:
-                return records
+        are_models = f"tags.`{KIND}` != '{COMPONENT}'"
+        found = paged(self.client.search_logged_models, self.experiment_ids(), are_models, order_by=order)
+        return [record_of(model) for model in found]
 
     def graph(self) -> Graph:
         """Returns the lineage of all recorded models, by model id."""

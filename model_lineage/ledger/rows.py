@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ringmaster.model_lineage.ledger.connection import is_of_ledger
+from ringmaster.model_lineage.ledger.connection import is_of_ledger, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CHILD, KIND, MODEL_ID
 from ringmaster.model_lineage.ledger.rest import Server
@@ -292,20 +292,8 @@ def _rows_where(ledger: Ledger, condition: str) -> Iterator[Row]:
     experiment_ids = ledger.experiment_ids()
     if not experiment_ids:
         return
-    order = [{"field_name": "creation_timestamp", "ascending": True}]
-    token = None
-    while True:
-        page = ledger.client.search_logged_models(
-            experiment_ids,
-            f"tags.`{KIND}` != '' AND {condition}",
-            max_results=_PAGE,
-            order_by=order,
-            page_token=token,
-        )
-        yield from map(_row, page)
-        token = page.token
-        if not token:
-            return
+    order, where = [{"field_name": "creation_timestamp", "ascending": True}], f"tags.`{KIND}` != '' AND {condition}"
+    yield from map(_row, paged(ledger.client.search_logged_models, experiment_ids, where, order_by=order))
 
 
 def _versions(ledger: Ledger) -> Iterator[_Changed]:
@@ -335,11 +323,5 @@ def _row(model: Any) -> Row:
 
 
 def _aliases(ledger: Ledger) -> Aliases:
-    found: dict[str, dict[str, int]] = {}
-    token = None
-    while True:
-        page = ledger.client.search_registered_models(max_results=_PAGE, page_token=token)
-        found |= {model.name: {a: int(v) for a, v in model.aliases.items()} for model in page if model.aliases}
-        token = page.token
-        if not token:
-            return found
+    every = paged(ledger.client.search_registered_models)
+    return {model.name: {a: int(v) for a, v in model.aliases.items()} for model in every if model.aliases}

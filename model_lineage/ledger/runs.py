@@ -108,12 +108,10 @@ class Runs(Connection):
 
         entries = []
         for key, value in flat_params(params).items():
-            text = param_text(value)
+            text, path = param_text(value), f"parameters/{key}.json"
             if len(text) > PARAM_LIMIT:
-                path = f"parameters/{key}.json"
                 self.write_json(run_id, path, value)
-                text = _shortened(text, PARAM_LIMIT, path)
-            entries.append(Param(key, text))
+            entries.append(Param(key, _shortened(text, PARAM_LIMIT, path)))
         self.client.log_batch(run_id, params=entries)
 
     def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
@@ -141,12 +139,10 @@ class Runs(Connection):
 
         entries = []
         for key, value in tags.items():
-            text = param_text(value)
+            text, path = param_text(value), f"tags/{key}.txt"
             if len(text) > TAG_LIMIT:
-                path = f"tags/{key}.txt"
                 self.write_text(run_id, path, text)
-                text = _shortened(text, TAG_LIMIT, path)
-            entries.append(RunTag(key, text))
+            entries.append(RunTag(key, _shortened(text, TAG_LIMIT, path)))
         self.client.log_batch(run_id, tags=entries)
 
     def set_note(self, run_id: str, markdown: str) -> None:
@@ -245,7 +241,7 @@ def param_text(value: Any) -> str:
 
 def _shortened(text: str, limit: int, path: str) -> str:
     ending = f" ... (whole in {path})"
-    return text[: limit - len(ending)] + ending
+    return text if len(text) <= limit else text[: limit - len(ending)] + ending
 
 
 def _finite(value: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import CHILD, CULPRIT, Registry, record_of
 from ringmaster.model_lineage.pages.cards import family_path, with_culprit
 from ringmaster.model_lineage.pages.pictures import Relative, family_svg
@@ -16,7 +17,6 @@ from ringmaster.model_lineage.records import CHAMPION, ModelRecord
 MOST_ANCESTORS, MOST_SIBLINGS, MOST_CHILDREN = 12, 6, 8  # the most relatives that are drawn; the others are counted
 MOST_REDRAWN = 50  # pictures that one finding redraws
 _NOTE = "mlflow.note.content"
-_PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,8 @@ class Families(Registry):
 
     def marks(self) -> Marks:
         """Returns what pictures mark, in two requests for a registry of up to 1,000 models."""
-        token, serving = None, set[str]()
-        while True:
-            page = self.client.search_registered_models(max_results=_PAGE, page_token=token)
-            serving |= {_title(model.name, model.aliases[CHAMPION]) for model in page if CHAMPION in model.aliases}
-            token = page.token
-            if not token:
-                break
+        every = paged(self.client.search_registered_models)
+        serving = {_title(model.name, model.aliases[CHAMPION]) for model in every if CHAMPION in model.aliases}
         culprits = self.client.search_logged_models(self.experiment_ids(), f"tags.`{CULPRIT}` != ''")
         return Marks(serving=frozenset(serving), culprits=frozenset(model.model_id for model in culprits))
 

@@ -1,7 +1,6 @@
-"""The event log: the stored decisions of a pool's executor about its batches, and their plans.
+"""The event log: the stored decisions of a pool's controller about its batches, and their plans.
 
-A reader reads on from the last event that it has seen, so it misses no event after an interruption. The events of gangs
-are in the message store; `batch_events` reads both.
+The events of gangs are in the message store; `batch_events` reads both.
 """
 
 from __future__ import annotations
@@ -23,18 +22,6 @@ from ringmaster.techniques.runtime.processes.events import event_from_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """An event with its number, which grows over the events of all batches.
-
-    told_s: the time at which the event was stored, in seconds since the epoch.
-    """
-
-    id: int
-    event: ExecutionEvent
-    told_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class PoolEntry:
     """The start or the end of a segment, with its number in the log and its batch."""
 
@@ -52,14 +39,6 @@ class EventLog:
     def append(self, batch: str, event: ExecutionEvent) -> None:
         """Stores an event of a batch. The event names jobs by their names within the batch."""
         self._database.write(lambda connection: keep(connection, batch, event))
-
-    def after(self, batch: str, number: int, *, most: int = 1000) -> list[Entry]:
-        """Returns the events of a batch after the event with that number (0 for all), the oldest first."""
-        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s).where(
-            TOLD.c.batch == batch, TOLD.c.id > number
-        )
-        rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
-        return [Entry(id=row.id, event=event_of(row.kind, row.content), told_s=row.told_s) for row in rows]
 
     def segment_events(self, *, after: int, most: int = 1000) -> list[PoolEntry]:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""

@@ -1,4 +1,4 @@
-"""Requests of people, flows and nodes to a pool's executor, which answers each one once, even after a crash."""
+"""Requests of people, flows and nodes to a pool's controller, which answers each one once, even after a crash."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
-from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_once
 from ringmaster.tasks.storage.schema import REQUESTS
 
 
@@ -79,39 +80,34 @@ class Requests:
 
     def ask(self, kind: RequestKind, content: Mapping[str, Any], *, key: str | None = None) -> int:
         """Stores a request; returns its number."""
-        key = key or uuid.uuid4().hex
-
-        def act(connection: Connection) -> int:
-            number = connection.execute(select(REQUESTS.c.id).where(REQUESTS.c.key == key)).scalar()
-            if number is None:
-                row = {"key": key, "kind": kind, "content": dict(content), "status": RequestStatus.OPEN, "answer": {}}
-                number = connection.execute(
-                    insert(REQUESTS).values(**row, made_s=time.time()).returning(REQUESTS.c.id)
-                ).scalar_one()
-            return int(number)
-
-        return self._database.write(act)
+        row: dict[str, Any] = {
+            "key": key or uuid.uuid4().hex,
+            "kind": kind,
+            "content": dict(content),
+            "status": RequestStatus.OPEN,
+            "answer": {},
+            "made_s": time.time(),
+        }
+        return self._database.write(lambda connection: insert_once(connection, REQUESTS, **row))
 
     def open(self, *kinds: RequestKind, status: RequestStatus = RequestStatus.OPEN) -> Sequence[Request]:
         """Returns the requests with that status, of these kinds or of all."""
-        query = select(REQUESTS).where(REQUESTS.c.status == status).order_by(REQUESTS.c.id)
-        if kinds:
-            query = query.where(REQUESTS.c.kind.in_(kinds))
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [_request(row._mapping) for row in rows]
+        here = REQUESTS.c.status == status
+        return self._read(here & REQUESTS.c.kind.in_(kinds) if kinds else here)
 
     def of_kind(self, kind: RequestKind) -> Sequence[Request]:
         """Returns all requests of a kind, in any status."""
-        query = select(REQUESTS).where(REQUESTS.c.kind == kind).order_by(REQUESTS.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [_request(row._mapping) for row in rows]
+        return self._read(REQUESTS.c.kind == kind)
 
     def read(self, number: int) -> Request:
         """Returns a request in its present state."""
-        row = self._database.read(
-            lambda connection: connection.execute(select(REQUESTS).where(REQUESTS.c.id == number)).one()
-        )
-        return _request(row._mapping)
+        (request,) = self._read(REQUESTS.c.id == number)
+        return request
+
+    def _read(self, where: ColumnElement[bool]) -> Sequence[Request]:
+        query = select(REQUESTS).where(where).order_by(REQUESTS.c.id)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return [_request(row._mapping) for row in rows]
 
     def answer(self, number: int, *, status: RequestStatus, answer: Mapping[str, Any] | None = None) -> None:
         """Answers a request, or withdraws it."""
@@ -143,9 +139,8 @@ class Requests:
 
         find: returns the number of the request, or None if it does not exist yet; it is called again until it does.
         """
-        over = threading.Event()
 
-        def renew() -> None:
+        def renew(over: threading.Event) -> None:
             number = None
             with suppress(DatabaseClosed):
                 while not over.wait(every_s):
@@ -153,13 +148,8 @@ class Requests:
                     if number is not None and not self.renew(number):
                         return
 
-        renewing = threading.Thread(target=renew, name="renew", daemon=True)
-        renewing.start()
-        try:
+        with running(renew, name="renew", patience_s=LAST_RENEWAL_S):  # limited, as the database may be unreachable
             yield
-        finally:
-            over.set()
-            renewing.join(timeout=LAST_RENEWAL_S)  # with a time limit, as the database may be unreachable
 
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:
         """Returns the request once it is answered, or once `until` returns True."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ringmaster.tasks.cluster import Cluster
@@ -18,57 +15,20 @@ from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, techn
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import Layout, layouts
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
+from ringmaster.tasks.profiling.lending import Lend
 from ringmaster.tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
+from ringmaster.tasks.profiling.preflight import Failed, Notice, preflight_jobs, resolve_steps, untold
 from ringmaster.tasks.profiling.reasons import why_nothing_fits
 from ringmaster.tasks.profiling.search import (
-    KILLED,
     LONG_STEPS,
     ConfigSearch,
-    Failure,
-    Result,
     quickest_looking_first,
-    worthwhile,
 )
-from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, gang_shape, run_wave, waves
+from ringmaster.tasks.profiling.trial_runner import ProfileStore, TrialRunner, run_trials, take_known
+from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import from_json, to_json
-from ringmaster.techniques.runtime.processes.channel import ChannelClosed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import was_killed
-
-PREFLIGHT_TARGET = "ringmaster.techniques.runtime.estimates.preflight:main"
-# The attempts of a trial, or of a job's preflight, that is killed from outside.
-MAX_ATTEMPTS = 3
-
-Notice = Callable[[str], None]
-"""Takes a line of progress for a person."""
-
-Failed = Callable[[str, str], None]
-"""Takes the name of a job that cannot be trained, and the cause, as soon as it is known."""
-
-
-def untold(job: str, why: str) -> None:
-    """Ignores the failure of a job; the caller reads it from the faults."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileStore:
-    """The store of earlier measurements, in JSON forms of Profile and Failure.
-
-    find: returns the stored measurements among some fingerprints.
-    keep: stores a new measurement under its fingerprint.
-    """
-
-    find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
-    keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
-
-    def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
-        """Returns the stored measurements, by fingerprint."""
-        return {name: _result(data) for name, data in self.find(fingerprints).items()}
+from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +105,16 @@ def profile_jobs(
     every = sorted({f for search in searches.values() for f in search.fingerprints})
     found = known.results(every)
     by_name = {job.name: (job, preflights[job.name]) for job in jobs}
-    bench = _TrialRunner(environment, known, notice, lend=lend or (lambda _: nullcontext(environment.devices)))
+    bench = TrialRunner(environment, known, notice, lend=lend or (lambda _: nullcontext(environment.devices)))
     budget = TrialBudget(
         share=share if may_try else 0.0,
         num_devices=len(environment.devices),
         batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(environment.devices)),
     )
     if may_try:
-        _run(searches, found, by_name, bench=bench, budget=budget)
+        run_trials(searches, found, by_name, bench=bench, budget=budget)
     else:
-        _take_known(searches, found)
+        take_known(searches, found)
     profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
     if budget.share is not None or bench.is_closed:
         left = [name for name, mine in searches_of.items() if not profiles[name] and not _has_failed(mine)]
@@ -229,99 +189,6 @@ def _over_nodes(
     return {name: predicted_profiles(preflight, shapes=shapes) for name, preflight in preflights.items()}
 
 
-def preflight_jobs(
-    jobs: Sequence[Job],
-    *,
-    environment: TrialEnvironment,
-    cluster: Cluster,
-    notice: Notice,
-    shapes: Sequence[GangShape] | None = None,
-    failed: Failed = untold,
-) -> tuple[dict[str, Preflight], dict[str, str]]:
-    """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
-
-    One process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
-
-    shapes: the shapes of gangs; by default the first n devices of one node, for every n.
-    """
-    node = cluster.nodes[0]
-    order = PreflightOrder(
-        jobs=tuple(jobs),
-        shapes=tuple(shapes or (gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1))),
-        techniques=registry.dotted_paths(),
-        cache_dir=str(environment.cache_dir),
-        cores=tuple(sorted({core for device in node.devices for core in device.cores})),
-        import_paths=environment.import_paths,
-        slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
-        gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
-    )
-    return run_preflight(order, server=environment.server, notice=notice, failed=failed)
-
-
-def run_preflight(
-    order: PreflightOrder, *, server: ForkServer, notice: Notice, failed: Failed = untold
-) -> tuple[dict[str, Preflight], dict[str, str]]:
-    """Carries out a preflight order in worker processes; returns preflights and faults, by job name."""
-    Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
-    preflights: dict[str, Preflight] = {}
-    faults: dict[str, str] = {}
-
-    def fail(job: str, why: str) -> None:
-        faults[job] = why
-        failed(job, why)
-
-    left, num_kills = list(order.jobs), Counter[str]()
-    while left:
-        status = _preflight(replace(order, jobs=tuple(left)), preflights, fail, server=server, notice=notice)
-        left = [job for job in left if job.name not in preflights and job.name not in faults]
-        if left:
-            num_kills[left[0].name] += was_killed(status)
-            if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
-                fail(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
-    return preflights, faults
-
-
-def _how_it_ended(status: int | None) -> str:
-    if was_killed(status):
-        return f"was killed {MAX_ATTEMPTS} times: the machine may have too little memory for the model"
-    return f"ended with status {status}"
-
-
-def _preflight(
-    order: PreflightOrder, preflights: dict[str, Preflight], fail: Failed, *, server: ForkServer, notice: Notice
-) -> int | None:
-    """Inspects jobs in order in one worker process; returns its exit status, None if it vanished."""
-    log = Path(order.cache_dir) / "survey.log"
-    channel = server.spawn(target=PREFLIGHT_TARGET, argument=to_json(order), log=log)
-    try:
-        while (event := channel.receive())["event"] != "exit":
-            match event["event"]:
-                case "surveying":
-                    notice(f"inspecting {event['job']}")
-                case "preparing":
-                    notice(f"{event['job']}: data: {event['progress']}")
-                case "survey":
-                    preflight = from_json(Preflight, event["survey"])
-                    preflights[preflight.job] = preflight
-                case "fault":
-                    fail(event["job"], event["message"])
-    except ChannelClosed:  # the fork server itself has ended; the next call starts another one
-        return None
-    finally:
-        channel.close()
-    status: int = event["status"]
-    return status
-
-
-def resolve_steps(job: Job, preflight: Preflight) -> Job:
-    """Returns the job with its epochs converted into steps, by the number of samples in the preflight."""
-    if job.num_steps is not None:
-        return job
-    assert job.num_epochs is not None
-    num_steps = round(job.num_epochs * preflight.data["num_samples"] / job.global_batch_size)
-    return replace(job, num_steps=max(num_steps, 1), num_epochs=None)
-
-
 def _searches(
     jobs: Sequence[Job], preflights: Mapping[str, Preflight], cluster: Cluster, *, import_paths: tuple[str, ...]
 ) -> tuple[dict[str, ConfigSearch], dict[str, list[ConfigSearch]]]:
@@ -359,109 +226,6 @@ def _searches(
     return searches, of_job
 
 
-class _TrialRunner:
-    """Makes and counts trials.
-
-    num_trials: the number of trials that were made.
-    spent_s: the seconds that trials took, without the waiting for devices.
-    is_closed: whether no devices are available, so that no more trials are made.
-    """
-
-    def __init__(self, environment: TrialEnvironment, known: ProfileStore, notice: Notice, *, lend: Lend) -> None:
-        self._environment, self._known, self._notice, self._lend = environment, known, notice, lend
-        self.num_trials = 0
-        self.spent_s = 0.0
-        self.is_closed = False
-
-    def measure(self, trials: Sequence[Trial]) -> dict[str, Result]:
-        """Makes trials, smallest gangs first and several side by side; returns the results, by fingerprint."""
-        found: dict[str, Result] = {}
-        left = sorted(trials, key=lambda trial: trial.candidate.num_devices)
-        while left and not self.is_closed:
-            try:
-                results = self._next_wave(left)
-            except DevicesBusy as error:
-                self._notice(f"{error}: what is left is planned by predictions")
-                self.is_closed = True
-                break
-            found |= results
-            left = [trial for trial in left if trial.fingerprint not in results]
-        return found
-
-    def _next_wave(self, left: Sequence[Trial]) -> dict[str, Result]:
-        """Makes the first trials of equal size that fit on idle devices; stores results that other batches may use."""
-        size = left[0].candidate.num_devices
-        alike = [trial for trial in left if trial.candidate.num_devices == size]
-        with self._lend(DevicesWanted(least=size, most=size * len(alike), fills=True)) as devices:
-            wave = waves(alike, num_devices=len(devices))[0]
-            self._notice("trying " + ", ".join(str(trial) for trial in wave))
-            began_s = time.monotonic()
-            results = self._outcomes(replace(self._environment, devices=devices), wave)
-            self.spent_s += time.monotonic() - began_s
-        for name, result in results.items():
-            if isinstance(result, Profile) or result.kind == "out_of_memory":
-                self._known.keep(name, _json(result))
-        return results
-
-    def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
-        """Makes the trials of a wave; repeats those that were killed from outside, which is not the job's fault."""
-        found: dict[str, Result] = {}
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            found |= run_wave(environment, wave)
-            self.num_trials += len(wave)
-            wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
-            if not wave:
-                break
-            if attempt < MAX_ATTEMPTS:
-                names = ", ".join(str(trial) for trial in wave)
-                self._notice(f"trying again what was killed (attempt {attempt + 1} of {MAX_ATTEMPTS}): {names}")
-        return found
-
-
-def _run(
-    searches: Mapping[str, ConfigSearch],
-    found: dict[str, Result],
-    jobs: Mapping[str, tuple[Job, Preflight]],
-    *,
-    bench: _TrialRunner,
-    budget: TrialBudget,
-) -> None:
-    """Makes trials in waves until no search wants one, or the budget allows no more."""
-    while True:
-        _take_known(searches, found)  # for all searches, before they are compared
-        trials = []
-        for search in worthwhile(searches.values()):
-            if (wanted := search.next_trial(found)) is not None:
-                job, preflight = jobs[search.job]
-                trials.append(Trial(fingerprint=wanted[0], job=job, data=preflight.data, candidate=wanted[1]))
-        measured = {search.key for search in searches.values() if search.profiles}
-        known = {search.job for search in searches.values() if search.key in measured}
-        trials = budget.affordable(trials, measured=known)
-        if not trials or bench.is_closed:
-            return
-        before_s = bench.spent_s
-        found |= bench.measure(trials)
-        budget.spend(bench.spent_s - before_s, trials)
-
-
-def _was_killed(result: Result) -> bool:
-    return isinstance(result, Failure) and result.kind == KILLED
-
-
 def _has_failed(searches: Sequence[ConfigSearch]) -> bool:
     """Returns whether a trial has failed for another reason than lack of memory."""
     return any(failure.kind != "out_of_memory" for search in searches for failure in search.failures)
-
-
-def _take_known(searches: Mapping[str, ConfigSearch], found: Mapping[str, Result]) -> None:
-    for search in searches.values():
-        search.next_trial(found)
-
-
-def _json(result: Result) -> dict[str, Any]:
-    data: dict[str, Any] = to_json(result)
-    return data
-
-
-def _result(data: Mapping[str, Any]) -> Result:
-    return from_json(Failure, data) if "kind" in data else from_json(Profile, data)

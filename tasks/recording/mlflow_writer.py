@@ -23,12 +23,12 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
-from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
-from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
+from ringmaster.tasks.recording.rows import end_details, metric_points, picture, plan_rows, plan_sentence, profile_row
+from ringmaster.tasks.recording.system_metrics import Energy
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json, to_json
-from ringmaster.techniques.runtime.processes.events import DeviceTelemetry, Event, Metrics, Steps
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
@@ -127,7 +127,7 @@ class MlflowWriter:
                 for job in (event.segment.job, *event.members):
                     self.ledger.resume_run(self._job_run(job))
             case GangSaid():
-                self._points.setdefault(event.job, []).extend(_points(event.event, at_ms=at_ms))
+                self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
             case SegmentEnded():
                 for job, points in self._energy.end(event, at_ms=at_ms).items():
@@ -170,7 +170,7 @@ class MlflowWriter:
             took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
             practice_s = metrics.get("current_practice_s")
             than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
-            lines += [_picture(run_id), f"{took}{than}."]
+            lines += [picture(run_id), f"{took}{than}."]
         if fusion := self._journal.get(FUSION):
             lines.append(f"Which jobs train together was planned: {fusion['words']}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
@@ -195,7 +195,7 @@ class MlflowWriter:
                 raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
             job = self._job(name)
             run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
-            rows = [_profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
+            rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
                 self.ledger.write_table(run_id, PROFILES, rows)
             self._journal.put(f"run:{name}", run_id)
@@ -229,7 +229,7 @@ class MlflowWriter:
         points = [MetricPoint(key, value, number) for key, value in figures.items() if value is not None]
         self.ledger.log_metrics(run_id, points)
         if number == 1:
-            self.ledger.set_note(run_id, f"{_picture(run_id)}\n\n{_plan_sentence(event)}")
+            self.ledger.set_note(run_id, f"{picture(run_id)}\n\n{plan_sentence(event)}")
         self.num_plans = number
 
     def _write_segments(self, job: str) -> None:
@@ -319,57 +319,3 @@ class MlflowWriter:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
         made = links.link(f"{model.registered_name} version {model.version}", where["model"])
         return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
-
-
-def end_details(record: JobRecord) -> dict[str, Any]:
-    """Returns the details that `JobEnded` carries for a job that is done."""
-    return {**record.details, "step": record.step}
-
-
-def plan_rows(event: Planned) -> list[dict[str, Any]]:
-    """Returns the plan as a table with one row per segment."""
-    return [
-        {
-            "job": segment.job,
-            "technique": (option := event.problem.job(segment.job).options[segment.option]).technique,
-            "config": " ".join(f"{key}={value}" for key, value in option.config.items()),
-            "devices": " ".join(f"{node}:{i}" for node, devices in segment.devices for i in devices),
-            "start_s": round(segment.start_s, 2),
-            "end_s": round(segment.end_s, 2),
-            "work": round(segment.work, 4),
-        }
-        for segment in event.plan.segments
-    ]
-
-
-def _picture(run_id: str) -> str:
-    return links.picture("The plan", run_id, "plan-1/gantt.svg")
-
-
-def _plan_sentence(event: Planned) -> str:
-    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
-    return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
-
-
-def _points(event: Event, *, at_ms: int) -> list[MetricPoint]:
-    """Returns the metrics of a gang's event.
-
-    Each point includes its time, so that writing the same points again adds none.
-    """
-    match event:
-        case Steps():
-            now_ms = int(event.wall_s * 1000)
-            rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
-            losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
-            return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-        case Metrics():
-            return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
-        case DeviceTelemetry():
-            return telemetry_points(event)
-        case _:
-            return []
-
-
-def _profile_row(profile: Profile) -> dict[str, Any]:
-    row: dict[str, Any] = to_json(profile)
-    return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, d
 from sqlalchemy.exc import IntegrityError
 
 from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.retraining.dates import Clock
 from ringmaster.tasks.storage.database import Database
 
@@ -140,14 +142,10 @@ class RetrainingRuns:
         `silence_s`.
         """
         token = self._take(name, run_date, silence_s=silence_s)
-        is_done = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(token, is_done, beat_s), name="night", daemon=True)
-        beating.start()
         try:
-            yield
+            with running(partial(self._beat, token, beat_s), name="night"):
+                yield
         finally:
-            is_done.set()
-            beating.join()
             self._drop(HOLDERS.c.token == token)
 
     def _take(self, name: str, run_date: str, *, silence_s: float) -> str:
@@ -173,7 +171,7 @@ class RetrainingRuns:
         now = self._holder_of(row["name"])
         return now is not None and (now["token"], now["beats"]) != (row["token"], row["beats"])
 
-    def _beat(self, token: str, is_done: threading.Event, beat_s: float) -> None:
+    def _beat(self, token: str, beat_s: float, is_done: threading.Event) -> None:
         beat = update(HOLDERS).where(HOLDERS.c.token == token).values(beats=HOLDERS.c.beats + 1)
         while not is_done.wait(beat_s):
             self._database.write(lambda connection: connection.execute(beat))

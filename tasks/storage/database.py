@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, Table, create_engine, event, insert, select, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
@@ -102,6 +102,14 @@ def _prepare(connection: Connection) -> None:
 
 class DatabaseClosed(SQLAlchemyError):
     """The database was unavailable while its user closed it."""
+
+
+def insert_once(connection: Connection, table: Table, **values: Any) -> int:
+    """Inserts a row unless there is one with its `key`; returns the id of the row. A transaction may be tried again."""
+    number = connection.execute(select(table.c.id).where(table.c.key == values["key"])).scalar()
+    if number is None:
+        number = connection.execute(insert(table).values(**values).returning(table.c.id)).scalar_one()
+    return int(number)
 
 
 def file_url(file: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
 
-from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.database import Database, file_url, insert_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
@@ -151,16 +151,8 @@ class Journal:
     def start_segment(self, job: str, what: Mapping[str, Any]) -> int:
         """Records that a segment is about to start. Returns its number."""
         batch, name = self._parts(job)
-        key, started_s = uuid.uuid4().hex, time.time()
-
-        def act(connection: Connection) -> int:
-            number = connection.execute(select(SEGMENTS.c.id).where(SEGMENTS.c.key == key)).scalar()
-            if number is None:
-                row = {"key": key, "batch": batch, "job": name, "what": _plain(what), "started_s": started_s}
-                number = connection.execute(insert(SEGMENTS).values(**row).returning(SEGMENTS.c.id)).scalar_one()
-            return int(number)
-
-        return self.database.write(act)
+        row = {"key": uuid.uuid4().hex, "batch": batch, "job": name, "what": _plain(what), "started_s": time.time()}
+        return self.database.write(lambda connection: insert_once(connection, SEGMENTS, **row))
 
     def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Records how a segment ended."""

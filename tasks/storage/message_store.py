@@ -1,4 +1,4 @@
-"""Messages between a pool's executor and its nodes: orders and commands to nodes, events of gangs to the executor.
+"""Messages between a pool's controller and its nodes: orders and commands to nodes, events of gangs to the executor.
 
 The messages are in the pool's database, so they outlive both sides. An executor that comes back reads on where it
 stopped, and a node that was cut off finds the messages that it missed.

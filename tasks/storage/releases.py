@@ -58,7 +58,7 @@ def check_release(connection: Connection) -> None:
     found = _said(connection, _RELEASE)
     if found is not None and found != own_release():
         raise OtherRelease(
-            f"the pool's executor is of Ringmaster {found}, and this machine has {own_release()}: they would misread "
+            f"the pool's controller is of Ringmaster {found}, and this machine has {own_release()}: they would misread "
             "each other. To fix: install one release on all machines, and start the executor first"
         )
 

@@ -26,7 +26,7 @@ NODES = Table(
     Column("since_s", Float, nullable=False),
 )
 
-# The pool's executor, in one row. epoch: counts its owners; a former owner finds a higher number and ends.
+# The pool's controller, in one row. epoch: counts its owners; a former owner finds a higher number and ends.
 EXECUTOR = Table(
     "executor",
     METADATA,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import cast
 from uuid import UUID
@@ -27,6 +28,18 @@ from ringmaster.tasks.timeline.svg import render_svg
 DRAW_EVERY_S = 10.0
 
 
+@contextmanager
+def tolerant(artifact: str) -> Iterator[None]:
+    """Logs why an artifact could not be updated: an outdated one is no reason to end a training.
+
+    The client may be closed once the flow run has ended, hence RuntimeError.
+    """
+    try:
+        yield
+    except (httpx.HTTPError, PrefectException, RuntimeError, DatabaseClosed) as error:
+        get_run_logger().warning("%s could not be updated: %s", artifact, error)
+
+
 class ProgressArtifact:
     """A progress bar in Prefect's UI: the share of the batch's steps that are trained according to its journal."""
 
@@ -47,12 +60,9 @@ class ProgressArtifact:
         """Makes a pending update and stops the background thread."""
         self._behind.close()
 
+    @tolerant("the progress artifact")
     def _update(self) -> None:
-        try:
-            update_progress_artifact(self._artifact, progress=self._percent())
-        # An outdated artifact must not end a training. The client may be closed once the flow run has ended.
-        except (httpx.HTTPError, PrefectException, RuntimeError) as error:
-            get_run_logger().warning("the progress artifact could not be updated: %s", error)
+        update_progress_artifact(self._artifact, progress=self._percent())
 
     def _percent(self) -> float:
         records = self._journal.jobs().values()
@@ -103,11 +113,9 @@ class GanttArtifact:
         self._behind.ask()
         self._behind.close()
 
+    @tolerant("the Gantt chart")
     def _draw(self) -> None:
-        try:
-            self._update(self._artifact, self._markdown())
-        except (httpx.HTTPError, PrefectException, RuntimeError, DatabaseClosed) as error:
-            get_run_logger().warning("the Gantt chart could not be updated: %s", error)
+        self._update(self._artifact, self._markdown())
 
     def _markdown(self) -> str:
         run_timeline = self._timeline_reader.read(self._batch)

@@ -1,4 +1,4 @@
-"""A pool on one machine: servers, an executor, and nodes whose workers are real processes that a test may disturb."""
+"""A pool on one machine: servers, a controller, and nodes whose workers are real processes that a test may disturb."""
 
 import os
 import subprocess
@@ -80,13 +80,13 @@ class Pool:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start_executor(self, *options):
-        """Starts an executor, which stands by while another one leads."""
-        command = [sys.executable, "-m", "ringmaster.flows.entry", "pool", "executor", *options]
-        with (self.folder / "executor.log").open("ab") as log:
+        """Starts a controller, which stands by while another one leads."""
+        command = [sys.executable, "-m", "ringmaster.flows.entry", "pool", "controller", *options]
+        with (self.folder / "controller.log").open("ab") as log:
             self.executor = subprocess.Popen(
                 command,
                 cwd="/",
-                env={**self.environment, NODE: "executor"},
+                env={**self.environment, NODE: "controller"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -127,7 +127,7 @@ class Pool:
         return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == NodeStatus.SERVING}
 
     def heal(self):
-        """Repairs the pool after a test: reconnects nodes, and restarts the executor and workers that have ended."""
+        """Repairs the pool after a test: reconnects nodes, and restarts the controller and workers that have ended."""
         for node in self.nodes.values():
             node.mend()
         if self.executor is None or self.executor.poll() is not None:
@@ -147,12 +147,12 @@ class Pool:
     def _all_serve(self):
         for name, worker in self.workers.items():
             assert worker.poll() is None, f"the worker of {name} has ended: {self.tail(name)}"
-        assert self.executor.poll() is None, f"the executor has ended: {self.tail('executor')}"
+        assert self.executor.poll() is None, f"the controller has ended: {self.tail('controller')}"
         serving = self.serving()
         return all(serving.get(name) not in (None, self._before[name]) for name in self.nodes)
 
     def tail(self, name):
-        """Returns the end of the log of a node or of the executor."""
+        """Returns the end of the log of a node or of the controller."""
         file = self.folder / f"{name}.log"
         return file.read_text(errors="replace")[-4000:] if file.exists() else ""
 
@@ -226,7 +226,7 @@ class Pool:
                 for n, r in found.items()
                 if r.status in (JobStatus.FAILED, JobStatus.CANCELLED) and r.status != status
             }
-            assert not bad, f"{bad}\n{self.tail('executor')}"
+            assert not bad, f"{bad}\n{self.tail('controller')}"
             return all(record.status == status for record in found.values())
 
         until(f"all jobs of {batch} are {status}", ended, seconds=seconds)

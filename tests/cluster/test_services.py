@@ -21,7 +21,7 @@ from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
 
 PASSWORD = "correct horse battery"
-NAMES = ["prefect", "mlflow", "metrics", "deployments", "executor", "worker"]
+NAMES = ["prefect", "mlflow", "metrics", "deployments", "controller", "worker"]
 DOWN = NAMES[::-1]  # the order in which services end
 pytestmark = pytest.mark.timeout(1200)  # creating databases takes long on a busy machine
 
@@ -167,7 +167,7 @@ def test_all_that_is_written_is_its_owners_alone(on_sqlite):
 def test_all_processes_log_json_where_it_was_chosen(on_sqlite):
     """`deployments` and the first lines of MLflow's launcher are not ours: docs/operations.md says so."""
     home, _ = on_sqlite
-    roles = {"executor": "controller", "worker": "node", "supervisor": "supervisor", "mlflow": "mlflow"}
+    roles = {"controller": "controller", "worker": "node", "supervisor": "supervisor", "mlflow": "mlflow"}
     for name, role in roles.items():
         lines = home.files.log(name).read_text().splitlines()
         found = [json.loads(line) for line in lines if name != "mlflow" or line.startswith("{")]

@@ -48,7 +48,7 @@ def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, tmp_path, reco
     pool.environment = newer
     pool.start_executor()
     # The other worker was not upgraded: it reports this, and leaves in order.
-    said = f"the pool's executor is of Ringmaster {NEWER}, and this machine has "
+    said = f"the pool's controller is of Ringmaster {NEWER}, and this machine has "
     assert pool.workers["beta"].wait(timeout=PATIENCE_S) == REFUSED
     assert said in pool.tail("beta").replace("\n", " ")
     # One machine was not upgraded: its worker is refused.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringmaster.flows.commands.lineage import bisecting, keeping
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
@@ -126,10 +126,8 @@ def export(
             _write_cards({each.label: card_of(snapshot, each) for each in nodes}, output)
             return
         if kind is Format.svg:
-            try:
+            with input_errors():
                 _write(drawing(snapshot, ids, focus=model and home.find(model).id), output)
-            except ValueError as error:
-                raise InputError([str(error)]) from error
             return
         text = graphml(snapshot, ids) if kind is Format.graphml else json.dumps(graph_json(snapshot, ids)) + "\n"
         _write(text, output)

@@ -97,11 +97,12 @@ def _of_state(state: PoolState | None) -> Iterator[Metric]:
     )
     yield _gauge(
         "ringmaster_leader_elected",
-        "Whether an executor has the lead (1) or none does (0). It may be silent: see the age of its heartbeat.",
+        "Whether a controller has the lead (1) or none does (0). It may be silent: see the age of its heartbeat.",
         (leader is not None and leader.is_there) if state else None,
     )
     changes = CounterMetricFamily(
-        "ringmaster_leader_changes", "Number of times that an executor has taken the lead, in the life of the database."
+        "ringmaster_leader_changes",
+        "Number of times that a controller has taken the lead, since the database is there.",
     )
     if leader is not None:
         changes.add_metric((), leader.epoch)
@@ -111,7 +112,7 @@ def _of_state(state: PoolState | None) -> Iterator[Metric]:
 def _of_heartbeats(found: Measurement) -> Iterator[Metric]:
     yield _gauge(
         "ringmaster_leader_heartbeat_age_seconds",
-        "Time since this server has last seen another heartbeat of the leading executor.",
+        "Time since this server has last seen another heartbeat of the leading controller.",
         found.leader_heartbeat_age_s,
     )
     yield _gauges(

@@ -1,29 +1,42 @@
 """Serves the metrics of a pool: `python -m ringmaster.flows.services.metrics.server --port PORT`.
 
-The server reads the pool's database, and nothing else. So it measures a pool whose executor, nodes or other servers are
-away, and goes on when another executor leads.
+The server reads the pool's database, and nothing else. So it measures a pool whose controller, nodes or other servers
+are away, and goes on when another controller leads.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import binascii
 import os
+import secrets
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.process_log import Role, report_fault
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
-from ringmaster.flows.services.metrics.app import metrics_app
+from ringmaster.flows.services.metrics.families import PoolCollector
 from ringmaster.flows.services.serving import checked, serve, server_of
 from ringmaster.tasks.messages import listed
-from ringmaster.tasks.pool.metrics.monitor import PoolMonitor
+from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolMonitor
 from ringmaster.tasks.storage.database import Database
+
+METRICS_PATH, HEALTH_PATH = "/metrics", "/health"
 
 SAMPLE_EVERY_S = 5.0
 INPUT_FAULT = 2
@@ -56,10 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _pool() -> settings.PoolAddress:
-    pool = settings.pool()
-    if pool is None:
-        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
-        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
+    pool = pool_address()
     if not pool.password:
         raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
     return pool
@@ -75,6 +85,46 @@ def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event,
         if not over.is_set():
             failed.set()
             server.should_exit = True
+
+
+def metrics_app(measure: Callable[[], Measurement], *, username: str, password: str) -> Starlette:
+    """Returns the application. measure: returns what is known of the pool now.
+
+    Without the password, it only says that it is up. Pages of other sites get nothing.
+    """
+    registry = CollectorRegistry()
+    registry.register(PoolCollector(measure))
+
+    def metrics(request: Request) -> Response:
+        if _is_foreign(request):
+            return PlainTextResponse("a page of another site may not read this\n", status_code=403)
+        if not _may_read(request.headers.get("Authorization", ""), username=username, password=password):
+            asks = {"WWW-Authenticate": 'Basic realm="ringmaster", charset="UTF-8"'}
+            return PlainTextResponse("the password of the pool is needed\n", status_code=401, headers=asks)
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+    def health(_: Request) -> Response:
+        return PlainTextResponse("OK\n")
+
+    return Starlette(routes=[Route(METRICS_PATH, metrics), Route(HEALTH_PATH, health)])
+
+
+def _is_foreign(request: Request) -> bool:
+    """Whether a browser sent the request for a page of another site."""
+    origin = request.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+
+
+def _may_read(authorization: str, *, username: str, password: str) -> bool:
+    scheme, _, said = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return False
+    try:
+        given = base64.b64decode(said.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return secrets.compare_digest(given, f"{username}:{password}".encode())
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.storage.database import Database
@@ -18,25 +18,11 @@ Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
 """Runs a function in the background, under a label that a person sees."""
 
 
-def in_a_thread(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
-    """Runs a function on a thread of its own."""
-    future: Future[Outcome] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(run())
-        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-            future.set_exception(error)
-
-    threading.Thread(target=work, name=label, daemon=True).start()
-    return future
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
     """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
 
-    folder: where the engine may write files of its own: the folder of the run, or the home of the pool's executor.
+    folder: where the engine may write files of its own: the folder of the run, or the home of the pool's controller.
     cluster: the devices of this machine that the run may use; empty in the executor of a pool.
     launcher: starts processes on this machine; None in the executor of a pool.
     database: the pool's database, with the leader's guarded write access; None outside of a pool.

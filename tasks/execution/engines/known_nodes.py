@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import Engine, EngineNode
@@ -131,27 +132,22 @@ class KnownNodes:
 @contextmanager
 def following(engine: Engine, executor: Movable, *, cluster: Cluster) -> Iterator[None]:
     """Inside the context, passes the changes of an engine's nodes on to an executor whose cluster they are."""
-    known_nodes, is_over, is_done = KnownNodes(engine, executor, cluster=cluster), threading.Event(), threading.Event()
+    known_nodes, is_done = KnownNodes(engine, executor, cluster=cluster), threading.Event()
 
     def look() -> None:
         known_nodes.look()
         known_nodes.release_empty()
         is_done.set()
 
-    def keep_looking() -> None:
+    def keep_looking(is_over: threading.Event) -> None:
         is_done.set()
         while not is_over.wait(LOOK_EVERY_S):
             if is_done.is_set():  # otherwise the executor has yet to come to the last look
                 is_done.clear()
                 executor.call(look)
 
-    thread = threading.Thread(target=keep_looking, name="nodes", daemon=True)
-    thread.start()
-    try:
+    with running(keep_looking, name="nodes"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def cluster_of(

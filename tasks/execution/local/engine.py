@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 
+from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
-from ringmaster.tasks.execution.engines.context import EngineContext, Spawn, in_a_thread
+from ringmaster.tasks.execution.engines.context import EngineContext, Spawn
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -122,7 +122,7 @@ class Replanner:
     ) -> None:
         self._name, self._policy, self._clock = name, policy, clock
         self._make_plan, self._on_terms = make_plan, add_terms
-        self._background = background or _in_a_thread
+        self._background = background or partial(in_a_thread, "replanning")
         self._began_s = clock()
         self._speeds, self._when = Speeds(), When(policy)
         self._pending_plan: PendingPlan | None = None
@@ -370,17 +370,3 @@ def is_end(segment: PlannedSegment, totals: Mapping[str, int]) -> bool:
 def _ends(ahead: PlanSimulator) -> dict[str, float]:
     ahead.finish()
     return ahead.ended_s
-
-
-def _in_a_thread(think: Callable[[], Plan]) -> Future[Plan]:
-    """Runs a function on a daemon thread, for which the process does not wait at its end."""
-    future: Future[Plan] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(think())
-        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="replanning", daemon=True).start()
-    return future

@@ -69,7 +69,7 @@ class PoolController:
     clock: monotonic seconds.
     wall_clock: seconds since the epoch, in which batches count their deadlines.
     on_objective: a callback for changes of the objective of the plan; may be set by the owner.
-    on_speed: a callback for the speeds that gangs reported to a former executor; may be set by the owner.
+    on_speed: a callback for the speeds that gangs reported to a former controller; may be set by the owner.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class PoolController:
         self._event_log.append(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
 
     def _inherit(self, recovered: RecoveredState) -> None:
-        """Takes on a batch: a new one, or one of a former executor with all that is open or undecided."""
+        """Takes on a batch: a new one, or one of a former controller with all that is open or undecided."""
         batch = recovered.batch
         priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
         self._standing[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
@@ -238,7 +238,7 @@ class PoolController:
             self._executor.adopt(record.id, recovered.qualified(record), future)
         for record in recovered.undecided:
             self._executor.adopt(record.id, recovered.qualified(record), _at_once(outcome_of(record)))
-        # The former executor may have died after it recorded the new status and before it stopped the gang.
+        # The former controller may have died after it recorded the new status and before it stopped the gang.
         running = {record.job for record in recovered.open}
         paused, over = (
             [batch.qualified(job) for job in running if recovered.jobs[job].status in statuses]
@@ -251,7 +251,7 @@ class PoolController:
         self._may_have_ended.add(batch.id)
 
     def _recall_speeds(self, recovered: RecoveredState) -> None:
-        """Passes on the speeds that the former executor received. Running segments report theirs anew."""
+        """Passes on the speeds that the former controller received. Running segments report theirs anew."""
         for job in dict.fromkeys(record.job for record in recovered.past):
             records = [recovered.qualified(record) for record in recovered.past if record.job == job]
             profiles = self._executor.job_table.profiles[records[0].job]

@@ -1,7 +1,7 @@
 """The engine of process workers: orders segments from the nodes of a pool, and passes on the events of their gangs.
 
 Orders, events and the registry of nodes are in the pool's database. The engine makes no decisions. Orders and events
-outlive it: the engine of the next executor `adopt`s a segment, receives all of its gang's events so far, once and in
+outlive it: the engine of the next controller `adopt`s a segment, receives all of its gang's events so far, once and in
 order, and then the new ones.
 """
 
@@ -140,7 +140,7 @@ class PoolEngine:
             return flight.future
 
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
-        """Adopts a segment that another executor ordered; all of its events are passed on again, from the first.
+        """Adopts a segment that another controller ordered; all of its events are passed on again, from the first.
 
         A segment that was never ordered is lost.
         """

@@ -30,7 +30,7 @@ ROW = EXECUTOR.c.id == 1
 
 
 class Deposed(SQLAlchemyError):
-    """Raised when another executor leads: the write was not carried out, and this process must end."""
+    """Raised when another controller leads: the write was not carried out, and this process must end."""
 
 
 class Leadership:
@@ -124,7 +124,7 @@ class Leadership:
     def _check(self, connection: Connection) -> None:
         row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.epoch).where(ROW)).one_or_none()
         if row is None or (row.owner, row.epoch) != (self._me, self._epoch):
-            raise Deposed("another executor leads this pool now")
+            raise Deposed("another controller leads this pool now")
 
 
 class _Guarded(Database):

@@ -62,7 +62,7 @@ class LeaderState:
     """The executor that leads.
 
     is_there: False after it has resigned.
-    epoch: how often an executor has taken the lead.
+    epoch: how often a controller has taken the lead.
     heartbeat: changes with each heartbeat.
     """
 
@@ -90,7 +90,7 @@ class PlanState:
 class PoolState:
     """The state of a pool.
 
-    leader: None before an executor has led for the first time.
+    leader: None before a controller has led for the first time.
     batches: the number of batches in each stage.
     jobs: the number of jobs by name of their batch and status, for active batches alone.
     """

@@ -28,6 +28,13 @@ from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.processes.events import (
+    DataProgress,
+    PreflightDone,
+    PreflightFailed,
+    PreflightStarted,
+    event_to_json,
+)
 from ringmaster.techniques.runtime.training.freezing import freeze
 from ringmaster.techniques.runtime.training.optimizers import check_options, parameter_settings
 
@@ -35,28 +42,29 @@ ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which l
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> int:
-    """Sends an event "survey" or "fault" for each job; the entry point of a worker process."""
+    """Sends PreflightDone or PreflightFailed for each job; the entry point of a worker process."""
     order = from_json(PreflightOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     if order.cores:
         os.sched_setaffinity(0, order.cores)
     for job in order.jobs:
-        channel.send({"event": "surveying", "job": job.name})
+        channel.send(event_to_json(PreflightStarted(job=job.name)))
         try:
             with progress_to(partial(_report, channel, job)):
                 preflight = preflight_job(job, order)
         except StepFault as fault:
-            channel.send({"event": "fault", "job": job.name, "message": str(fault)})
+            channel.send(event_to_json(PreflightFailed(job=job.name, message=str(fault))))
         except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
             traceback.print_exc()
-            channel.send({"event": "fault", "job": job.name, "message": f"{type(error).__name__}: {error}"})
+            why = f"{type(error).__name__}: {error}"
+            channel.send(event_to_json(PreflightFailed(job=job.name, message=why)))
         else:
-            channel.send({"event": "survey", "survey": to_json(preflight)})
+            channel.send(event_to_json(PreflightDone(survey=preflight)))
     return 0
 
 
 def _report(channel: Channel, job: Job, said: str) -> None:
-    channel.send({"event": "preparing", "job": job.name, "progress": said})
+    channel.send(event_to_json(DataProgress(job=job.name, progress=said)))
 
 
 def preflight_job(job: Job, order: PreflightOrder) -> Preflight:

@@ -1,4 +1,4 @@
-"""The events that a gang reports, and their JSON form, in which they are sent and stored.
+"""The events that gangs and the workers of a preflight report, and their JSON form, in which they are sent and stored.
 
 Ranks send events to their supervisor, which passes on those of rank 0. A node adds the telemetry of its devices and the
 outcome of its part of the gang. `event_from_json` is called where an event enters a process; from there on it is a
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import SINCE_LATER, from_json, to_json
 
 
@@ -96,6 +97,40 @@ class RankExited(Event):
     NAME = "exit"
     status: int
     fenced: bool = False
+
+
+# -- of a preflight --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightStarted(JobEvent):
+    """The preflight of a job has started."""
+
+    NAME = "surveying"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataProgress(JobEvent):
+    """The data of a job is being prepared. progress: what is read and written so far, for people."""
+
+    NAME = "preparing"
+    progress: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightDone(Event):
+    """The preflight of a job is done. survey: its result."""
+
+    NAME = "survey"
+    survey: Preflight
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightFailed(JobEvent):
+    """A job cannot be trained. message: the cause, and what to correct."""
+
+    NAME = "fault"
+    message: str
 
 
 # -- of a trial ------------------------------------------------------------------------------------------------------
@@ -219,7 +254,8 @@ class OtherEvent(Event):
 _CLASSES: Mapping[str, type[Event]] = {
     cls.NAME: cls
     for cls in (
-        *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited, Measured),
+        *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited),
+        *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured),
         *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
     )

@@ -19,12 +19,12 @@ from tests.cluster.waiting import until
 from tests.pool_home import Home
 
 NODES = ("alpha", "beta")
-SUPERVISED = ("prefect", "mlflow", "executor")
+SUPERVISED = ("prefect", "mlflow", "controller")
 RECENT_S = 1.0  # a rank with a step within this time counts as alive
 
 
 class WholePool(Pool):
-    """Prefect, MLflow and the executor as `up` starts them, on PostgreSQL; two nodes, whose workers a test restarts.
+    """Prefect, MLflow and the controller as `up` starts them, on PostgreSQL; two nodes, whose workers a test restarts.
 
     The workers are started first, as after a power cut: they wait for the pool.
     """
@@ -149,8 +149,8 @@ class Kills:
         self.pool.up()
         return lambda: True
 
-    def executor(self):
-        return self._supervised("executor")
+    def controller(self):
+        return self._supervised("controller")
 
     def prefect(self):
         return self._supervised("prefect")

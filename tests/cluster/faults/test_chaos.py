@@ -31,7 +31,7 @@ SHARES = {
     "rank": 5,
     "fork_server": 4,
     "worker": 3,
-    "executor": 3,
+    "controller": 3,
     "supervisor": 2,
     "postgresql": 2,
     "prefect": 1,
@@ -241,6 +241,6 @@ def report(pool):
         batch: {n: (r.status, r.step, r.message) for n, r in pool.jobs(batch).items()} for batch, *_ in pool.batches()
     }
     handed = [(request.status, request.answer) for request in pool.handed_over()]
-    tails = "\n".join(f"--- {name}\n{pool.tail(name)}" for name in ("executor", "supervisor", *NODES, "prefect"))
+    tails = "\n".join(f"--- {name}\n{pool.tail(name)}" for name in ("controller", "supervisor", *NODES, "prefect"))
     left = [name for record in jobs.values() for name, (status, *_) in record.items() if status not in ENDED]
     return f"left: {left}\n{jobs}\n{handed}\n{pool.servers.states()}\n{tails}"

@@ -89,7 +89,7 @@ def test_the_executor_ends_and_another_one_goes_on(pool, bench, tmp_path, recove
     end(pool.executor, number=number)
     pool.start_executor()
     until("another one leads", lambda: pool.epoch() > epoch)
-    recovered(f"an executor gets {number.name}: the next one leads", time.monotonic() - before_s)
+    recovered(f"a controller gets {number.name}: the next one leads", time.monotonic() - before_s)
     pool.finish(batch)
     assert {s.id for s in pool.segments(batch) if s.job == job.name} == before, "what ran was adopted, not doubled"
     assert_well(pool, batch, [job, *small], bench, tmp_path)

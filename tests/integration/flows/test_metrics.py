@@ -123,7 +123,7 @@ def test_without_a_password_it_does_not_start(tmp_path, monkeypatch, capsys):
             monkeypatch.delenv(name)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     assert metrics_server.main(["--port", "1"]) == 2
-    assert "belongs to no pool. To fix: " in capsys.readouterr().err
+    assert "no pool is up here. To fix: " in capsys.readouterr().err
     for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(name, "sqlite:///x")
     assert metrics_server.main(["--port", "1"]) == 2

@@ -51,6 +51,6 @@ def test_a_worker_that_an_upgrade_has_forgotten_is_told_to_leave(tmp_path, monke
                 database.write(releases.note_release)
             assert told.wait(120)
 
-    with pytest.raises(OtherRelease, match=r"executor is of Ringmaster 9.0, and this machine has .*To fix"):
+    with pytest.raises(OtherRelease, match=r"controller is of Ringmaster 9.0, and this machine has .*To fix"):
         serve()
     database.close()

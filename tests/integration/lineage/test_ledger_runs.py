@@ -244,7 +244,7 @@ def test_all_of_a_batch_is_in_one_experiment_and_is_found_there(ledger):
 
 
 def test_profiles_are_found_exactly_and_the_newest_wins(ledger, monkeypatch):
-    monkeypatch.setattr("ringmaster.model_lineage.ledger.profiles._PAGE", 2)  # several pages
+    monkeypatch.setattr("ringmaster.model_lineage.ledger.ledger._PAGE", 2)  # several pages
     profile = {"technique": "ddp", "config": {"micro_batch": 4, "recompute": True}, "step_s": 0.1 + 0.2, "bytes": 7}
     long = {"technique": "fsdp", "notes": "é" * TAG_LIMIT}
     ledger.record_profile("one", profile, tags={"device_kind": "cpu"})

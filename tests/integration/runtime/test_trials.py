@@ -6,7 +6,8 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
-from ringmaster.tasks.profiling.stage import ProfileStore, UnfitJobs, profile_jobs
+from ringmaster.tasks.profiling.stage import UnfitJobs, profile_jobs
+from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry

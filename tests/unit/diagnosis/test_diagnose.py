@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringmaster.flows import cli, entry
 from ringmaster.flows.diagnosis import machine
 from ringmaster.flows.diagnosis.bundle import Part, collect
-from ringmaster.flows.diagnosis.logs import MOST_BYTES, logs
+from ringmaster.flows.diagnosis.diagnose import MOST_BYTES, logs
 from ringmaster.flows.diagnosis.redaction import Redactor
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.files import ServiceFiles
@@ -102,18 +102,18 @@ def test_no_secret_of_environment_urls_files_and_logs_is_in_the_bundle(home, mon
         f'{{"api_key": "{SECRETS["log"]}"}}',
         f"model.kwargs: token={SECRETS['job']}",
     ]
-    (home / "pool" / "executor.log").write_text("\n".join(f"12:00:00 sent {each}" for each in said))
+    (home / "pool" / "controller.log").write_text("\n".join(f"12:00:00 sent {each}" for each in said))
     gang = home / "batches" / "b" / "1" / "gangs" / "1-a"
     gang.mkdir(parents=True)
     (gang / "rank-0.log").write_text("\n".join(reversed(said)))
     texts, contents, done = diagnosed()
-    assert {"logs/pool/executor.log", "logs/batches/b/1/gangs/1-a/rank-0.log"} <= set(texts)
+    assert {"logs/pool/controller.log", "logs/batches/b/1/gangs/1-a/rank-0.log"} <= set(texts)
     assert "pool" in contents["failures"]  # its database is down
     for what, secret in SECRETS.items():
         for name, text in {**texts, "the terminal": done.output}.items():
             assert secret not in text, f"{what} is in {name}"
             assert secret.split("/")[-1] not in text, f"{what} is in {name}"
-    assert "12:00:00 sent" in texts["logs/pool/executor.log"]
+    assert "12:00:00 sent" in texts["logs/pool/controller.log"]
 
 
 def test_what_is_in_it_of_a_pool_whose_servers_are_down(home):

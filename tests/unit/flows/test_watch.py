@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ringmaster.flows.commands import watching
+from ringmaster.flows.commands import looking
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch_view import Room, picture
@@ -20,7 +20,7 @@ from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import Story, planned
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(watching.watch)
+app.command()(looking.watch)
 
 
 @pytest.fixture

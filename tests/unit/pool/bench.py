@@ -99,7 +99,7 @@ def told(database, batch):
 
 
 class PoolBench:
-    """An executor process on a database. A second instance on the same database is the next executor.
+    """An executor process on a database. A second instance on the same database is the next controller.
 
     led: the database through which this executor writes, by default `database`.
     engine: a fake engine instead of that of process workers.
@@ -231,3 +231,13 @@ class Gangs:
 
 def worker_of(database, name="n1", **options):
     return Worker(database, name, **options)
+
+
+def run(pool, gangs, *, moves=30):
+    """Lets gangs and executor take turns until no batch is active."""
+    for _ in range(moves):
+        pool.step(seconds=0.1)
+        if not Submissions(pool.database).standing():
+            return
+        gangs.move()
+    raise AssertionError(f"it did not come to its end: {pool.statuses()}")

@@ -1,4 +1,4 @@
-"""Fixtures for tests of a pool's executor. Some tests override the database with their own."""
+"""Fixtures for tests of a pool's controller. Some tests override the database with their own."""
 
 import pytest
 

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.pool.executor import _lead
+from ringmaster.flows.pool.controller import _lead
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
@@ -17,7 +17,7 @@ from ringmaster.tasks.storage.schema import ABOUT
 
 def test_a_worker_may_come_before_any_executor_and_beside_one_of_its_release(database):
     database.read(releases.check_release)
-    for _ in range(2):  # the next executor notes it again
+    for _ in range(2):  # the next controller notes it again
         database.write(releases.note_release)
     database.read(releases.check_release)
 
@@ -26,7 +26,7 @@ def test_a_worker_of_another_release_is_refused_until_the_executor_is_of_that_on
     database.write(releases.note_release)
     here = releases.own_release()
     monkeypatch.setattr(releases, "own_release", lambda: "9.0")
-    with pytest.raises(OtherRelease, match=rf"executor is of Ringmaster {here}, and this machine has 9.0.*To fix"):
+    with pytest.raises(OtherRelease, match=rf"controller is of Ringmaster {here}, and this machine has 9.0.*To fix"):
         database.read(releases.check_release)
     database.write(releases.note_release)
     database.read(releases.check_release)

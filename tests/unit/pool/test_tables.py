@@ -6,6 +6,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
@@ -171,9 +172,10 @@ def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
     for event in events:
         told.append("b", event)
         told.append("other", event)
-    entries = told.after("b", 0)
+    entries, _ = BatchEvents(database, "b").rows(Position(), most=9)
     assert [entry.event for entry in entries] == events
-    assert [entry.event for entry in told.after("b", entries[0].id)] == events[1:]
+    later, _ = BatchEvents(database, "b").rows(Position(told=entries[0].id), most=9)
+    assert [entry.event for entry in later] == events[1:]
     assert told.newest() == 4
 
 

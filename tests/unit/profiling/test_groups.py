@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.profiling import stage as stages
+from ringmaster.tasks.profiling import trial_runner
 from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
@@ -239,7 +240,7 @@ def stage(monkeypatch, tmp_path):
 
     profiled.some_of = some_of
     monkeypatch.setattr(stages, "preflight_jobs", look)
-    monkeypatch.setattr(stages, "run_wave", wave)
+    monkeypatch.setattr(trial_runner, "run_wave", wave)
     return profiled, tried, lent
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.profiling import stage as stages
+from ringmaster.tasks.profiling import trial_runner
 from ringmaster.tasks.profiling.groups.candidates import classes
 from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
@@ -300,7 +301,7 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
         return {each.name: replace(looked_at(each), data={**data, "num_held_out": 100}) for each in jobs}, {}
 
     monkeypatch.setattr(stages, "preflight_jobs", look)
-    monkeypatch.setattr(stages, "run_wave", wave)
+    monkeypatch.setattr(trial_runner, "run_wave", wave)
     devices = cluster(2)
     jobs = [job(f"job-{i}") for i in range(3)]
     environment = TrialEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)

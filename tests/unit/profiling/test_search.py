@@ -115,7 +115,7 @@ def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
 @pytest.mark.parametrize("seed", range(8))
 def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
     """Otherwise a second run of a batch would continue the search where the first one had stopped."""
-    from ringmaster.tasks.profiling import stage
+    from ringmaster.tasks.profiling import stage, trial_runner
     from ringmaster.tasks.profiling.trials import TrialEnvironment
     from ringmaster.techniques.interface.preflight import Preflight
     from tests.unit.execution.fakes import cluster, job
@@ -143,7 +143,7 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
         return profile(draw.uniform(1, 2), candidate.technique, candidate.num_devices)
 
     monkeypatch.setattr(stage, "preflight_jobs", look)
-    monkeypatch.setattr(stage, "run_wave", wave)
+    monkeypatch.setattr(trial_runner, "run_wave", wave)
     known = stage.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
     node = cluster(2)
     environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)

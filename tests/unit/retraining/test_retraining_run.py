@@ -40,7 +40,7 @@ def at(text):
 
 def started_by(monkeypatch, *, auto_scheduled):
     run = SimpleNamespace(auto_scheduled=auto_scheduled, expected_start_time=at("2026-11-20T02:00"))
-    monkeypatch.setattr(retraining_run.FlowRunContext, "get", lambda: SimpleNamespace(flow_run=run))
+    monkeypatch.setattr(retraining_run, "current_flow_run", lambda: run)
 
 
 def test_a_night_that_is_named_is_meant(production, clock):

@@ -13,7 +13,8 @@ from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.groups.candidates import classes
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
-from ringmaster.tasks.profiling.stage import Profiled, ProfileStore
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.tasks.promotion.stage import ServingVersions
 from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.due import Due

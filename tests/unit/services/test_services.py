@@ -36,7 +36,7 @@ def by_name(options):
 
 def test_a_pool_of_one_machine_needs_no_choice(options):
     assert faults(options) == []
-    assert list(by_name(options)) == ["prefect", "mlflow", "metrics", "deployments", "executor", "worker"]
+    assert list(by_name(options)) == ["prefect", "mlflow", "metrics", "deployments", "controller", "worker"]
 
 
 def test_services_start_after_what_they_need(options):
@@ -98,7 +98,7 @@ def test_servers_ask_for_the_password_and_their_clients_know_it(options):
     assert every["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
     assert every["mlflow"].command[-2:] == ("--app-name", "basic-auth")
     assert len(every["mlflow"].environment["MLFLOW_FLASK_SERVER_SECRET_KEY"]) >= 32
-    for client in ("metrics", "deployments", "executor", "worker"):
+    for client in ("metrics", "deployments", "controller", "worker"):
         said = every[client].environment
         assert said["PREFECT_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
         assert (said["MLFLOW_TRACKING_USERNAME"], said["MLFLOW_TRACKING_PASSWORD"]) == ("ringmaster", PASSWORD)

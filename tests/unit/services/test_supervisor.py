@@ -143,21 +143,24 @@ signal.pause()
 
 def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
     clock = Clock()
-    services = service("executor", SAYS_READY, says_ready=True, patience_s=5), service("worker", after=("executor",))
+    services = (
+        service("controller", SAYS_READY, says_ready=True, patience_s=5),
+        service("worker", after=("controller",)),
+    )
     pool = run(*services, clock=clock)
-    begun = pool.wait("executor", lambda state: state.message)
+    begun = pool.wait("controller", lambda state: state.message)
     assert (begun.status, begun.message) == ("starting", "it does not lead or serve yet")
-    clock.now_s = 1000.0  # it may stand by for another executor as long as that lives
-    while "started" not in pool.files.log("executor").read_text():
+    clock.now_s = 1000.0  # it may stand by for another controller as long as that lives
+    while "started" not in pool.files.log("controller").read_text():
         pool.thread.join(timeout=0.02)
     assert pool.state("worker").status == ServiceStatus.WAITING
     begun.process.signal(signal.SIGUSR1)
     pool.wait("worker", lambda state: state.status == ServiceStatus.UP)
-    assert (pool.state("executor").status, pool.state("executor").pid) == (ServiceStatus.UP, begun.pid)
+    assert (pool.state("controller").status, pool.state("controller").pid) == (ServiceStatus.UP, begun.pid)
     begun.process.signal(signal.SIGKILL)
-    pool.wait("executor", lambda state: state.status == ServiceStatus.WAITING)
+    pool.wait("controller", lambda state: state.status == ServiceStatus.WAITING)
     clock.now_s += 10.0
-    again = pool.wait("executor", lambda state: state.status == "starting" and state.pid is not None)
+    again = pool.wait("controller", lambda state: state.status == "starting" and state.pid is not None)
     assert again.pid != begun.pid  # the former one's messages do not apply to this one
 
 

@@ -61,7 +61,7 @@ def test_a_unit_starts_what_up_starts(name):
 
 
 def test_the_deployments_are_made_before_the_executor_starts():
-    (line,) = Unit(UNITS["executor"]).all("ExecStartPre")
+    (line,) = Unit(UNITS["controller"]).all("ExecStartPre")
     assert shlex.split(line)[1:] == list(SERVICES["deployments"].command)[1:]
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli, settings
-from ringmaster.flows.commands import nodes
+from ringmaster.flows.commands import processes
 from ringmaster.flows.services.files import write_secret
 from ringmaster.flows.settings import PoolAddress
 
@@ -24,7 +24,7 @@ def served(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.setattr(settings, "embed", lambda _: None)
-    monkeypatch.setattr(nodes, "log_to_stderr", lambda _: None)  # the log of this process belongs to pytest
+    monkeypatch.setattr(processes, "log_to_stderr", lambda _: None)  # the log of this process belongs to pytest
     monkeypatch.setenv(settings.OWN_NODE, "")
     found = []
     monkeypatch.setattr(node, "serve_node", lambda options, notice: found.append(options.pool) or True)
@@ -39,9 +39,21 @@ def test_a_worker_waits_for_its_pool_and_says_so(served, tmp_path, monkeypatch):
         if len(waits) == 3:
             write_secret(tmp_path / "pool.json", json.dumps(asdict(ADDRESS)))
 
-    monkeypatch.setattr(nodes, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=sleep))
     done = CliRunner().invoke(cli.app, ("worker", "--devices", "cpu:1"))
     assert (done.exit_code, served, len(waits)) == (0, [ADDRESS], 3)
     said = done.output.replace("\n", "")
     assert said.count("waiting for a pool:") == 1
     assert str(tmp_path / "pool.json") in said
+
+
+@pytest.mark.parametrize("was", ["executor", "pool executor", "pool controller"])
+def test_the_controller_is_started_under_its_former_names_too(served, monkeypatch, tmp_path, was):
+    from ringmaster.flows.pool import controller
+
+    begun = []
+    monkeypatch.setattr(controller, "serve_pool", lambda pool, *, notice, seed: begun.append((pool.database, seed)))
+    write_secret(settings.pool_file(tmp_path), json.dumps(asdict(ADDRESS)))
+    done = CliRunner().invoke(cli.app, [*was.split(), "--seed", "3"])
+    assert (done.exit_code, begun) == (0, [(ADDRESS.database, 3)])
+    assert ("is now `ringmaster pool controller`" in done.stderr) == (was != "pool controller")

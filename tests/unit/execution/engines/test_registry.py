@@ -107,7 +107,7 @@ def test_the_environment_chooses_and_an_option_has_the_last_word(monkeypatch):
     assert settings.engine(default="local") == "workers"
 
 
-@pytest.mark.parametrize("command", [["run", "batch.yaml"], ["pool", "executor"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["run", "batch.yaml"], ["pool", "controller"]], ids=" ".join)
 @pytest.mark.parametrize("is_option", [True, False])
 def test_commands_refuse_an_unknown_engine_before_all_else(monkeypatch, tmp_path, command, is_option):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A pool without nodes or gangs: a thread stands in for its executor on the database."""
+"""A pool without nodes or gangs: a thread stands in for its controller on the database."""
 
 import threading
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ class PlayedExecutor:
         }
         for request in self._requests.open():
             content = request.content
-            if request.kind == wishes.RequestKind.TRAIN:  # another part of an executor's process starts its flow run
+            if request.kind == wishes.RequestKind.TRAIN:  # another part of a controller's process starts its flow run
                 answer = {"flow_run": f"run-{request.id}", "run_name": "dotted-owl"}
                 self._requests.answer(request.id, status=wishes.RequestStatus.GRANTED, answer=answer)
                 continue

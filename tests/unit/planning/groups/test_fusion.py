@@ -30,8 +30,7 @@ from ringmaster.tasks.planning.groups.fusion import (
 )
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
-from ringmaster.tasks.planning.plans.checked import checked_plan
-from ringmaster.tasks.planning.plans.reuse import taken_over
+from ringmaster.tasks.planning.plans.checked import checked_plan, taken_over
 from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters

@@ -181,7 +181,7 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     worker.take_all()
     worker.say(1, "ready", step=0)
     former.catch_up()
-    worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not read this
+    worker.say(1, "checkpoint", step=4)  # the former controller has been killed, and has not read this
     engine = made()
     worker.say(1, "checkpoint", step=5)
     future = engine.adopt(1, on_event=second.append)

@@ -187,7 +187,7 @@ def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_befor
     pool = PoolBench(database, clock)
     pool.submit(submission(jobs=("a",)))
     gangs.move()
-    Journal(database, batch="b1").write_job("a", status=status)  # the state at which the former executor died
+    Journal(database, batch="b1").write_job("a", status=status)  # the state at which the former controller died
     Requests(database).ask(kind, {"batch": "b1", "jobs": []})
     pool = PoolBench(database, clock)
     pool.step()

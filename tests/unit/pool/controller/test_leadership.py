@@ -1,4 +1,4 @@
-"""Leader election of a pool's executors: one leads, and a deposed one cannot write. The clock is simulated."""
+"""Leader election of a pool's controllers: one leads, and a deposed one cannot write. The clock is simulated."""
 
 import os
 import subprocess

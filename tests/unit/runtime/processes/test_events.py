@@ -4,10 +4,13 @@ import math
 
 import pytest
 
+from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.events import (
     Beat,
     CheckpointFailed,
     CheckpointSaved,
+    DataProgress,
     DeviceTelemetry,
     JobOfGroupEnded,
     Measured,
@@ -15,6 +18,9 @@ from ringmaster.techniques.runtime.processes.events import (
     OtherEvent,
     OutcomeStatus,
     PhaseStarted,
+    PreflightDone,
+    PreflightFailed,
+    PreflightStarted,
     RankExited,
     RankFailed,
     RankResult,
@@ -28,6 +34,7 @@ from ringmaster.techniques.runtime.processes.events import (
 
 STEPS = {"first_step": 4, "losses": [2.0, 1.5], "seconds": [0.1, 0.2], "wall_s": 5.0}
 DEVICES = {"0": {"kind": "gpu", "utilization": 0.9}}
+PREFLIGHT = Preflight(job="a", data={"num_samples": 8}, facts={}, candidates=(), refusals=())
 FORMS = [
     (RankStarted(pid=7), {"event": "started", "pid": 7}),
     (Beat(), {"event": "beat"}),
@@ -35,6 +42,10 @@ FORMS = [
     (RankFailed(kind=OutcomeStatus.INVALID, message="m"), {"event": "failed", "kind": "invalid", "message": "m"}),
     (RankResult(result={"step": 3}), {"event": "result", "result": {"step": 3}}),
     (RankExited(status=-9, fenced=True), {"event": "exit", "status": -9, "fenced": True}),
+    (PreflightStarted(job="a"), {"event": "surveying", "job": "a"}),
+    (DataProgress(job="a", progress="3 MB"), {"event": "preparing", "job": "a", "progress": "3 MB"}),
+    (PreflightDone(survey=PREFLIGHT), {"event": "survey", "survey": to_json(PREFLIGHT)}),
+    (PreflightFailed(job="a", message="m"), {"event": "fault", "job": "a", "message": "m"}),
     (Measured(profile={"step_s": 0.1}), {"event": "measured", "profile": {"step_s": 0.1}}),
     (Ready(step=0, startup_s=1.5), {"event": "ready", "step": 0, "startup_s": 1.5}),
     (Ready(job="a", step=3), {"event": "ready", "job": "a", "step": 3}),

@@ -1,4 +1,4 @@
-"""The process of a pool's executor: stands by, leads, and leaves running segments to the next executor."""
+"""The process of a pool's controller: stands by, leads, and leaves running segments to the next controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
+from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
@@ -27,6 +27,7 @@ from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.context import EngineContext
@@ -52,7 +53,7 @@ Notice = Callable[[str], None]
 
 
 class Watcher(Protocol):
-    """A part of the executor's process that looks at the pool or at Prefect periodically."""
+    """A part of the controller's process that looks at the pool or at Prefect periodically."""
 
     def keep_looking(self, until: threading.Event) -> None:
         """Looks until `until` is set."""
@@ -63,7 +64,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
     seed: seed of the planner.
 
-    The process ends at once, with an error in its log only, if another executor has taken the lead.
+    The process ends at once, with an error in its log only, if another controller has taken the lead.
     """
     log_to_stderr(Role.CONTROLLER)
     with stop_signals() as on_stop:
@@ -73,7 +74,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
         _lead(leadership, database, notice)
         with ExitStack() as stack:
             stack.callback(_resign, leadership, address)
-            stack.enter_context(_beating(leadership))
+            stack.enter_context(running(partial(_beat, leadership), name="beat", patience_s=FAREWELL_S))
             stopping = threading.Event()
             led = leadership.guarded(database, on_deposed=_end_at_once)
             with suppress(DatabaseClosed):  # the database was away when we were asked to end
@@ -85,15 +86,15 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
                 notice(f"leading the pool (epoch {leadership.epoch})")
                 say_ready()
                 executor.serve()
-            notice("ending; segments go on, and the next executor goes on with them")
+            notice("ending; segments go on, and the next controller goes on with them")
 
 
 @contextmanager
 def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> Iterator[Executor]:
-    """Yields an executor in the recovered state of the former one, with its controller, engine and watchers."""
+    """Yields a controller in the recovered state of the former one, with its controller, engine and watchers."""
     with ExitStack() as stack:
         segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
-        failure: Future[None] = Future()  # of the engine; it may fail before there is an executor to end
+        failure: Future[None] = Future()  # of the engine; it may fail before there is a controller to end
         engine = _engine(database, on_failure=partial(failure.set_result, None))
         stack.callback(engine.close)
         controller = PoolController(database, engine=engine, timeouts=Timeouts.of_environment(), seed=seed)
@@ -132,46 +133,32 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
 def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
     """Builds the engine that RINGMASTER_ENGINE names, by default that of process workers."""
     context = EngineContext(folder=settings.home(), database=database, on_failure=on_failure)
-    try:
+    with input_errors():
         return build_engine(settings.engine(default=WORKERS), context)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
 
 
 def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
-    """Waits for the lead. Raises OtherRelease if an executor of another release has it, which it would not give up."""
+    """Waits for the lead. Raises OtherRelease if a controller of another release has it, which it would not give up."""
     is_told = False
     while not leadership.claim():
         database.read(check_release)
         if not is_told:
-            notice("another executor leads, or did until a moment ago: standing by")
+            notice("another controller leads, or did until a moment ago: standing by")
             is_told = True
         time.sleep(STAND_BY_S)
 
 
-@contextmanager
-def _beating(leadership: Leadership) -> Iterator[None]:
-    """Sends this leader's heartbeats inside the context."""
-    over = threading.Event()
-
-    def beat() -> None:
-        with suppress(SQLAlchemyError):
-            while leadership.beat():
-                if over.wait(BEAT_EVERY_S):
-                    return
-            _end_at_once()
-
-    thread = threading.Thread(target=beat, name="beat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(timeout=FAREWELL_S)
+def _beat(leadership: Leadership, over: threading.Event) -> None:
+    """Sends this leader's heartbeats until `over` is set."""
+    with suppress(SQLAlchemyError):
+        while leadership.beat():
+            if over.wait(BEAT_EVERY_S):
+                return
+        _end_at_once()
 
 
 def _resign(leadership: Leadership, address: PoolAddress) -> None:
-    """Gives up the lead, so that another executor leads at once; if the database is away, it leads after a timeout."""
+    """Gives up the lead, so that another controller leads at once; without the database, it leads after a timeout."""
     with suppress(SQLAlchemyError):
         hasty = Database(address.database, patience_s=FAREWELL_S)
         leadership.resign(hasty)
@@ -179,18 +166,18 @@ def _resign(leadership: Leadership, address: PoolAddress) -> None:
 
 
 def _give_up() -> None:
-    """Ends this process from the executor's thread, so that another executor leads."""
-    raise RuntimeError("the engine of this pool has failed: the log says why. The next executor goes on")
+    """Ends this process from the controller's thread, so that another controller leads."""
+    raise RuntimeError("the engine of this pool has failed: the log says why. The next controller goes on")
 
 
 def _end_at_once() -> None:
-    """Ends this process at once, as another executor leads: it must not act on the pool any more."""
-    logger.error("another executor leads this pool: this one ends")
+    """Ends this process at once, as another controller leads: it must not act on the pool any more."""
+    logger.error("another controller leads this pool: this one ends")
     logging.shutdown()
     os._exit(1)
 
 
 def _log(event: ExecutionEvent) -> None:
-    """Logs an event of the executor: what was decided, and why."""
+    """Logs an event of the controller: what was decided, and why."""
     if line := describe(event):
         logger.info("%s", Text.from_markup(line).plain)

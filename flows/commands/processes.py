@@ -1,4 +1,4 @@
-"""The command that makes this machine a node of a pool."""
+"""The commands of a pool's processes: its controller, and the worker that makes this machine a node."""
 
 from __future__ import annotations
 
@@ -13,6 +13,28 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 from ringmaster.flows.settings import OWN_NODE
+
+
+def controller(
+    seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="What runs the segments; by default RINGMASTER_ENGINE, or `workers`.")
+    ] = "",
+) -> None:
+    """Plan and decide for the pool, until SIGTERM or Ctrl-C; where another controller leads, stand by for it.
+
+    One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
+    """
+    from ringmaster.flows.pool.asking import pool_address
+
+    log_to_stderr(Role.CONTROLLER)
+    settings.choose_engine(engine)
+    pool = pool_address()
+    settings.embed(settings.home())
+    from ringmaster.flows.pool.controller import serve_pool
+
+    serve_pool(pool, notice=notice, seed=seed)
+
 
 LOOK_EVERY_S = 1.0  # for a pool that is not there yet
 LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives

@@ -1,0 +1,133 @@
+"""The preflight of jobs in worker processes, which prepares their data and lists the options that could train them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
+from ringmaster.techniques import Job
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.channel import ChannelClosed
+from ringmaster.techniques.runtime.processes.events import (
+    DataProgress,
+    PreflightDone,
+    PreflightFailed,
+    PreflightStarted,
+    RankExited,
+    event_from_json,
+)
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.gang import was_killed
+
+PREFLIGHT_TARGET = "ringmaster.techniques.runtime.estimates.preflight:main"
+# The attempts of a trial, or of a job's preflight, that is killed from outside.
+MAX_ATTEMPTS = 3
+
+Notice = Callable[[str], None]
+"""Takes a line of progress for a person."""
+
+Failed = Callable[[str, str], None]
+"""Takes the name of a job that cannot be trained, and the cause, as soon as it is known."""
+
+
+def untold(job: str, why: str) -> None:
+    """Ignores the failure of a job; the caller reads it from the faults."""
+
+
+def preflight_jobs(
+    jobs: Sequence[Job],
+    *,
+    environment: TrialEnvironment,
+    cluster: Cluster,
+    notice: Notice,
+    shapes: Sequence[GangShape] | None = None,
+    failed: Failed = untold,
+) -> tuple[dict[str, Preflight], dict[str, str]]:
+    """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
+
+    One process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
+
+    shapes: the shapes of gangs; by default the first n devices of one node, for every n.
+    """
+    node = cluster.nodes[0]
+    order = PreflightOrder(
+        jobs=tuple(jobs),
+        shapes=tuple(shapes or (gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1))),
+        techniques=registry.dotted_paths(),
+        cache_dir=str(environment.cache_dir),
+        cores=tuple(sorted({core for device in node.devices for core in device.cores})),
+        import_paths=environment.import_paths,
+        slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
+        gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
+    )
+    return run_preflight(order, server=environment.server, notice=notice, failed=failed)
+
+
+def run_preflight(
+    order: PreflightOrder, *, server: ForkServer, notice: Notice, failed: Failed = untold
+) -> tuple[dict[str, Preflight], dict[str, str]]:
+    """Carries out a preflight order in worker processes; returns preflights and faults, by job name."""
+    Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
+    preflights: dict[str, Preflight] = {}
+    faults: dict[str, str] = {}
+
+    def fail(job: str, why: str) -> None:
+        faults[job] = why
+        failed(job, why)
+
+    left, num_kills = list(order.jobs), Counter[str]()
+    while left:
+        status = _preflight(replace(order, jobs=tuple(left)), preflights, fail, server=server, notice=notice)
+        left = [job for job in left if job.name not in preflights and job.name not in faults]
+        if left:
+            num_kills[left[0].name] += was_killed(status)
+            if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
+                fail(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
+    return preflights, faults
+
+
+def _how_it_ended(status: int | None) -> str:
+    if was_killed(status):
+        return f"was killed {MAX_ATTEMPTS} times: the machine may have too little memory for the model"
+    return f"ended with status {status}"
+
+
+def _preflight(
+    order: PreflightOrder, preflights: dict[str, Preflight], fail: Failed, *, server: ForkServer, notice: Notice
+) -> int | None:
+    """Inspects jobs in order in one worker process; returns its exit status, None if it vanished."""
+    log = Path(order.cache_dir) / "survey.log"
+    channel = server.spawn(target=PREFLIGHT_TARGET, argument=to_json(order), log=log)
+    try:
+        while True:
+            match event_from_json(channel.receive()):
+                case PreflightStarted(job=job):
+                    notice(f"inspecting {job}")
+                case DataProgress(job=job, progress=progress):
+                    notice(f"{job}: data: {progress}")
+                case PreflightDone(survey=preflight):
+                    preflights[preflight.job] = preflight
+                case PreflightFailed(job=str(job), message=message):
+                    fail(job, message)
+                case RankExited(status=status):
+                    return status
+    except ChannelClosed:  # the fork server itself has ended; the next call starts another one
+        return None
+    finally:
+        channel.close()
+
+
+def resolve_steps(job: Job, preflight: Preflight) -> Job:
+    """Returns the job with its epochs converted into steps, by the number of samples in the preflight."""
+    if job.num_steps is not None:
+        return job
+    assert job.num_epochs is not None
+    num_steps = round(job.num_epochs * preflight.data["num_samples"] / job.global_batch_size)
+    return replace(job, num_steps=max(num_steps, 1), num_epochs=None)

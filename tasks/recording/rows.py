@@ -1,0 +1,71 @@
+"""What is written of an event: rows of tables, points of metrics, and sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.tasks.execution.events import Planned
+from ringmaster.tasks.recording.system_metrics import telemetry_points
+from ringmaster.tasks.storage.journal import JobRecord
+from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.events import DeviceTelemetry, Event, Metrics, Steps
+
+
+def end_details(record: JobRecord) -> dict[str, Any]:
+    """Returns the details that `JobEnded` carries for a job that is done."""
+    return {**record.details, "step": record.step}
+
+
+def plan_rows(event: Planned) -> list[dict[str, Any]]:
+    """Returns the plan as a table with one row per segment."""
+    return [
+        {
+            "job": segment.job,
+            "technique": (option := event.problem.job(segment.job).options[segment.option]).technique,
+            "config": " ".join(f"{key}={value}" for key, value in option.config.items()),
+            "devices": " ".join(f"{node}:{i}" for node, devices in segment.devices for i in devices),
+            "start_s": round(segment.start_s, 2),
+            "end_s": round(segment.end_s, 2),
+            "work": round(segment.work, 4),
+        }
+        for segment in event.plan.segments
+    ]
+
+
+def picture(run_id: str) -> str:
+    """Returns markdown that shows the first plan of a run."""
+    return links.picture("The plan", run_id, "plan-1/gantt.svg")
+
+
+def plan_sentence(event: Planned) -> str:
+    """Returns the makespan and the gap of a plan, for the note of a run."""
+    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
+    return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
+
+
+def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
+    """Returns the metrics of a gang's event.
+
+    Each point includes its time, so that writing the same points again adds none.
+    """
+    match event:
+        case Steps():
+            now_ms = int(event.wall_s * 1000)
+            rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
+            losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+            return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+        case Metrics():
+            return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
+        case DeviceTelemetry():
+            return telemetry_points(event)
+        case _:
+            return []
+
+
+def profile_row(profile: Profile) -> dict[str, Any]:
+    """Returns a profile as a row of a table."""
+    row: dict[str, Any] = to_json(profile)
+    return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}
