@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
@@ -122,6 +123,20 @@ def _preflight(
         return None
     finally:
         channel.close()
+
+
+def data_lines(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[str]:
+    """Returns a line for each data set whose samples are made of rows, with the jobs that read it."""
+    readers: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.name in preflights and job.data.kind is not None:
+            data = from_json(PreparedData, preflights[job.name].data)
+            readers.setdefault(data.summary(job.data.kind), []).append(job.name)
+    return [f"{_few(names)}: {line}" for line, names in readers.items()]
+
+
+def _few(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def resolve_steps(job: Job, preflight: Preflight) -> Job:

@@ -10,14 +10,13 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.budget import TrialBudget, predicted_batch_s
-from ringmaster.tasks.profiling.data_lines import data_lines
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import Layout, layouts
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.lending import Lend
 from ringmaster.tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
-from ringmaster.tasks.profiling.preflight import Failed, Notice, preflight_jobs, resolve_steps, untold
+from ringmaster.tasks.profiling.preflight import Failed, Notice, data_lines, preflight_jobs, resolve_steps, untold
 from ringmaster.tasks.profiling.reasons import why_nothing_fits
 from ringmaster.tasks.profiling.search import (
     LONG_STEPS,
