@@ -11,10 +11,10 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from ringmaster.tasks.batch import document, grid, rules, wording
-from ringmaster.tasks.batch.adaptations import with_parents_said
 from ringmaster.tasks.batch.data_kinds import with_kinds
 from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.job_rules.adaptations import with_parents_said
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of

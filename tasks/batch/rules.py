@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringmaster.tasks.batch.adaptations import (
+from ringmaster.tasks.batch.data_schema import Data, Section
+from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.job_rules.adaptations import (
     adaptation_findings,
     circles_of,
     is_rewriting,
@@ -16,11 +18,9 @@ from ringmaster.tasks.batch.adaptations import (
     parent_findings,
     parents_of,
 )
-from ringmaster.tasks.batch.adapters import adapter_findings, base_findings
-from ringmaster.tasks.batch.data_schema import Data, Section
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.job_rules.adapters import adapter_findings, base_findings
+from ringmaster.tasks.batch.job_rules.training import training_findings
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
-from ringmaster.tasks.batch.training import training_findings
 from ringmaster.techniques.interface.job import ATTENTIONS, Job, ModelSpec
 from ringmaster.techniques.runtime.data.windows import moment
 

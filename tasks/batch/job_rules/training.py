@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ringmaster.tasks.batch.adaptations import is_rewriting
 from ringmaster.tasks.batch.faults import Finding, got
+from ringmaster.tasks.batch.job_rules.adaptations import is_rewriting
 from ringmaster.tasks.batch.references import closest
 from ringmaster.techniques.interface.job import (
     DECAY_RATIO,

@@ -1,0 +1,1 @@
+"""Validation rules of the parts of a job, which work on plain values."""
