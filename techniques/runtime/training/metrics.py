@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,8 +113,13 @@ class Metrics:
             name: _rows(each, rows_of_ranks, first) if name in self._gathered else _total(each)
             for name, each in found.items()
         }
+        if not len(rows):
+            return {metric.name: math.nan for metric in self._metrics}
         with np.errstate(divide="ignore", invalid="ignore"):
-            return {metric.name: float(metric.value(totals)) if len(rows) else np.nan for metric in self._metrics}
+            return {
+                metric.name: float(metric.value({name: totals[name] for name in metric.sums}))
+                for metric in self._metrics
+            }
 
 
 def _total(parts: Sequence[Tensor]) -> Values:
