@@ -65,7 +65,7 @@ def evaluate(job, model, loss_function, held_out) -> dict[str, float]:
         output = model(**loss_function.forward_inputs(batch))
         metrics.add(output, batch)
     model.train()
-    return metrics.result(metrics.sums())
+    return metrics.result()
 
 
 def main() -> None:

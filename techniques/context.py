@@ -25,6 +25,7 @@ from ringmaster.techniques.interface.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
+from ringmaster.techniques.metrics.registry import why_not_divided
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,7 +63,7 @@ class Context(Technique):
             return f"{facts.decoder.seq_len} tokens make no {2 * gang.num_devices} equal chunks, two for each device"
         if facts.has_dropout:
             return "the model drops out, by masks of whole sequences, and here each rank has some tokens of them"
-        return undivided_batch_only(job, facts)
+        return why_not_divided(job.evaluation.metrics) or undivided_batch_only(job, facts)
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Yields configs with the "ulysses" exchange first where the number of heads allows it.

@@ -25,6 +25,9 @@ def evaluate(
     ] = None,
     tests: Annotated[Path | None, typer.Option(help="A file of slices, behavioural tests and assertions.")] = None,
     against: Annotated[str | None, typer.Option(help="Another model, on the same rows, such as NAME@champion.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A metric, once for each. By default those of the model's kind.")
+    ] = None,
     max_rows: Annotated[int, typer.Option(help="The most held-out rows.", min=1)] = 2000,
     record: Annotated[bool, typer.Option(help="Whether a registered model's run keeps what was found.")] = True,
     as_json: AsJson = False,
@@ -47,6 +50,7 @@ def evaluate(
                 data=spec,
                 tests=tests,
                 against=other,
+                metrics=metric,
                 max_rows=max_rows,
                 notice=console.print,
                 progress=lambda num_done, num_rows: status.update(f"{num_done} of {num_rows} rows"),

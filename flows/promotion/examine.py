@@ -29,6 +29,7 @@ from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import from_json
+from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.scoring import Progress, model_spec
@@ -112,11 +113,20 @@ def examine_models(
     data: DataSpec | None,
     tests: Path | None,
     against: Found | None,
+    metrics: Sequence[str] | None = None,
     max_rows: int,
     notice: Notice,
     progress: Progress | None = None,
 ) -> list[Examined]:
-    """Evaluates models: metrics on held-out data, tests and assertions. Raises InputError if there is nothing to do."""
+    """Evaluates models: metrics on held-out data, tests and assertions.
+
+    metrics: names; None or none stands for the defaults of each model's kind.
+    Raises InputError on an unknown metric, or if there is nothing to do.
+    """
+    try:
+        metrics_named(metrics or ())
+    except ValueError as error:
+        raise InputError([f"--metric: {error}"]) from error
     suite = None if tests is None else load_suite(tests)
     if data is None and (suite is None or not suite.tests):
         raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
@@ -133,6 +143,7 @@ def examine_models(
             held_out=data is not None,
             suite=suite,
             against=None if against is None else against.folder,
+            metrics=metrics or None,
             max_rows=max_rows,
             progress=progress,
             environment=environment,

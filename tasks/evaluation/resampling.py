@@ -1,8 +1,8 @@
 """Bootstrap confidence intervals of a metric, and of the difference of two models on the same rows, with numpy alone.
 
-A metric is a function of sums over rows, such as a ratio of hits and labels. Rows are resampled with
-replacement, the same ones for both models (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and
-16), so the difficulty of a row for both models cancels out.
+A metric is a function of sums over rows, such as a ratio of hits and labels, or of the order of all rows. Rows are
+resampled with replacement, the same ones for both models (Efron & Tibshirani, An Introduction to the Bootstrap, 1993,
+chapters 13 and 16), so the difficulty of a row for both models cancels out.
 
 If all rows are right, or all are wrong, every resample is equal and the bootstrap interval has no width. Wilson's
 interval replaces it (Probable Inference, the Law of Succession, and Statistical Inference, JASA 22, 1927), with the
@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.techniques.interface.metric import Metric
+from ringmaster.techniques.interface.metric import GatheredMetric, Metric
 
 NUM_DRAWS = 2000
 CHUNK = 4_000_000  # the most counts drawn at a time
@@ -29,15 +29,18 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The contribution of each row to the sums of a metric: [rows] each, by the sum's name."""
+    """The contribution of each row to the sums of a metric: [rows] or [rows, k] each, by the sum's name.
+
+    Of a `GatheredMetric`, the values that its `relate` returns.
+    """
 
     metric: Metric
     sums: Mapping[str, Values]
 
     def __post_init__(self) -> None:
-        shapes = {values.shape for values in self.sums.values()}
-        if len(shapes) != 1 or len(*shapes) != 1:
-            raise ValueError(f"sums of the shapes {', '.join(map(str, shapes))} are not of the same rows")
+        if len({len(values) for values in self.sums.values()}) != 1:
+            shapes = ", ".join(str(values.shape) for values in self.sums.values())
+            raise ValueError(f"sums of the shapes {shapes} are not of the same rows")
 
     def __len__(self) -> int:
         return len(next(iter(self.sums.values())))
@@ -45,11 +48,16 @@ class Rows:
     @property
     def value(self) -> float:
         """The metric over all rows; NaN if nothing was counted."""
-        return float(self._value({name: values.sum() for name, values in self.sums.items()}))
+        if not len(self):
+            return math.nan
+        if isinstance(self.metric, GatheredMetric):
+            return float(self.drawn(np.ones(len(self))))
+        return float(self._value({name: values.sum(axis=0) for name, values in self.sums.items()}))
 
     @property
     def by_row(self) -> Values:
-        """The metric of each row alone, [rows]; NaN if nothing was counted in it."""
+        """The metric of each row alone, [rows]; NaN if nothing was counted in it. Not of a metric of all rows."""
+        assert not isinstance(self.metric, GatheredMetric), "one row has no such metric"
         return self._value(self.sums)
 
     @property
@@ -60,7 +68,8 @@ class Rows:
 
     def drawn(self, counts: Values) -> Values:
         """Returns the metric of samples of the rows. counts: how often a sample has each row, [samples, rows]."""
-        return self._value({name: counts @ values for name, values in self.sums.items()})
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.metric.value_of_rows(self.sums, counts)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
         """Returns the rows of a slice. mask: [rows]."""
@@ -127,7 +136,7 @@ def compare(
     gain = sign * (model.value - other.value)
     drawn = _joined(sign * (model.drawn(c) - other.drawn(c)) for c in _draws(len(model), num_draws, seed))
     low, high = _quantiles(drawn, level)
-    num_different = np.count_nonzero(np.any([v != other.sums[name] for name, v in model.sums.items()], axis=0))
+    num_different = np.count_nonzero(np.any([_differ(v, other.sums[name]) for name, v in model.sums.items()], axis=0))
     if model.num_counted and not num_different:
         high = unseen(model.num_counted, level=level)  # no row differs: the same evidence as no errors
         low = -high
@@ -165,6 +174,12 @@ def _joined(parts: Iterable[Values]) -> Values:
     drawn: Values = np.concatenate([np.zeros(0), *parts])
     finite: Values = drawn[np.isfinite(drawn)]
     return finite
+
+
+def _differ(one: Values, other: Values) -> npt.NDArray[np.bool_]:
+    """Returns which rows differ, [rows]; rows without a value are equal."""
+    differ = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    return np.asarray(differ.any(axis=1) if differ.ndim > 1 else differ)
 
 
 def _quantiles(drawn: Values, level: float) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
+from ringmaster.techniques.interface.metric import GatheredMetric
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import metric_named
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
@@ -33,8 +34,8 @@ class Scores:
     """The outputs of one model for some rows.
 
     kind: "causal", "classifier" or "other".
-    sums: [rows], the sums of the built-in metrics and of those of the job's evaluation, by name; without those that
-        cannot be computed, for example because the rows have no labels.
+    sums: [rows] or [rows, k], the sums of the default metrics and of those of the job's evaluation, by name; without
+        those that cannot be computed, for example because the rows have no labels.
     log_probabilities: [rows], of a causal model.
     predictions: [rows], and probabilities: [rows, labels], of a classifier.
     num_tokens: [rows], of rows of tokens.
@@ -61,8 +62,12 @@ class Scores:
         """
         measure = metric_named(metric)
         if not self.sums.keys() >= set(measure.sums):
-            raise ValueError(f"these rows have no {metric}: they have no labels for it")
-        return Rows(measure, {name: self.sums[name] for name in measure.sums})
+            needed = f", which needs {measure.needs}" if measure.needs else ""
+            raise ValueError(
+                f"these rows have no {metric}{needed}. To fix: name a metric that suits the model and its rows"
+            )
+        sums: Mapping[str, Array] = {name: self.sums[name] for name in measure.sums}
+        return Rows(measure, measure.relate(sums) if isinstance(measure, GatheredMetric) else sums)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Returns metrics over all rows."""
@@ -108,7 +113,7 @@ def score_models(
     Adapters of one base are scored in one batch over it (`techniques.runtime.scoring.score_together`), others
     sequentially.
 
-    job: also determines the loss, the precision and the metrics beside the built-in ones.
+    job: also determines the loss, the precision and the metrics beside the default ones.
     data: the JSON form of prepared data, of which the held-out rows are scored: those that an evaluation of `job`
         reads, or the first `max_rows`. None stands for the job's data, which is then prepared.
     cases: literal cases to score instead of held-out rows.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.tasks.evaluation.resampling import compare, estimate
+from ringmaster.tasks.evaluation.resampling import Rows, compare, estimate
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import SliceEntry
 
@@ -54,7 +54,13 @@ def measure(
     masks = {ALL: np.ones(scores.num_rows, bool)} | {
         f"{entry.name}={value}": mask for entry in slices for value, mask in masks_of(entry, scores)
     }
-    return [_measured(scores, other, metric, name, mask) for metric in metrics for name, mask in masks.items()]
+    if other is not None and other.num_rows != scores.num_rows:
+        raise ValueError(f"{scores.num_rows} rows cannot be compared with {other.num_rows}: give both the same data")
+    found: list[Measured] = []
+    for metric in metrics:
+        own, others = scores.rows(metric), None if other is None else other.rows(metric)
+        found += [_measured(own, others, metric, name, mask) for name, mask in masks.items()]
+    return found
 
 
 def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
@@ -80,14 +86,12 @@ def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
         yield str(value), named[key] == value
 
 
-def _measured(scores: Scores, other: Scores | None, metric: str, name: str, mask: Mask) -> Measured:
-    rows = scores.rows(metric).where(mask)
+def _measured(own: Rows, other: Rows | None, metric: str, name: str, mask: Mask) -> Measured:
+    rows = own.where(mask)
     told = estimate(rows)
     if other is None:
         return Measured(metric=metric, slice=name, **vars(told))
-    if other.num_rows != scores.num_rows:
-        raise ValueError(f"{scores.num_rows} rows cannot be compared with {other.num_rows}: give both the same data")
-    others = other.rows(metric).where(mask)
+    others = other.where(mask)
     found = compare(rows, others)
     return Measured(
         metric=metric,

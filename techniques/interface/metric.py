@@ -3,13 +3,17 @@
 A metric is computed in two steps. Sums over rows are computed from a model's outputs, batch by batch. They are added up
 over batches and ranks, and the value of the metric is computed from the totals. An evaluation may therefore be divided
 over devices, and a bootstrap may draw the rows again without the model.
+
+A metric that is no function of sums, such as a ranking of all rows, is a `GatheredMetric`: its values of rows are
+gathered instead of added.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -33,6 +37,8 @@ class Outputs:
         have none. A position whose label is `IGNORED` does not count.
     losses: (sums, counts) of the job's loss, None for rows without labels. The sums and the numbers of averaged
         elements are given for each row, [rows]. The trainer, which needs no rows, gives scalars for the whole batch.
+    rewards_of: for a loss over pairs of answers, the function that computes `rewards` from (output, batch).
+    tokenizer_dir: the folder of the tokenizer that made the rows' tokens, if any.
     """
 
     output: Any
@@ -40,6 +46,13 @@ class Outputs:
     logits: Tensor | None
     labels: Tensor | None
     losses: tuple[Tensor, Tensor] | None
+    rewards_of: Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None = None
+    tokenizer_dir: Path | None = None
+
+    @property
+    def rewards(self) -> Tensor | None:
+        """The rewards of the chosen and of the rejected answer of each row, [rows, 2], or None without such a loss."""
+        return None if self.rewards_of is None else self.rewards_of(self.output, self.batch)
 
 
 class Metric(ABC):
@@ -48,8 +61,11 @@ class Metric(ABC):
     name: the name in batch files, tables and charts. An entry point has the same name.
     higher_is_better: the direction in which models are compared.
     sums: the names of its sums. Metrics that inherit one `compute_sums` share their sums.
+    needs: what it needs of the outputs, for people: "a label and a logit for each class". Part of error messages.
     share_of: for a metric that is the share of counted elements, such as of labels, the sum with their number. Its
         values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
+    reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides sequences
+        over devices then does not train a job that names the metric.
     default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no metric
         is named, each with the place of the metric in their order.
     """
@@ -57,20 +73,59 @@ class Metric(ABC):
     name: ClassVar[str]
     higher_is_better: ClassVar[bool]
     sums: ClassVar[tuple[str, ...]]
+    needs: ClassVar[str] = ""
     share_of: ClassVar[str | None] = None
+    reads_whole_rows: ClassVar[bool] = False
     default_for: ClassVar[Mapping[str, int]] = {}
 
     @abstractmethod
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
-        """Returns each row's contribution to each of `sums`, [rows], whatever other rows the batch has.
+        """Returns each row's contribution to each of `sums`, whatever other rows the batch has.
 
-        Returns None where the outputs or the labels do not suit the metric. A job that asks for it then fails; the
-        scoring of rows leaves the metric out.
+        A contribution is a number, [rows], or a vector, such as a number for each class, [rows, k] with k > 1 equal for
+        all rows. Returns None where the outputs or the labels do not suit the metric. A job that asks for it then
+        fails; the scoring of rows leaves the metric out.
         """
 
     @abstractmethod
     def value(self, sums: Mapping[str, Values]) -> Values:
         """Returns the metric of total sums: scalars, or arrays of one shape with totals of several sets of rows.
 
-        It may divide by zero: the metric of nothing is NaN.
+        The total of vectors has one dimension more, the last one, [..., k]. Totals that are all multiplied by one
+        number have the same value, as several ranks may count the same rows. It may divide by zero: the metric of
+        nothing is NaN.
         """
+
+    def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
+        """Returns the metric of samples of rows, [...].
+
+        rows: the contributions of all rows to `sums`, [rows] or [rows, k].
+        counts: how often each sample has each row, [..., rows].
+        """
+        return self.value({name: counts @ values for name, values in rows.items()})
+
+
+class GatheredMetric(Metric):
+    """A metric that is a function of all rows at once, such as of the order of their scores.
+
+    Its "sums" are values of rows, in fp64, that are gathered from batches and ranks instead of added. `relate` is
+    called once with those of all rows, in their order, each once by however many ranks it was computed. `value_of_rows`
+    is called with the result, of samples or of a part of the rows.
+    """
+
+    reads_whole_rows = True
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the metric of all rows, each once. sums: the values of the rows, [rows] or [rows, k]."""
+        import numpy as np
+
+        related = self.relate(sums)
+        return self.value_of_rows(related, np.ones(len(next(iter(related.values())))))
+
+    def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
+        """Returns values of rows, [rows] or [rows, k], that depend on all rows, such as ranks; by default `rows`."""
+        return rows
+
+    @abstractmethod
+    def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
+        """Returns the metric of samples of rows, as in `Metric`. rows: some of the values that `relate` returned."""

@@ -13,6 +13,22 @@ BUILTIN: dict[str, str] = {
     "loss": "ringmaster.techniques.metrics.loss:MeanLoss",
     "perplexity": "ringmaster.techniques.metrics.perplexity:Perplexity",
     "accuracy": "ringmaster.techniques.metrics.accuracy:Accuracy",
+    "f1": "ringmaster.techniques.metrics.f1:F1",
+    "f1_macro": "ringmaster.techniques.metrics.f1:F1Macro",
+    "f1_micro": "ringmaster.techniques.metrics.f1:F1Micro",
+    "f1_weighted": "ringmaster.techniques.metrics.f1:F1Weighted",
+    "precision": "ringmaster.techniques.metrics.precision_recall:Precision",
+    "recall": "ringmaster.techniques.metrics.precision_recall:Recall",
+    "matthews": "ringmaster.techniques.metrics.matthews:Matthews",
+    "auroc": "ringmaster.techniques.metrics.auroc:Auroc",
+    "mse": "ringmaster.techniques.metrics.regression:Mse",
+    "mae": "ringmaster.techniques.metrics.regression:Mae",
+    "r2": "ringmaster.techniques.metrics.regression:R2",
+    "exact_match": "ringmaster.techniques.metrics.exact_match:ExactMatch",
+    "rouge_l": "ringmaster.techniques.metrics.rouge_l:RougeL",
+    "preference_accuracy": "ringmaster.techniques.metrics.preference_accuracy:PreferenceAccuracy",
+    "recall_at_1": "ringmaster.techniques.metrics.recall_at:RecallAt1",
+    "recall_at_5": "ringmaster.techniques.metrics.recall_at:RecallAt5",
 }
 
 
@@ -47,6 +63,20 @@ def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
                     "sums, or measure only one of the metrics"
                 )
     return found
+
+
+def scored_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
+    """Returns the metrics that are computed of scored rows: the defaults of every kind of model, and those named."""
+    defaults = [name for name in BUILTIN if metric_named(name).default_for]
+    return metrics_named([*defaults, *names])
+
+
+def why_not_divided(names: Iterable[str]) -> str | None:
+    """Returns why the tokens of a row must not be divided over devices where these metrics are measured, or None."""
+    for metric in metrics_named(names):
+        if metric.reads_whole_rows:
+            return f"the metric {metric.name} reads whole rows, and here each rank has some tokens of them"
+    return None
 
 
 def default_metrics(kind: str) -> tuple[str, ...]:

@@ -120,21 +120,25 @@ class Group:
         Each forward takes one batch of every member. beat: called after each forward.
         """
         left = {member.name: (member, member.held_out()) for member in (members or self.members)}
-        counted = {m.name: Metrics(m.job.evaluation.metrics, loss=m.loss) for m, _ in left.values()}
-        metrics = dict(counted)
+        metrics = {
+            m.name: Metrics(m.job.evaluation.metrics, loss=m.loss, tokenizer_dir=m.prepared.tokenizer_dir)
+            for m, _ in left.values()
+        }
         self.stem.model.eval()
         while left:
             batches = {name: batch for name, (_, shares) in left.items() if (batch := next(shares, None)) is not None}
             left = {name: left[name] for name in batches}
             names = list(batches)
             for i, output in self.stem.outputs([left[name][0].part(batches[name][0]) for name in names]):
-                name, (rows, counts) = names[i], batches[names[i]]
-                if counts:
-                    counted[name].add(output, rows)
+                name, (inputs, rows) = names[i], batches[names[i]]
+                if rows:
+                    metrics[name].add(output, inputs, rows=rows)
             beat()
         self.stem.model.train()
-        over_ranks = self._ranks.sum if self._ranks is not None else list
-        return {name: found.result(over_ranks(found.sums())) for name, found in metrics.items()}
+        return {name: self._over_ranks(found) for name, found in metrics.items()}
+
+    def _over_ranks(self, metrics: Metrics) -> dict[str, float]:
+        return metrics.result(None if self._ranks is None else self._ranks.gather(metrics.parts()))
 
 
 def _loss_of(member: Member, batch: Batch, output: Any) -> SumAndCount:

@@ -149,18 +149,18 @@ class Member:
     def drop_gradients(self) -> None:
         """Discards the gradients: does nothing, as the next step overwrites or zeroes them."""
 
-    def held_out(self) -> Iterator[tuple[dict[str, Tensor], bool]]:
-        """Yields this rank's share of each held-out global batch, and whether its metrics count.
+    def held_out(self) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
+        """Yields this rank's share of each held-out global batch, and the numbers of its rows, if its metrics count.
 
         All ranks get the same number of rows at a time. Rows that cannot be divided evenly go to every rank, and only
-        the first rank counts them.
+        the first rank counts them: the others get no numbers.
         """
         size, num_rows = self.job.global_batch_size, len(self._held_out)
         for first in range(0, min(num_rows, self.job.evaluation.max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
             is_divided = len(rows) % self._ranks.num_ranks == 0
             mine = self._share(rows) if is_divided else list(rows)
-            yield self._to_device(fetch(self._held_out, mine)), is_divided or self._ranks.rank == 0
+            yield self._to_device(fetch(self._held_out, mine)), mine if is_divided or self._ranks.rank == 0 else []
 
     def num_evaluated_batches(self) -> int:
         """The number of global batches of one evaluation."""

@@ -87,7 +87,7 @@ class _TinyStep:
     """A job's small model, its loss, and a few samples. Its methods raise StepFault with all faults that they find."""
 
     def __init__(self, job: Job, data: PreparedData, cache_dir: Path, *, is_there: bool = True) -> None:
-        self._job, self._read = job, set[str]()
+        self._job, self._read, self._tokenizer_dir = job, set[str](), data.tokenizer_dir
         self._undeclared = [] if job.model.factory else undeclared_fields(job.model)
         try:
             with explained("model: it cannot be built", "correct model"):
@@ -123,7 +123,9 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
-            Metrics(self._job.evaluation.metrics, loss=self._loss).add(output, self._batch)
+            metrics = Metrics(self._job.evaluation.metrics, loss=self._loss, tokenizer_dir=self._tokenizer_dir)
+            metrics.add(output, self._batch)
+            metrics.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
             self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot, rendezvous
@@ -36,6 +37,23 @@ class Ranks:
         dist.all_reduce(total)
         summed: list[float] = total.tolist()
         return summed
+
+    def gather(self, values: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Returns each of `values` of every rank, in the order of the ranks.
+
+        values: vectors in fp64 on the CPU, equally many on all ranks, of any lengths.
+        """
+        if self.num_ranks == 1:
+            return [[value] for value in values]
+        lengths = torch.zeros(self.num_ranks, len(values), dtype=torch.int64)
+        lengths[self.rank] = torch.tensor([len(value) for value in values])
+        dist.all_reduce(lengths)
+        own = torch.zeros(int(lengths.sum(1).max()), dtype=torch.float64)
+        own[: int(lengths[self.rank].sum())] = torch.cat(list(values))
+        every = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        dist.all_gather(every, own)
+        by_rank = [torch.split(each[: sum(sizes)], sizes) for each, sizes in zip(every, lengths.tolist(), strict=True)]
+        return [[parts[i] for parts in by_rank] for i in range(len(values))]
 
     def max(self, value: float) -> float:
         """Returns the largest of the ranks' values."""

@@ -15,7 +15,7 @@ from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.interface.metric import Metric
-from ringmaster.techniques.metrics.registry import BUILTIN, metrics_named
+from ringmaster.techniques.metrics.registry import scored_metrics
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.scoring.order import SCORES, model_spec
 from ringmaster.techniques.runtime.scoring.rows import Rows
@@ -87,14 +87,15 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
         output, losses = _forward(model, loss, batch, rows), None
         if rows.are_labelled(batch):
             losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
-        collected.add(numbers, {**said(loss, output, batch, losses=losses, metrics=metrics), **rows.known(batch)})
+        found = said(loss, output, batch, losses=losses, metrics=metrics, tokenizer_dir=rows.prepared.tokenizer_dir)
+        collected.add(numbers, {**found, **rows.known(batch)})
         count(len(numbers))
     return collected.scores(shifted=loss.shifted)
 
 
 def metrics_of(job: Job) -> tuple[Metric, ...]:
-    """The metrics whose sums are computed: the built-in ones, and those of the job's evaluation. Raises ValueError."""
-    metrics = metrics_named([*BUILTIN, *job.evaluation.metrics])
+    """The metrics whose sums are computed: the defaults, and those of the job's evaluation. Raises ValueError."""
+    metrics = scored_metrics(job.evaluation.metrics)
     for metric in metrics:
         if taken := SCORES.intersection(metric.sums):
             raise ValueError(f"metric {metric.name} may not name a sum {', '.join(taken)}. To fix: rename the sum")
@@ -108,18 +109,22 @@ def said(
     *,
     losses: tuple[Tensor, Tensor] | None,
     metrics: Sequence[Metric],
+    tokenizer_dir: Path | None,
 ) -> dict[str, list[Any]]:
     """The scores of a batch's rows, a value (or vector) per row, by name.
 
     losses: the loss by row as (sums, counts), [rows] each; None for rows without labels.
     metrics: those that do not suit the model or the labels are left out.
+    tokenizer_dir: the folder of the data's tokenizer, if any.
     """
-    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses))
+    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses, tokenizer_dir=tokenizer_dir))
     logits = logits_of(output)
     if loss.shifted:
         # The next-token loss is the negative log-probability already.
-        is_known = losses is not None and loss.compute is next_token_loss
-        found["log_probabilities"] = -found["loss_sums"] if is_known else _log_probabilities(output, batch)
+        if losses is not None and loss.compute is next_token_loss:
+            found["log_probabilities"] = -found["loss_sums"]
+        elif logits is not None and "labels" in batch and logits.shape[:-1] == batch["labels"].shape:
+            found["log_probabilities"] = _log_probabilities(output, batch)
     elif logits is not None and logits.ndim == 2 and logits.shape[-1] > 1:
         found["probabilities"] = logits.float().softmax(-1)
         found["predictions"] = logits.argmax(-1)

@@ -85,7 +85,14 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
     base = CommonBase(model, loss=loss)
     for name, order in orders.items():
         base.add(name, Path(order.model_dir))
-    metrics = {name: Metrics(order.job.evaluation.metrics, loss=loss) for name, order in orders.items()}
+    metrics = {
+        name: Metrics(
+            order.job.evaluation.metrics,
+            loss=loss,
+            tokenizer_dir=from_json(PreparedData, order.data).tokenizer_dir,
+        )
+        for name, order in orders.items()
+    }
     batches = {name: _batches(order, device) for name, order in orders.items()}
 
     def questions() -> Iterator[Question]:
@@ -98,7 +105,7 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
 
     for question, output in base.answers(questions()):
         metrics[question.model].add(output, question.about)
-    return {name: found.result(found.sums()) for name, found in metrics.items()}
+    return {name: found.result() for name, found in metrics.items()}
 
 
 def _batches(order: EvaluationOrder, device: torch.device) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabili
 class ScoringOrder:
     """Score `models` (folders by name) on the same rows, on one device; the results are written into `folder`.
 
-    job: the job whose loss, precision, metrics (beside the built-in ones) and held-out rows are used. The models' own
+    job: the job whose loss, precision, metrics (beside the default ones) and held-out rows are used. The models' own
         specs are read from their folders.
     data: the JSON form of the `PreparedData` whose held-out rows are read. Without it (and without cases) the job's
         data is prepared, and read with the tokenizer of the first model if the job names none.

@@ -1,32 +1,52 @@
-"""Metrics over many batches, as sums that are added over batches and ranks."""
+"""Metrics over many batches: sums that are added over batches and ranks, and values of rows that are gathered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.training.losses import Batch, Loss, logits_of, next_tokens
 
+if TYPE_CHECKING:
+    from ringmaster.techniques.interface.metric import Values
 
-def outputs_of(loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None) -> Outputs:
-    """Returns what metrics read of a model's output for a batch. losses: as in `Outputs`."""
+
+def outputs_of(
+    loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None, tokenizer_dir: Path | None = None
+) -> Outputs:
+    """Returns what metrics read of a model's output for a batch. losses, tokenizer_dir: as in `Outputs`."""
     labels = batch.get("labels")
-    # A user's loss of a language model may read labels of rows instead of tokens.
-    if loss.shifted and ("shift_labels" in batch or (labels is not None and labels.dim() > 1)):
+    # A user's loss of a language model may read labels of rows instead of tokens, or of pairs of sequences.
+    if loss.shifted and ("shift_labels" in batch or (labels is not None and labels.dim() == 2)):
         labels = next_tokens(batch)
-    return Outputs(output=output, batch=batch, logits=logits_of(output), labels=labels, losses=losses)
+    return Outputs(
+        output=output,
+        batch=batch,
+        logits=logits_of(output),
+        labels=labels,
+        losses=losses,
+        rewards_of=getattr(loss, "rewards", None),
+        tokenizer_dir=tokenizer_dir,
+    )
 
 
 def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
     """Returns the sums of metrics, by name; those that the outputs do not suit are left out."""
-    computed = ((metric, metric.compute_sums(outputs)) for metric in metrics)
-    return {name: sums[name] for metric, sums in computed if sums is not None for name in metric.sums}
+    found: dict[str, Tensor] = {}
+    for metric in metrics:
+        if found.keys() >= set(metric.sums):
+            continue  # another metric computes the same sums
+        if (sums := metric.compute_sums(outputs)) is not None:
+            found.update({name: sums[name] for name in metric.sums})
+    return found
 
 
 class Metrics:
@@ -34,35 +54,90 @@ class Metrics:
 
     names: of registered metrics; ValueError on another.
     loss: the job's loss.
+    tokenizer_dir: the folder of the data's tokenizer, if any.
     """
 
-    def __init__(self, names: Sequence[str], *, loss: Loss) -> None:
-        self._metrics, self._loss = metrics_named(names), loss
+    def __init__(self, names: Sequence[str], *, loss: Loss, tokenizer_dir: Path | None = None) -> None:
+        self._metrics, self._loss, self._tokenizer_dir = metrics_named(names), loss, tokenizer_dir
+        gathered = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
+        self._gathered = frozenset(name for metric in gathered for name in metric.sums)
         self._parts: dict[str, list[Tensor]] = {name: [] for metric in self._metrics for name in metric.sums}
+        self._rows: list[int] = []
 
-    def add(self, output: Any, batch: Batch) -> None:
-        """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it."""
+    def add(self, output: Any, batch: Batch, *, rows: Sequence[int] | None = None) -> None:
+        """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it.
+
+        rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None stands
+        for the rows after those of earlier batches.
+        """
         total, count = self._loss(output, batch)
         losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
-        outputs = outputs_of(self._loss, output, batch, losses=losses)
+        outputs = outputs_of(self._loss, output, batch, losses=losses, tokenizer_dir=self._tokenizer_dir)
         found = sums_of(self._metrics, outputs)
-        if unsuited := [metric.name for metric in self._metrics if not found.keys() >= set(metric.sums)]:
+        if unsuited := [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]:
             raise ValueError(
-                f"{', '.join(unsuited)} cannot be computed: the model returns {_said('logits', outputs.logits)}, and "
-                f"the samples have {_said('labels', outputs.labels)}. To fix: name other metrics"
+                f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
+                f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."
+                f"{''.join(_needed(metric) for metric in unsuited)} To fix: name other metrics"
             )
         for name, each in found.items():
-            self._parts[name].append(each.detach().double().sum())
+            values = each.detach().double()
+            kept = values.cpu() if name in self._gathered else values.sum(0) if values.ndim else values
+            self._parts[name].append(kept)
+        num_rows = len(next(iter(batch.values())))
+        self._rows += range(len(self._rows), len(self._rows) + num_rows) if rows is None else rows
 
-    def sums(self) -> list[float]:
-        """Returns the total of each sum; add these over ranks, element by element."""
-        return [float(torch.stack(parts).sum()) if parts else 0.0 for parts in self._parts.values()]
+    def parts(self) -> list[Tensor]:
+        """Returns what this rank contributes to `result`: a few vectors, [any length] in fp64 on the CPU.
 
-    def result(self, sums: Sequence[float]) -> dict[str, float]:
-        """Returns the metrics that result from `sums`; NaN where nothing was counted."""
-        totals: Mapping[str, Any] = dict(zip(self._parts, np.asarray(sums), strict=True))
+        They are the numbers of the rows, and for each sum its total, or the values of the rows.
+        """
+        found = [torch.tensor(self._rows, dtype=torch.float64)]
+        for name, parts in self._parts.items():
+            if not parts:
+                found.append(torch.zeros(0, dtype=torch.float64))
+            else:
+                whole = torch.cat(parts) if name in self._gathered else torch.stack(parts).sum(0)
+                found.append(whole.flatten().cpu())
+        return found
+
+    def result(self, parts: Sequence[Sequence[Tensor]] | None = None) -> dict[str, float]:
+        """Returns the metrics; NaN where nothing was counted.
+
+        parts: for each of `parts()`, those of all ranks (`Ranks.gather`). None stands for this rank alone.
+        """
+        rows_of_ranks, *rest = parts or [[own] for own in self.parts()]
+        rows, first = np.unique(torch.cat(list(rows_of_ranks)).numpy(), return_index=True)
+        found = dict(zip(self._parts, rest, strict=True))
+        totals = {
+            name: _rows(each, rows_of_ranks, first) if name in self._gathered else _total(each)
+            for name, each in found.items()
+        }
+        if not len(rows):
+            return {metric.name: math.nan for metric in self._metrics}
         with np.errstate(divide="ignore", invalid="ignore"):
-            return {metric.name: float(metric.value(totals)) for metric in self._metrics}
+            return {
+                metric.name: float(metric.value({name: totals[name] for name in metric.sums}))
+                for metric in self._metrics
+            }
+
+
+def _total(parts: Sequence[Tensor]) -> Values:
+    """Returns the sum over ranks, without those that have counted nothing: a scalar, or [k]."""
+    counted = [part for part in parts if len(part)]
+    total: Values = torch.stack(counted).sum(0).numpy() if counted else np.zeros(1)
+    return total if len(total) > 1 else total[0]
+
+
+def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor], first: np.ndarray[Any, Any]) -> Values:
+    """Returns the values of all rows, [rows] or [rows, k]. first: the place of each row among those of all ranks."""
+    shaped = [part.reshape(len(rows), -1) for part, rows in zip(parts, rows_of_ranks, strict=True) if len(rows)]
+    values: Values = torch.cat(shaped).numpy()[first] if shaped else np.zeros((0, 1))
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def _needed(metric: Metric) -> str:
+    return f" {metric.name} needs {metric.needs}." if metric.needs else ""
 
 
 def _said(name: str, tensor: Tensor | None) -> str:

@@ -206,16 +206,17 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
-        metrics, work = Metrics(self.job.evaluation.metrics, loss=self._loss), _Work(self, [])
+        names, tokenizer_dir = self.job.evaluation.metrics, self.prepared.tokenizer_dir
+        metrics, work = Metrics(names, loss=self._loss, tokenizer_dir=tokenizer_dir), _Work(self, [])
         self.model.eval()
         for rows, counted, width in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
             batch = self._to_device(self._technique.part(fetch(self._held_out, rows, width=width)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
-                metrics.add(output, batch)
+                metrics.add(output, batch, rows=rows)
             self._beat()
         self.model.train()
-        return metrics.result(self.ranks.sum(metrics.sums()))
+        return metrics.result(self.ranks.gather(metrics.parts()))
 
     def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool, int | None]]:
         """Yields the rank's rows of each forward pass, whether they count, and the width of the global batch.

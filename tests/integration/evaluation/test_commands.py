@@ -69,6 +69,11 @@ def test_a_registered_model_is_examined_and_its_run_keeps_what_was_found(home):
     assert both.returncode == 0, both.stderr
     first, second = json.loads(both.stdout)["models"]
     assert (first["model"], second["model"], second["num_rows"]) == ("night.digits/1", str(other), 60)
+    named = ringmaster(
+        home, "evaluate", str(other), "--data", "digits", "--metric", "f1", "--metric", "auroc", "--json"
+    )
+    assert [line["metric"] for line in json.loads(named.stdout)["metrics"]] == ["f1", "auroc"], named.stderr
+    assert all(0 <= line["low"] < line["value"] < line["high"] <= 1 for line in json.loads(named.stdout)["metrics"])
     of_all = [line["value"] for line in said["metrics"] if line["slice"] == "all"]
     assert [line["value"] for line in first["metrics"]] == of_all
 
@@ -80,6 +85,7 @@ def test_faults_in_what_is_asked_end_with_2_at_once(home):
         (["one"], "nothing to evaluate on"),
         (["one", "--tests", "tests.yaml"], "ask for held-out data"),
         (["one", "--data", "{source: digit}"], "'digit' is unknown"),
+        (["one", "--data", "digits", "--metric", "f2"], "--metric: unknown metric 'f2': did you mean 'f1'?"),
         (["one", "one", "--data", "digits"], "named more than once"),
         (["none", "--data", "digits"], "none"),
         (["./none", "--data", "digits"], "there is no folder"),

@@ -23,7 +23,7 @@ from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.interface.registry import installed
 from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.metrics.registry import BUILTIN, metric_names
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
@@ -69,7 +69,7 @@ def batch_with(*metrics):
 def test_a_batch_file_may_name_it(site):
     assert metric_names()[-1] == GAP
     assert batch_with("loss", GAP).jobs[0].evaluation.metrics == ("loss", GAP)
-    with pytest.raises(BatchFileError, match=f"'calibration_gab' is unknown. To fix: did you mean `{GAP}`?"):
+    with pytest.raises(BatchFileError, match=f"'calibration_gab' is unknown. To fix: write `{GAP}`"):
         batch_with("calibration_gab")
 
 
@@ -80,7 +80,7 @@ def test_the_form_of_a_sweep_lists_it(site):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(site)])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     choices, nothing = json.loads(done.stdout)["properties"]["objective"]["anyOf"]
-    assert choices == {"enum": ["loss", "perplexity", "accuracy", GAP], "type": "string"}
+    assert choices == {"enum": [*BUILTIN, GAP], "type": "string"}
     assert nothing == {"type": "null"}
 
 
@@ -132,7 +132,7 @@ def test_models_are_compared_in_its_direction(site, tmp_path):
 
 
 def test_where_it_is_not_installed_it_is_unknown():
-    with pytest.raises(BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, loss, perplexity"):
+    with pytest.raises(BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, auroc, exact_match"):
         batch_with(GAP)
     with pytest.raises(ValueError, match=f"unknown metric '{GAP}': there are loss, perplexity, accuracy"):
         decide(0.1, 0.2, metric=GAP)

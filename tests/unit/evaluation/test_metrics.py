@@ -9,7 +9,14 @@ from ringmaster.techniques.interface.job import EvaluationSpec
 from ringmaster.techniques.interface.metric import Outputs
 from ringmaster.techniques.metrics import registry
 from ringmaster.techniques.metrics.accuracy import Accuracy
-from ringmaster.techniques.metrics.registry import default_metrics, metric_named, metric_names, metrics_named
+from ringmaster.techniques.metrics.registry import (
+    default_metrics,
+    metric_named,
+    metric_names,
+    metrics_named,
+    scored_metrics,
+    why_not_divided,
+)
 
 
 class Errors(Accuracy):
@@ -50,9 +57,10 @@ def outputs(logits, labels):
 
 
 def test_built_in_metrics_have_their_names_sums_and_directions():
-    assert metric_names() == ("loss", "perplexity", "accuracy")
-    found = {name: (metric_named(name).name, metric_named(name).higher_is_better) for name in metric_names()}
-    assert found == {"loss": ("loss", False), "perplexity": ("perplexity", False), "accuracy": ("accuracy", True)}
+    assert metric_names()[:3] == ("loss", "perplexity", "accuracy")
+    assert all(metric_named(name).name == name for name in metric_names())
+    lower = {name for name in metric_names() if not metric_named(name).higher_is_better}
+    assert lower == {"loss", "perplexity", "mse", "mae"}
     assert metric_named("perplexity").sums == metric_named("loss").sums == ("loss_sums", "loss_counts")
     assert EvaluationSpec.metrics[0] in metric_names()
 
@@ -71,6 +79,8 @@ def test_accuracy_counts_each_row_and_suits_class_labels_alone():
     sums = Accuracy().compute_sums(outputs(logits, [[1, 1], [1, -100]]))
     assert {name: each.tolist() for name, each in sums.items()} == {"hits": [1, 1], "labelled": [2, 1]}
     assert Accuracy().value({"hits": np.array([3.0, 0.0]), "labelled": np.array([4.0, 2.0])}).tolist() == [0.75, 0.0]
+    several = Accuracy().compute_sums(outputs(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), [[1.0, 0.0], [1.0, 0.0]]))
+    assert {name: each.tolist() for name, each in several.items()} == {"hits": [1, 0], "labelled": [1, 1]}
     for unsuited in (
         outputs(None, [1, 0]),
         outputs(logits, None),
@@ -86,6 +96,17 @@ def test_metrics_that_share_sums_are_computed_together_and_others_may_not_name_t
     assert [metric.name for metric in metrics_named(["errors", "accuracy", "errors"])] == ["errors", "accuracy"]
     with pytest.raises(ValueError, match=r"the metrics accuracy and weighted both have a sum 'hits'. To fix: rename"):
         metrics_named(["accuracy", "weighted"])
+
+
+def test_all_built_in_metrics_may_be_computed_together():
+    assert tuple(metric.name for metric in metrics_named(metric_names())) == metric_names()
+    assert [metric.name for metric in scored_metrics(["f1", "loss"])] == ["loss", "perplexity", "accuracy", "f1"]
+
+
+def test_metrics_of_whole_rows_keep_a_row_on_one_device():
+    assert why_not_divided(["loss", "accuracy", "f1"]) is None
+    assert why_not_divided(["loss", "exact_match"]).startswith("the metric exact_match reads whole rows")
+    assert why_not_divided(["recall_at_5"]).startswith("the metric recall_at_5 reads whole rows")
 
 
 def test_a_faulty_entry_point_is_told(installed):

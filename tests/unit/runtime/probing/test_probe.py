@@ -100,6 +100,30 @@ def test_a_metric_that_does_not_suit_the_model_is_refused(surveyed):
         surveyed(*regression, evaluation=EvaluationSpec(metrics=("loss", "accuracy")))
 
 
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("f1", "labels of classes, and a logit for each of 2 to 4096 classes"),
+        ("matthews", "one label of a class each"),
+        ("auroc", r"one prediction a row: logits \[rows, classes\]"),
+        ("exact_match", "a label and a logit for each token"),
+        ("rouge_l", "a label and a logit for each token"),
+        ("preference_accuracy", "a loss over pairs"),
+        ("recall_at_1", "last_hidden_state"),
+    ],
+)
+def test_a_metric_says_what_it_needs(surveyed, name, needed):
+    number = model("BertForSequenceClassification", **TINY, vocab_size=100, num_labels=1)
+    with pytest.raises(StepFault, match=rf"^{name} cannot be computed: .*\. {name} needs {needed}.*To fix: name other"):
+        surveyed(number, made("classes", labels=0.5), evaluation=EvaluationSpec(metrics=(name,)))
+
+
+def test_a_metric_that_suits_is_computed_in_advance(surveyed, prose):
+    for metrics in (("f1", "matthews", "auroc"), ("precision", "recall")):
+        surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=metrics))
+    surveyed(LLAMA, prose, evaluation=EvaluationSpec(metrics=("exact_match", "rouge_l")))
+
+
 def test_several_faults_are_told_at_once(surveyed, prose):
     with pytest.raises(StepFault, match=r"must be divisible.*no field n_layers; did you mean n_layer") as found:
         surveyed(model("GPT2LMHeadModel", n_embd=65, n_layers=2, n_head=2), prose)

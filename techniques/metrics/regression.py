@@ -1,0 +1,68 @@
+"""Mean squared error, mean absolute error, and the coefficient of determination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ringmaster.techniques.interface.metric import Metric, Outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ringmaster.techniques.interface.metric import Values
+
+
+class Regression(Metric):
+    """A metric of models that predict one number of each row, or of each position in it."""
+
+    sums = ("squared_errors", "absolute_errors", "targets", "squared_targets", "num_targets")
+    needs = "one predicted number for each label: logits [rows, 1], labels [rows]"
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns the sums of each row, [rows]; None unless the model predicts one number for each label."""
+        logits, labels = outputs.logits, outputs.labels
+        if logits is None or labels is None or logits.shape[-1] != 1 or logits.numel() != labels.numel():
+            return None
+        targets = labels.double().reshape(len(labels), -1)
+        errors = logits.double().reshape(len(labels), -1) - targets
+        found = (errors.square(), errors.abs(), targets, targets.square(), targets * 0 + 1)
+        return {name: each.sum(1) for name, each in zip(self.sums, found, strict=True)}
+
+
+class Mse(Regression):
+    """The mean of the squared errors."""
+
+    name = "mse"
+    higher_is_better = False
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the mean."""
+        return sums["squared_errors"] / sums["num_targets"]
+
+
+class Mae(Regression):
+    """The mean of the absolute errors."""
+
+    name = "mae"
+    higher_is_better = False
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the mean."""
+        return sums["absolute_errors"] / sums["num_targets"]
+
+
+class R2(Regression):
+    """1 - (sum of squared errors) / (sum of squared differences of the labels from their mean)."""
+
+    name = "r2"
+    higher_is_better = True
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the coefficient; NaN where all labels are equal."""
+        spread = sums["squared_targets"] - sums["targets"] ** 2 / sums["num_targets"]
+        # What is left of equal labels is a rounding error of their squares.
+        is_spread = spread > 1e-12 * np.asarray(sums["squared_targets"])
+        return np.asarray(1.0 - sums["squared_errors"] / np.where(is_spread, spread, np.nan))
