@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.training.losses import Loss, classification_loss, logits_of
+from ringmaster.techniques.runtime.training.losses import Loss, logits_of
+from ringmaster.techniques.runtime.training.named_losses import REFERENCE
 
 
 class StepFault(ValueError):
@@ -39,8 +40,8 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 
 def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:
     """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
-    if loss.inputs is not None and job.loss is None:
-        ignored = sorted(batch.keys() - loss.inputs - {"labels"})
+    if loss.inputs is not None and (job.loss is None or loss.function is not None):
+        ignored = sorted(batch.keys() - loss.inputs - {"labels", REFERENCE})
         if ignored and batch.keys() & loss.inputs:
             yield (
                 f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "
@@ -65,7 +66,7 @@ def faults_of_labels(
     others: reads the labels of further samples, [samples].
     """
     labels, logits = batch.get("labels"), logits_of(output)
-    if loss.compute is not classification_loss or labels is None or logits is None or logits.shape[-1] == 1:
+    if not loss.is_of_classes or labels is None or logits is None or logits.shape[-1] == 1:
         return
     num_classes = logits.shape[-1]
     if labels.is_floating_point():

@@ -114,9 +114,9 @@ class Rows:
         num_rows = len(next(iter(batch.values())))
         found: dict[str, list[Any]] = {}
         if "attention_mask" in batch:
-            found["num_tokens"] = batch["attention_mask"].sum(-1).tolist()
+            found["num_tokens"] = batch["attention_mask"].flatten(1).sum(1).tolist()
         elif "input_ids" in batch:
-            found["num_tokens"] = [batch["input_ids"].shape[-1]] * num_rows
+            found["num_tokens"] = [batch["input_ids"][0].numel()] * num_rows
         for key, tensor in batch.items():
             if tensor.ndim == 1 and not tensor.is_floating_point():
                 found[f"column.{key}"] = tensor.tolist()

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from ringmaster.techniques.interface.metric import Metric, Outputs
 from ringmaster.techniques.metrics.registry import metrics_named
-from ringmaster.techniques.runtime.training.losses import Batch, Loss, logits_of, next_tokens
+from ringmaster.techniques.runtime.training.losses import Batch, Loss
 
 
 def outputs_of(loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None) -> Outputs:
     """Returns what metrics read of a model's output for a batch. losses: as in `Outputs`."""
-    labels = batch.get("labels")
-    # A user's loss of a language model may read labels of rows instead of tokens.
-    if loss.shifted and ("shift_labels" in batch or (labels is not None and labels.dim() > 1)):
-        labels = next_tokens(batch)
-    return Outputs(output=output, batch=batch, logits=logits_of(output), labels=labels, losses=losses)
+    logits, labels = loss.predictions(output, batch)
+    return Outputs(output=output, batch=batch, logits=logits, labels=labels, losses=losses)
 
 
 def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
@@ -42,11 +39,14 @@ class Metrics:
 
     def add(self, output: Any, batch: Batch) -> None:
         """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it."""
-        total, count = self._loss(output, batch)
-        losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
+        losses = None
+        if is_known := self._loss.is_known(batch):
+            total, count = self._loss(output, batch)
+            losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
         outputs = outputs_of(self._loss, output, batch, losses=losses)
         found = sums_of(self._metrics, outputs)
-        if unsuited := [metric.name for metric in self._metrics if not found.keys() >= set(metric.sums)]:
+        unsuited = [metric.name for metric in self._metrics if not found.keys() >= set(metric.sums)]
+        if unsuited and is_known:  # what a loss that is not known leaves out is NaN
             raise ValueError(
                 f"{', '.join(unsuited)} cannot be computed: the model returns {_said('logits', outputs.logits)}, and "
                 f"the samples have {_said('labels', outputs.labels)}. To fix: name other metrics"
