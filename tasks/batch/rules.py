@@ -19,9 +19,11 @@ from ringmaster.tasks.batch.adaptations import (
 from ringmaster.tasks.batch.adapters import adapter_findings, base_findings
 from ringmaster.tasks.batch.data_schema import Data, Section
 from ringmaster.tasks.batch.faults import Finding, Place, got
-from ringmaster.tasks.batch.references import closest
+from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
 from ringmaster.techniques.interface.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.interface.loss import option_faults, options_of
+from ringmaster.techniques.losses.registry import is_named, loss_class, loss_names
 from ringmaster.techniques.runtime.data.windows import moment
 
 Raw = Mapping[str, Any]
@@ -45,6 +47,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _length(job)
     yield from _text(job)
     yield from _options(job)
+    yield from _loss(job)
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
 
@@ -192,6 +195,25 @@ def _options(job: Raw) -> Iterator[Finding]:
         if option not in known:
             remedy = closest(option, known, what="The options are")
             yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+
+
+def _loss(job: Raw) -> Iterator[Finding]:
+    """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
+    said = job.get("loss")
+    name, options = loss_parts(said)
+    if not isinstance(name, str) or not is_named(name) or name not in loss_names():
+        return  # the schema has reported it
+    found = loss_class(name)
+    known = options_of(found)
+    for fault in option_faults(found, options):
+        if fault.option in known:
+            yield Finding(("loss", fault.option), fault.problem, f"give {known[fault.option]}, or leave it out")
+        else:
+            remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
+            yield Finding(("loss", fault.option), f"is no option of {name}", remedy)
+    if found.needs_reference and job.get("adaptation") is not None:
+        problem = f"{name} compares with the weights that the job begins with, which an adaptation changes"
+        yield Finding(("loss",), problem, "leave the adaptation out, or give another loss")
 
 
 def _not_finite(value: Any, *, place: Place) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from ringmaster.tasks.batch.field_types import (
     Devices,
     Factory,
     Kwargs,
+    Loss,
     Method,
     Metric,
     ModuleName,
@@ -38,6 +39,7 @@ from ringmaster.tasks.batch.field_types import (
 )
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.interface import job
+from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight")
@@ -178,9 +180,10 @@ class JobEntry(Section):
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
     )
     data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
-    loss: Factory | None = Field(
+    loss: Loss | None = Field(
         default=None,
-        description='"package.module:function", which returns (sum, count), such as my_losses:focal',
+        description=f"one of {', '.join(loss_names())}, also with options, such as {{name: dpo, beta: 0.1}}; or "
+        '"package.module:function", which returns (sum, count), such as my_losses:focal',
     )
     precision: Precision = Field(default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}")
     communication: Communication = Field(
