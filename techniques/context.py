@@ -25,6 +25,7 @@ from ringmaster.techniques.interface.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
+from ringmaster.techniques.losses.registry import class_of
 from ringmaster.techniques.metrics.registry import why_not_divided
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class Context(Technique):
         assert facts.decoder is not None
         if job.model.attention not in ("auto", "sdpa"):
             return f"attention: {job.model.attention} knows no tokens of other devices; sdpa does"
-        if job.loss is not None:
+        loss = class_of(job.loss)
+        if job.loss is not None and (loss is None or not loss.per_token):
+            if loss is not None:
+                return f"the loss {loss.name} reads whole sequences, and here each rank has some tokens of them"
             return "a loss of one's own looks at whole sequences"
         if facts.decoder.seq_len % (2 * gang.num_devices):
             return f"{facts.decoder.seq_len} tokens make no {2 * gang.num_devices} equal chunks, two for each device"

@@ -153,7 +153,7 @@ class Pipeline(Technique):
         """Returns the output on the rank of the last stage, and None on the others."""
         from transformers.modeling_outputs import CausalLMOutput
 
-        logits = model(batch["input_ids"], precision=work.autocast)
+        logits = model(work.inputs(batch)["input_ids"], precision=work.autocast)
         return None if logits is None else CausalLMOutput(logits=logits)
 
     def loss_replicas(self, mesh: DeviceMesh | None) -> int:

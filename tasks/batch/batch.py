@@ -15,6 +15,7 @@ from ringmaster.tasks.batch.data_kinds import with_kinds
 from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.batch.job_rules.adaptations import with_parents_said
+from ringmaster.tasks.batch.references import loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
@@ -92,7 +93,7 @@ class Batch:
         for i, job in enumerate(jobs):
             try:
                 values = {key: values[job.name] for key, values in planned.items() if job.name in values}
-                raw["jobs"].append(to_json(job) | values)
+                raw["jobs"].append(_loss_entry(to_json(job)) | values)
             except ValueError as error:
                 raw["jobs"].append({"name": job.name})
                 found.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
@@ -228,8 +229,25 @@ def _at(position: int, place: Place) -> Place:
 
 
 def _job(entry: JobEntry) -> Job:
-    job = from_json(Job, entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS)))
+    job = from_json(Job, _loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS))))
     return replace(job, adapter=job.adapter and resolved(job.adapter))
+
+
+def _loss_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a job's values with its loss as the fields `loss` and `loss_options` of `Job`."""
+    said = entry.get("loss")
+    if not isinstance(said, Mapping):
+        return dict(entry)
+    name, options = loss_parts(said)
+    return {**entry, "loss": name, "loss_options": dict(options)}
+
+
+def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a `Job`'s JSON form with its loss as batch files have it."""
+    entry = dict(fields)
+    if options := entry.pop("loss_options", None):
+        entry["loss"] = {"name": entry["loss"], **options}
+    return entry
 
 
 def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:

@@ -7,6 +7,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
 from ringmaster.techniques.interface import job
+from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.data.rows import FORMATS
@@ -70,6 +71,22 @@ Method = Annotated[str, AfterValidator(references.one_of(METHODS)), WithJsonSche
 Parent = Annotated[str, AfterValidator(references.parent)]
 Metric = Annotated[
     str, AfterValidator(references.metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})
+]
+Loss = Annotated[
+    Any,
+    AfterValidator(references.loss),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "properties": {"name": {"enum": list(loss_names()), "type": "string"}},
+                    "required": ["name"],
+                },
+            ]
+        }
+    ),
 ]
 Objective = Annotated[str, AfterValidator(references.objective)]
 FileFormat = Annotated[str, AfterValidator(references.one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]

@@ -28,6 +28,7 @@ from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data.files import is_url, matching
 from ringmaster.techniques.runtime.data.rows import IMAGE_SUFFIXES, SUFFIXES
@@ -78,6 +79,26 @@ def technique(name: str) -> str:
 def metric(name: str) -> str:
     """Checks that a metric is registered."""
     return one_of(metric_names())(name)
+
+
+def loss(value: Any, info: ValidationInfo) -> Any:
+    """Checks a loss: its name, a mapping of its name and its options, or a dotted path. `rules` checks the options."""
+    name = value.get("name") if isinstance(value, dict) else value
+    if not isinstance(name, str):
+        raise wrong(f"does not name a loss, {got(value)}", "write its name, or {name: dpo, beta: 0.1}")
+    if ":" in name and not isinstance(value, dict):
+        factory(name, info)
+    elif name not in loss_names():
+        of_your_own = "" if isinstance(value, dict) else '; or write "package.module:function"'
+        raise wrong(f"{name!r} is unknown", closest(name, loss_names()) + of_your_own)
+    return value
+
+
+def loss_parts(said: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns the name of a loss and its options, as batch files have them."""
+    if not isinstance(said, dict):
+        return said, {}
+    return said.get("name"), {key: value for key, value in said.items() if key != "name"}
 
 
 def data_kind(name: str) -> str:

@@ -20,8 +20,11 @@ from ringmaster.tasks.batch.job_rules.adaptations import (
 )
 from ringmaster.tasks.batch.job_rules.adapters import adapter_findings, base_findings
 from ringmaster.tasks.batch.job_rules.training import training_findings
+from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
 from ringmaster.techniques.interface.job import ATTENTIONS, Job, ModelSpec
+from ringmaster.techniques.interface.loss import option_faults, options_of
+from ringmaster.techniques.losses.registry import is_named, loss_class, loss_names
 from ringmaster.techniques.runtime.data.windows import moment
 
 Raw = Mapping[str, Any]
@@ -40,6 +43,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _length(job)
     yield from _text(job)
     yield from training_findings(job)
+    yield from _loss(job)
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
 
@@ -169,6 +173,25 @@ def _text(job: Raw) -> Iterator[Finding]:
         or (data.get("kind") in (None, "text", "language-modeling") and str(data.get("path")).endswith(".txt"))
     ):
         yield Finding(("data", "seq_len"), "is missing", "give the number of tokens of a sample of text, such as 128")
+
+
+def _loss(job: Raw) -> Iterator[Finding]:
+    """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
+    said = job.get("loss")
+    name, options = loss_parts(said)
+    if not isinstance(name, str) or not is_named(name) or name not in loss_names():
+        return  # the schema has reported it
+    found = loss_class(name)
+    known = options_of(found)
+    for fault in option_faults(found, options):
+        if fault.option in known:
+            yield Finding(("loss", fault.option), fault.problem, f"give {known[fault.option]}, or leave it out")
+        else:
+            remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
+            yield Finding(("loss", fault.option), f"is no option of {name}", remedy)
+    if found.needs_reference and job.get("adaptation") is not None:
+        problem = f"{name} compares with the weights that the job begins with, which an adaptation changes"
+        yield Finding(("loss",), problem, "leave the adaptation out, or give another loss")
 
 
 def _not_finite(value: Any, *, place: Place) -> Iterator[Finding]:

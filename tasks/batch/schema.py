@@ -25,6 +25,7 @@ from ringmaster.tasks.batch.field_types import (
     Factory,
     FreezePattern,
     Kwargs,
+    Loss,
     Method,
     Metric,
     ModuleName,
@@ -40,6 +41,7 @@ from ringmaster.tasks.batch.field_types import (
 )
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.interface import job
+from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight")
@@ -215,9 +217,10 @@ class JobEntry(Section):
         "again, and the last match decides",
     )
     data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
-    loss: Factory | None = Field(
+    loss: Loss | None = Field(
         default=None,
-        description='"package.module:function", which returns (sum, count), such as my_losses:focal',
+        description=f"one of {', '.join(loss_names())}, also with options, such as {{name: dpo, beta: 0.1}}; or "
+        '"package.module:function", which returns (sum, count), such as my_losses:focal',
     )
     precision: Precision = Field(default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}")
     communication: Communication = Field(

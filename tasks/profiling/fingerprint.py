@@ -13,6 +13,7 @@ from typing import Any
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.techniques.losses.registry import source_of
 from ringmaster.techniques.runtime.data.sources.registry import installed_source
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
@@ -41,7 +42,9 @@ def speed_key(
     data_shape = {key: data[key] for key in DATA_SHAPE}
     if data.get("tensors"):  # no key without, so that earlier profiles stay valid
         data_shape["tensors"] = data["tensors"]
-    factories = [name for name in (job.model.factory, job.loss, spec.factory, installed_source(spec)) if name]
+    factories = [
+        name for name in (job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)) if name
+    ]
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
     num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
     return digest(

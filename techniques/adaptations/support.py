@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.interface.technique import Technique
+from ringmaster.techniques.losses.registry import class_of
 
 if TYPE_CHECKING:
     from ringmaster.techniques.runtime.data import PreparedData
@@ -20,6 +21,10 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         return None  # their `supports` checks the adaptation
     if not job.trains:
         return "the job trains no step: rewrite is for it"
+    if copies_reference(job) and DISTILLED not in technique.adaptations:
+        return (
+            f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
+        )
     if job.adaptation is None or job.adaptation.kind in technique.adaptations:
         return None
     needed = {
@@ -27,6 +32,13 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         PRUNED: "gradients that are masked between their exchange and the optimizer",
     }[job.adaptation.kind]
     return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
+
+
+def copies_reference(job: Job) -> bool:
+    """Returns whether the job's loss compares with its initial weights, of which it then keeps a frozen copy."""
+    loss = class_of(job.loss)
+    has_base = job.adapter is not None and job.adapter.begins_as_base
+    return loss is not None and loss.needs_reference and not has_base
 
 
 def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:

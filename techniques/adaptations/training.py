@@ -1,4 +1,4 @@
-"""Additions of an adaptation to training: a teacher's loss besides the labels, and masks of pruned weights."""
+"""Additions to training: a teacher's loss besides the labels, masks of pruned weights, and a loss's reference."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpe
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of
+from ringmaster.techniques.runtime.training.reference import Reference, frozen_copy
 
 
 class Adapting:
@@ -29,6 +30,8 @@ class Adapting:
     trained.
 
     loss: the loss to train with; evaluation uses the model's own.
+    reference: the initial weights, for a loss that compares with them; None for other losses, and where they are not
+        known.
     autocast: returns the context of the job's precision.
     """
 
@@ -43,6 +46,7 @@ class Adapting:
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.loss = loss
+        self.reference = _reference(order, model=model, loss=loss, prepared=prepared, device=device, autocast=autocast)
         self._whole_masks: dict[str, torch.Tensor] = {}
         self._masks: LocalMasks = ()
         self._num_kept: dict[str, int] = {}
@@ -93,6 +97,33 @@ def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
             f"To fix: give adaptation.teacher_model"
         )
     return said
+
+
+def _reference(
+    order: GangOrder,
+    *,
+    model: nn.Module,
+    loss: Loss,
+    prepared: PreparedData,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> Reference | None:
+    """Returns the job's initial weights, where its loss compares with them.
+
+    `model` has them in training, before a checkpoint is restored. In an evaluation of trained weights they are built
+    anew, unless they were another model's.
+    """
+    if loss.function is None or not loss.function.needs_reference:
+        return None
+    job, in_half, copied = order.job, order.job.precision == "bf16-params", None
+    if order.purpose in (TRAIN, TRIAL):
+        if job.adapter is None or not job.adapter.begins_as_base:
+            copied = frozen_copy(model, device=device, in_half=in_half)
+    elif job.adapter is None or job.adapter.modules_to_save:
+        if job.base is not None:
+            return None
+        copied = frozen_copy(build_model(job.model, data=prepared, seed=job.seed), device=device, in_half=in_half)
+    return Reference(model=copied, loss=loss, autocast=autocast)
 
 
 def _folder(order: GangOrder, said: AdaptationSpec) -> Path | None:

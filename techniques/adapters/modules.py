@@ -32,9 +32,12 @@ class _Lora(nn.Module):
     lora_A: nn.Linear
     lora_B: nn.Linear
     scaling: float
+    is_off = False
 
     def forward(self, x: Tensor) -> Tensor:
         base: Tensor = super().forward(x)
+        if self.is_off:
+            return base
         product: Tensor = self.lora_B(self.lora_A(x)) * self.scaling
         return base + product
 
@@ -51,9 +54,12 @@ class _ScaledOutput(nn.Module):
     """y = l * (W x + b), with l [out, 1]."""
 
     ia3_l: nn.Parameter
+    is_off = False
 
     def forward(self, x: Tensor) -> Tensor:
         base: Tensor = super().forward(x)
+        if self.is_off:
+            return base
         return base * self.ia3_l.flatten()
 
 
@@ -61,9 +67,10 @@ class _ScaledInput(nn.Module):
     """y = W (l * x) + b, with l [1, in]."""
 
     ia3_l: nn.Parameter
+    is_off = False
 
     def forward(self, x: Tensor) -> Tensor:
-        base: Tensor = super().forward(x * self.ia3_l.flatten())
+        base: Tensor = super().forward(x if self.is_off else x * self.ia3_l.flatten())
         return base
 
 
@@ -135,9 +142,12 @@ class PrependPrefix:
 
     def __init__(self, *, num_heads: int, head_dim: int) -> None:
         self._num_heads, self._head_dim = num_heads, head_dim
+        self.is_off = False
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds the prefix, and an attention mask that covers it, to the keyword arguments."""
+        if self.is_off:
+            return args, kwargs
         embeddings = model._parameters[PREFIX]
         assert embeddings is not None
         tokens = args[0] if args else kwargs["input_ids"]
@@ -147,3 +157,14 @@ class PrependPrefix:
             seen = mask.new_ones(len(tokens), embeddings.shape[0])
             added["attention_mask"] = torch.cat([seen, mask], dim=1)
         return args, {**kwargs, **added}
+
+
+def switchable(model: nn.Module) -> list[Any]:
+    """Returns the parts of an adapter that can be switched off by their attribute `is_off`.
+
+    Without them, the model computes as it did before the adapter was attached.
+    """
+    modules = list(model.modules())
+    hooks = [hook for module in modules for hook in module._forward_pre_hooks.values()]
+    kinds = (_Lora, _ScaledOutput, _ScaledInput, PrependPrefix)
+    return [part for part in [*modules, *hooks] if isinstance(part, kinds)]

@@ -174,6 +174,14 @@ class Adapter:
     modules_to_save: tuple[str, ...] = ()
     from_pretrained: str | None = None
 
+    @property
+    def begins_as_base(self) -> bool:
+        """Whether the model without the adapter is what its training begins with.
+
+        It is not where modules are trained directly, or where an earlier adapter is trained further.
+        """
+        return not self.modules_to_save and self.from_pretrained is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
@@ -287,8 +295,10 @@ class Job:
     name: unique in its batch, made of letters, digits, "-", "_" and ".".
     base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS". Training starts from its weights.
     adapter: parameters that are trained in place of the model's weights, which stay frozen; None trains all weights.
-    loss: None for the model's own loss, or "package.module:function", called as f(model_output, batch), which returns
-        (sum, count), so that the mean over a global batch does not depend on how the batch was divided.
+    loss: None for the model's own loss; the name of one (docs/losses.md), such as "dpo"; or "package.module:function",
+        called as f(model_output, batch), which returns (sum, count), so that the mean over a global batch does not
+        depend on how the batch was divided.
+    loss_options: the options of a loss that is given by name, such as {"beta": 0.1}.
     precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is computed
         with weights rounded to bf16, which the optimizer stores and updates in fp32).
     communication: the precision in which gradients are sent between devices, "fp32" or "bf16". They are summed in fp32
@@ -330,6 +340,7 @@ class Job:
     adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
     components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:

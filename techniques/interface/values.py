@@ -63,7 +63,11 @@ def digest(value: Any, *, length: int = 16) -> str:
 
 
 def _unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
-    return "since_later" in field.metadata and bool(getattr(value, field.name) == field.default)
+    if "since_later" not in field.metadata:
+        return False
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(getattr(value, field.name) == field.default_factory())
+    return bool(getattr(value, field.name) == field.default)
 
 
 def _key(field: dataclasses.Field[Any]) -> str:

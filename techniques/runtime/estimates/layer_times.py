@@ -35,6 +35,7 @@ from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, p
 from ringmaster.techniques.runtime.processes.order import Slot
 from ringmaster.techniques.runtime.processes.ranks import take_device
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of
+from ringmaster.techniques.runtime.training.named_losses import with_made_up_reference
 
 VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time
@@ -105,6 +106,8 @@ def layer_times(
     machine = [os.uname().nodename, [to_json(slot) for slot in slots]]
     libraries = [torch.__version__, transformers.__version__]
     what = [job.model, facts, job.loss, job.precision, rows]
+    if job.loss_options:
+        what.append(job.loss_options)
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
     if not file.exists():
         try:
@@ -135,7 +138,7 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
     model = skeleton(job.model, data)
     layers = [model.get_submodule(name) for name in layer_names(model)]
     kinds = [_kind(layer) for layer in layers]
-    loss = loss_of(job.loss, model, job.model)
+    loss = loss_of(job.loss, model, job.model, options=job.loss_options)
     parts = {
         "nothing": Part(first=0, last=0, has_entry=False, has_exit=False),
         "entry": Part(first=0, last=0, has_entry=True, has_exit=False),
@@ -218,10 +221,13 @@ class _Piece:
             self._stage.precision = lambda: torch.autocast(device.type, dtype=torch.bfloat16)
         else:
             self._stage.precision = nullcontext
-        tokens = torch.randint(config.vocab_size, (num_rows, seq_len), device=device)
-        hidden = torch.randn(num_rows, seq_len, config.hidden_size, device=device, dtype=dtype)
+        is_in_pairs = loss.function is not None and loss.function.in_pairs
+        sample_shape = (2, seq_len) if is_in_pairs else (seq_len,)
+        samples = torch.randint(config.vocab_size, (num_rows, *sample_shape), device=device)
+        tokens = samples.reshape(-1, seq_len)
+        hidden = torch.randn(*tokens.shape, config.hidden_size, device=device, dtype=dtype)
         self._given = tokens if part.has_entry else hidden.requires_grad_()
-        self._batch = {"input_ids": tokens, "labels": tokens}
+        self._batch = with_made_up_reference(loss, {"input_ids": samples, "labels": samples})
         self._loss = loss if part.has_exit else None
         self._device = device
 

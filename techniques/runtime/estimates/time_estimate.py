@@ -10,13 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.adaptations.support import bytes_beside
+from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.loss import CAUSAL
 from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.preflight import Candidate, Forecast, PreflightOrder, Refusal
+from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import digest, from_json
+from ringmaster.techniques.losses.registry import class_of
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
@@ -75,7 +78,8 @@ class Estimator:
         for config, least in listed:
             forecast = forecasts.get(digest(config))
             if forecast is not None:  # the estimate is of the job without its adaptation
-                forecast = replace(forecast, device_bytes=forecast.device_bytes + self._beside_bytes(config))
+                beside = self._beside_bytes(config) + (self._reference_bytes if forecast.source == ARITHMETIC else 0)
+                forecast = replace(forecast, device_bytes=forecast.device_bytes + beside)
             if forecast is not None and forecast.device_bytes > shape.memory_bytes:
                 needed = forecast.device_bytes
                 too_large.append((self._refusal(technique, shape, config, needed), needed))
@@ -113,9 +117,15 @@ class Estimator:
     def _at_least(self, technique: Technique, config: Config, shape: GangShape) -> int:
         """The state and, if all of them are stored, most of the activations that one device alone would have."""
         state = technique.estimate_memory(self._job, shape, config, self._facts) + self._beside_bytes(config)
+        state += self._reference_bytes
         if config.get("recompute") != "none" or "micro_batch" not in config or self._outline is None:
             return state
         return state + int(SURELY_KEPT * self._activations(technique, config, shape))
+
+    @property
+    def _reference_bytes(self) -> int:
+        """Bytes of the frozen copy that the job's loss compares with."""
+        return self._facts.parameter_bytes if copies_reference(self._job) else 0
 
     def _beside_bytes(self, config: Config) -> int:
         """Bytes that the job's adaptation needs beside the training state."""
@@ -205,4 +215,14 @@ def describe(job: Job) -> PreparedData | None:
         vocab_size=of_model if isinstance(of_model, int) else None if job.model.from_pretrained else spec.vocab_size,
         seq_len=spec.seq_len,
         source="",
+        tensors=_of_pairs(job),
     )
+
+
+def _of_pairs(job: Job) -> tuple[SampleTensor, ...]:
+    """The tensors of a sample, for a loss of pairs of sequences; () for other losses, as the kind tells them."""
+    loss = class_of(job.loss)
+    if loss is None or not loss.in_pairs or job.data.seq_len is None:
+        return ()
+    names = ("input_ids", "labels" if CAUSAL in loss.kinds and len(loss.kinds) == 1 else "attention_mask")
+    return tuple(SampleTensor(name=name, dtype="int64", shape=(2, job.data.seq_len)) for name in names)

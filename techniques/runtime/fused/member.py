@@ -53,7 +53,7 @@ class Member:
         cache = Path(order.cache_dir)
         self.prepared = from_json(PreparedData, order.data) if order.data else prepare(self.job.data, cache_dir=cache)
         self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
-        self.loss: Loss = loss_of(self.job.loss, model, self.job.model)
+        self.loss: Loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
         self._adapter = resolved(order.job.adapter)
         self.sites: list[AdaptedLinear] = sites(model, self._adapter)
         self.own: list[str] = own_leaves(model, self._adapter)

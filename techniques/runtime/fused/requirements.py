@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, DataSpec, Job
 from ringmaster.techniques.interface.technique import batch_is_divisible
+from ringmaster.techniques.losses.registry import class_of
 
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.model_facts import ModelFacts
@@ -73,6 +74,8 @@ def _why_not(job: Job) -> str | None:
         return "has a learning rate for each layer"
     if job.compile:
         return "is compiled"
+    if (loss := class_of(job.loss)) is not None and not loss.per_token:
+        return f"has the loss {loss.name}, which compares sequences, and here each row is alone"
     if job.model.command is not None:
         return "has a model that its command alone knows"
     return None

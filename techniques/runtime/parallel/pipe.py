@@ -120,13 +120,15 @@ class Pipe(nn.Module):
         if draws[0] is None:  # layers at the same position in their stages would draw the same numbers
             torch.manual_seed((torch.initial_seed() + self._rank) % (1 << 63))
         self._step = _Step(batches, work)
-        shape = (len(batches), *batches[0]["input_ids"].shape)
+        first = work.inputs(batches[0])["input_ids"]
+        shape = (len(batches), *first.shape)
         if shape not in self._runs:
-            self._runs[shape] = self._build(batches[0]["input_ids"], len(batches))
+            self._runs[shape] = self._build(first, len(batches))
         for i in self.stages:
             # Schedules run the micro-batches through a stage in order.
             self._stage(int(i), work.autocast).draws = iter(draws)
-        tokens = [torch.cat([batch["input_ids"] for batch in batches])] if self._owners[0] == self._rank else []
+        is_first = self._owners[0] == self._rank
+        tokens = [torch.cat([work.inputs(batch)["input_ids"] for batch in batches])] if is_first else []
         which = torch.arange(len(batches)) if self.has_output else None
         self._runs[shape].step(*tokens, target=which, return_outputs=False)
         settle_(self.parameters())

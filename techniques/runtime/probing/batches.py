@@ -14,13 +14,24 @@ LONGEST = 32  # tokens
 
 
 def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Tensor]:
-    """Crops tensors of `seq_len` tokens a sample to the first `LONGEST` tokens; other tensors stay unchanged."""
+    """Crops tensors of `seq_len` tokens a sample to the first `LONGEST` tokens; other tensors stay unchanged.
+
+    Tokens become labels in sequences whose labels were all cropped, as where a long prompt has none.
+    """
     if seq_len is None or seq_len <= LONGEST:
         return dict(batch)
-    return {
-        name: value[:, :LONGEST] if value.dim() > 1 and value.shape[1] == seq_len else value
-        for name, value in batch.items()
-    }
+    short = {name: _cropped(value, seq_len) for name, value in batch.items()}
+    tokens, labels = short.get("input_ids"), short.get("labels")
+    if tokens is not None and labels is not None and labels.shape == tokens.shape:
+        lost = (labels == IGNORED).all(-1, keepdim=True) & (batch["labels"] != IGNORED).any(-1, keepdim=True)
+        short["labels"] = torch.where(lost, tokens, labels)
+    return short
+
+
+def _cropped(value: Tensor, seq_len: int) -> Tensor:
+    if value.dim() > 1 and value.shape[1] == seq_len:
+        return value[:, :LONGEST]
+    return value[:, :, :LONGEST] if value.dim() == 3 and value.shape[2] == seq_len else value  # pairs of sequences
 
 
 def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:
@@ -55,12 +66,12 @@ def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Equal numbers of labels would hide a loss that averages per sample.
     """
     labels = batch.get("labels")
-    if labels is None or labels.dim() < 2 or labels.is_floating_point() or labels.shape[1] < len(labels) + 1:
+    if labels is None or labels.dim() < 2 or labels.is_floating_point() or labels.shape[-1] < len(labels) + 1:
         return dict(batch)
     labels = labels.clone()
-    fewer = max(1, labels.shape[1] // (len(labels) + 1))
+    fewer = max(1, labels.shape[-1] // (len(labels) + 1))
     for row in range(len(labels)):
-        labels[row, labels.shape[1] - row * fewer :] = IGNORED
+        labels[row, ..., labels.shape[-1] - row * fewer :] = IGNORED
     return {**batch, "labels": labels}
 
 

@@ -55,10 +55,11 @@ def _gradients(
 ) -> list[Tensor]:
     """The gradients of the mean loss over all parts. Each part has its own forward and backward."""
     model.zero_grad(set_to_none=True)
+    loss = loss.given(loss.totals(batch))
     count = 0.0
     with drawing():
         for part in parts:
-            use(Draws(seed=0, samples=part, shared=sites.shared))
+            use(Draws(seed=0, samples=loss.sequences(part), shared=sites.shared))
             rows = rows_of(batch, part)
             part_sum, part_count = loss(model(**loss.forward_inputs(rows)), rows)
             part_sum.backward()  # type: ignore[no-untyped-call]

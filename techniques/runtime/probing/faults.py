@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.training.losses import Loss, classification_loss, logits_of
+from ringmaster.techniques.runtime.training.losses import Loss, logits_of
+from ringmaster.techniques.runtime.training.named_losses import REFERENCE
 
 
 class StepFault(ValueError):
@@ -39,13 +40,18 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 
 def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:
     """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
-    if loss.inputs is not None and job.loss is None:
-        ignored = sorted(batch.keys() - loss.inputs - {"labels"})
+    if loss.inputs is not None and (job.loss is None or loss.function is not None):
+        ignored = sorted(batch.keys() - loss.inputs - {"labels", REFERENCE})
         if ignored and batch.keys() & loss.inputs:
             yield (
                 f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "
                 f"{', '.join(sorted(loss.inputs))}. To fix: name the tensors so, or leave them out of the samples"
             )
+    pairs = batch.get("input_ids")
+    if pairs is not None and pairs.dim() == 3 and job.loss is None:
+        named = "dpo, orpo or simpo" if "labels" in batch else "contrastive"
+        yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
+        return
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     tokens = batch.get("input_ids")
     if isinstance(vocab_size, int) and tokens is not None and not tokens.is_floating_point() and tokens.numel():
@@ -65,7 +71,7 @@ def faults_of_labels(
     others: reads the labels of further samples, [samples].
     """
     labels, logits = batch.get("labels"), logits_of(output)
-    if loss.compute is not classification_loss or labels is None or logits is None or logits.shape[-1] == 1:
+    if not loss.is_of_classes or labels is None or logits is None or logits.shape[-1] == 1:
         return
     num_classes = logits.shape[-1]
     if labels.is_floating_point():

@@ -17,6 +17,7 @@ from torch import Tensor
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.losses.registry import class_of, source_of
 from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
@@ -34,6 +35,7 @@ from ringmaster.techniques.runtime.probing.faults import (
 from ringmaster.techniques.runtime.probing.models import probed_model
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
+from ringmaster.techniques.runtime.training.named_losses import disable_dropout, with_made_up_reference
 
 FORMAT = 1  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
@@ -101,8 +103,10 @@ class _TinyStep:
                 open_data(job.data, cache_dir=cache_dir, prepared=data)[0] if invented is None else _Rows(invented)
             )
             samples = self._samples(range(NUM_SAMPLES))
-        self._batch = cropped(samples, seq_len=data.seq_len)
-        self._loss = loss_of(job.loss, self._model, job.model)
+        with explained("loss: it does not suit the model", "correct loss"):
+            self._loss = loss_of(job.loss, self._model, job.model, options=job.loss_options)
+        self._batch = with_made_up_reference(self._loss, cropped(samples, seq_len=data.seq_len))
+        disable_dropout(self._model, self._loss)
         name_modules(self._model)
 
     def check(self) -> DrawSites:
@@ -187,11 +191,14 @@ def _read(cls: type[T], file: Path) -> T | None:
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """The cache file of a result, with a digest of all inputs in its name."""
-    loss, metrics = (job.loss, job.evaluation.metrics) if what != "draws" else (None, ())
-    names = (job.model.factory, job.data.factory, loss, installed_source(job.data))
+    named = class_of(job.loss)
+    is_alike = what == "draws" and (named is None or not named.in_pairs)  # for every loss
+    loss, metrics = (job.loss, job.evaluation.metrics) if not is_alike else (None, ())
+    names = (job.model.factory, job.data.factory, source_of(loss), installed_source(job.data))
     code = [_state_of(name) for name in names if name is not None]
     versions = (torch.__version__, transformers.__version__)
-    key = digest([FORMAT, job.model, loss, metrics, replace(data, folder=""), code, versions], length=32)
+    what_else = [dict(job.loss_options)] if loss is not None and job.loss_options else []
+    key = digest([FORMAT, job.model, loss, metrics, replace(data, folder=""), code, versions, *what_else], length=32)
     return cache_dir.absolute() / "probes" / f"{what}-{key}.json"
 
 

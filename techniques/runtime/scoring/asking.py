@@ -79,14 +79,16 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
     if is_adapter(model_dir):
         attach(model, Adapter(from_pretrained=str(model_dir)), seed=rows.job.seed)
     model = model.eval().to(device)
-    loss = loss_of(rows.job.loss, model, spec)
+    loss = loss_of(rows.job.loss, model, spec, options=rows.job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
     collected, config, metrics = Collected(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         output, losses = _forward(model, loss, batch, rows), None
-        if rows.are_labelled(batch):
+        if rows.are_labelled(batch) and loss.function is None:
             losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
+        elif rows.are_labelled(batch) and loss.is_known(batch):
+            losses = losses_by_row(loss, output, batch)
         found = said(loss, output, batch, losses=losses, metrics=metrics, tokenizer_dir=rows.prepared.tokenizer_dir)
         collected.add(numbers, {**found, **rows.known(batch)})
         count(len(numbers))

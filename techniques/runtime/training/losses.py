@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,11 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ringmaster.techniques.interface import loss as kinds
+from ringmaster.techniques.interface.decoders import CAUSAL
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.losses.registry import is_named
+from ringmaster.techniques.runtime.training.loss import Batch, Loss, SumAndCount, labels_of, logits_of, next_tokens
+from ringmaster.techniques.runtime.training.named_losses import named_loss
 
-CAUSAL = ("ForCausalLM", "LMHeadModel")
+__all__ = [
+    "Batch",
+    "Loss",
+    "SumAndCount",
+    "classification_loss",
+    "logits_of",
+    "loss_of",
+    "losses_by_row",
+    "next_token_loss",
+    "next_tokens",
+]
+
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
 CLASSIFIERS = (
     "ForImageClassification",
@@ -29,49 +44,19 @@ CLASSIFIERS = (
 # Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
 SEQUENCE_TO_SEQUENCE = ("ForConditionalGeneration", "MTModel")
 
-Batch = Mapping[str, Tensor]
-SumAndCount = tuple[Tensor, Tensor | int]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Loss:
-    """A loss, and the inputs that the model needs for it.
-
-    compute: f(model_output, batch) -> (sum, count): the sum over the averaged elements, and their number.
-    inputs: the names in a batch that are passed to `forward`; None for all.
-    shifted: whether the output at a position predicts the label at the next one (language models).
-    is_models: whether the model computes the loss, and `compute` only reads it from the output.
-    """
-
-    compute: Callable[[Any, Batch], SumAndCount]
-    inputs: frozenset[str] | None
-    shifted: bool = False
-    is_models: bool = False
-
-    def __call__(self, output: Any, batch: Batch) -> SumAndCount:
-        """Returns (sum, count) of a batch; the sum is a differentiable fp32 scalar."""
-        return self.compute(output, batch)
-
-    def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns the entries of `batch` for `forward`; labels only where the model itself computes the loss."""
-        given = {name: value for name, value in batch.items() if self.inputs is None or name in self.inputs}
-        if not given:
-            raise ValueError(
-                f"the model's forward takes {', '.join(sorted(self.inputs or ()))}, and the samples have "
-                f"{', '.join(sorted(batch))}. To fix: name the samples' tensors as forward names its arguments"
-            )
-        return given
-
-
-def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
-    """Returns the loss of a job: `job_loss` (a dotted name), or the loss that the model's class implies.
+def loss_of(
+    job_loss: str | None, model: nn.Module, spec: ModelSpec, *, options: Mapping[str, Any] | None = None
+) -> Loss:
+    """Returns the loss of a job: `job_loss` (a name with its `options`, or a dotted name), or the model's own.
 
     Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
     entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels.
     Encoder-decoders: cross entropy of the labelled tokens. Any other model that returns a `loss`: that loss times the
     number of rows, which is exact under division of a batch only if the loss is a mean over rows.
 
-    `model` is the result of `build_model`, before any technique wraps it.
+    `model` is the result of `build_model`, before any technique wraps it. Raises ValueError where a named loss is
+    unknown, has a wrong option or is not for such a model.
     """
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}
@@ -82,15 +67,21 @@ def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
     has_encoder = is_known and getattr(config, "is_encoder_decoder", False)
     is_plain = is_known and not has_encoder
     is_causal, is_classifier = is_plain and name.endswith(CAUSAL), is_plain and name.endswith(CLASSIFIERS)
+    is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE)
+    if job_loss is not None and is_named(job_loss):
+        flags = {kinds.CAUSAL: is_causal, kinds.CLASSIFIER: is_classifier, kinds.SEQUENCE_TO_SEQUENCE: is_seq2seq}
+        kind = next((kind for kind, is_one in flags.items() if is_one), kinds.OTHER)
+        inputs = without_labels if is_causal or is_classifier else arguments
+        return named_loss(job_loss, options or {}, kind=kind, model=name, inputs=inputs)
     if job_loss is not None:
         inputs = without_labels if is_causal or is_classifier else arguments
         return Loss(compute=partial(_users, resolve(job_loss), job_loss), inputs=inputs, shifted=is_causal)
     if is_causal:
         return Loss(compute=next_token_loss, inputs=without_labels, shifted=True)
     if is_classifier:
-        return Loss(compute=classification_loss, inputs=without_labels)
-    if has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE):
-        return Loss(compute=classification_loss, inputs=arguments)
+        return Loss(compute=classification_loss, inputs=without_labels, is_of_classes=True)
+    if is_seq2seq:
+        return Loss(compute=classification_loss, inputs=arguments, is_of_classes=True)
     return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments, is_models=True)
 
 
@@ -101,7 +92,7 @@ def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
 
 def classification_loss(output: Any, batch: Batch) -> SumAndCount:
     """Computes the loss of logits [rows, labels] or [rows, tokens, labels], which is selected as in `transformers`."""
-    logits, labels = _logits(output), _labels(batch)
+    logits, labels = _logits(output), labels_of(batch)
     if logits.shape[-1] == 1:
         return functional.mse_loss(logits.float().flatten(), labels.float().flatten(), reduction="sum"), labels.numel()
     if labels.is_floating_point():
@@ -115,11 +106,13 @@ def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor
 
     A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
     """
+    if loss.function is not None:
+        return loss.by_row(output, batch)
     if loss.compute is next_token_loss:
         return _cross_entropy_by_row(_logits(output), next_tokens(batch))
     if loss.compute is not classification_loss:
         return None
-    logits, labels = _logits(output), _labels(batch)
+    logits, labels = _logits(output), labels_of(batch)
     if logits.shape[-1] == 1:
         squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
         return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
@@ -128,17 +121,6 @@ def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor
         each = each.reshape(len(logits), -1)
         return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
     return _cross_entropy_by_row(logits, labels)
-
-
-def next_tokens(batch: Batch) -> Tensor:
-    """Returns the label that each position predicts, [rows, tokens].
-
-    The labels are shifted, which avoids a copy of the far larger logits. A batch of divided sequences contains its own
-    `shift_labels`, as the token after its last one is on another rank.
-    """
-    if "shift_labels" in batch:
-        return batch["shift_labels"]
-    return functional.pad(_labels(batch)[:, 1:], (0, 1), value=IGNORED)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
@@ -188,25 +170,8 @@ def _arguments(model: nn.Module) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def logits_of(output: Any) -> Tensor | None:
-    """Returns the logits of a model's output (tensor, mapping or object), or None where it has none."""
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else None
-
-
 def _logits(output: Any) -> Tensor:
     logits = logits_of(output)
     if logits is None:
         raise ValueError(f"the model returns {type(output).__name__} without logits. To fix: name a loss of the job")
     return logits
-
-
-def _labels(batch: Batch) -> Tensor:
-    if "labels" not in batch:
-        raise ValueError(
-            f"the samples have no labels, only {', '.join(sorted(batch))}. To fix: add them, or name a loss of the "
-            f"job (and metrics) that need none"
-        )
-    return batch["labels"]

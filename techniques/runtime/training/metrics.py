@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
 from ringmaster.techniques.metrics.registry import metrics_named
-from ringmaster.techniques.runtime.training.losses import Batch, Loss, logits_of, next_tokens
+from ringmaster.techniques.runtime.training.losses import Batch, Loss
 
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.metric import Values
@@ -23,17 +23,14 @@ def outputs_of(
     loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None, tokenizer_dir: Path | None = None
 ) -> Outputs:
     """Returns what metrics read of a model's output for a batch. losses, tokenizer_dir: as in `Outputs`."""
-    labels = batch.get("labels")
-    # A user's loss of a language model may read labels of rows instead of tokens, or of pairs of sequences.
-    if loss.shifted and ("shift_labels" in batch or (labels is not None and labels.dim() == 2)):
-        labels = next_tokens(batch)
+    logits, labels = loss.predictions(output, batch)
     return Outputs(
         output=output,
         batch=batch,
-        logits=logits_of(output),
+        logits=logits,
         labels=labels,
         losses=losses,
-        rewards_of=getattr(loss, "rewards", None),
+        rewards_of=loss.rewards,
         tokenizer_dir=tokenizer_dir,
     )
 
@@ -70,11 +67,14 @@ class Metrics:
         rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None stands
         for the rows after those of earlier batches.
         """
-        total, count = self._loss(output, batch)
-        losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
+        losses = None
+        if is_known := self._loss.is_known(batch):
+            total, count = self._loss(output, batch)
+            losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
         outputs = outputs_of(self._loss, output, batch, losses=losses, tokenizer_dir=self._tokenizer_dir)
         found = sums_of(self._metrics, outputs)
-        if unsuited := [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]:
+        unsuited = [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]
+        if unsuited and is_known:  # what a loss that is not known leaves out is NaN
             raise ValueError(
                 f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
                 f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."

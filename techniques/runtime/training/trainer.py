@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,7 @@ from ringmaster.techniques.runtime.training.freezing import freeze
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
+from ringmaster.techniques.runtime.training.named_losses import disable_dropout
 from ringmaster.techniques.runtime.training.optimizers import (
     ParameterSettings,
     build_optimizer,
@@ -119,7 +120,8 @@ class Trainer:
         self._draws_by_hash = self._sites.draws and not self.job.compile
         if self._draws_by_hash:
             name_modules(model)
-        self._loss = loss_of(self.job.loss, model, self.job.model)
+        self._loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
+        disable_dropout(model, self._loss)
         self.adapting = Adapting(
             order,
             model=model,
@@ -157,7 +159,9 @@ class Trainer:
         started_s = time.perf_counter()
         rows, width = self._rows()
         with drawing() if self._draws_by_hash else nullcontext():
-            local_sum, local_count = self._technique.forward_backward(self.model, _Work(self, rows, width=width))
+            work = _Work(self, rows, width=width)
+            work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
+            local_sum, local_count = self._technique.forward_backward(self.model, work)
         loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
         self._update(count / self._technique.loss_replicas(self.ranks.mesh))
         report = StepReport(
@@ -189,6 +193,20 @@ class Trainer:
             dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, self._technique.width_divisor(self.ranks.mesh))
         )
 
+    def _totals(self, dataset: Dataset, chunks: Iterable[Sequence[int]]) -> dict[str, float]:
+        """Returns the numbers of the global batch that its loss needs before the first forward; mostly there are none.
+
+        chunks: the rank's rows of the batch.
+        """
+        if self._loss.function is None or not self._loss.function.total_names:
+            return {}
+        mine = dict.fromkeys(self._loss.function.total_names, 0.0)
+        for rows in chunks:
+            for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
+                mine[name] += value
+        num_replicas = self.ranks.num_ranks // self._dp_size  # ranks with the same rows
+        return {name: value / num_replicas for name, value in zip(mine, self.ranks.sum([*mine.values()]), strict=True)}
+
     def _update(self, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
 
@@ -206,14 +224,17 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
+        chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
+        totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
         names, tokenizer_dir = self.job.evaluation.metrics, self.prepared.tokenizer_dir
-        metrics, work = Metrics(names, loss=self._loss, tokenizer_dir=tokenizer_dir), _Work(self, [])
+        metrics, work = Metrics(names, loss=self._loss.given(totals), tokenizer_dir=tokenizer_dir), _Work(self, [])
         self.model.eval()
-        for rows, counted, width in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
-            batch = self._to_device(self._technique.part(fetch(self._held_out, rows, width=width)))
+        for rows, counted, width in chunks:
+            batch = fetch(self._held_out, rows, width=width)
+            batch = work.completed(self._to_device(self._technique.part(batch)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
-                metrics.add(output, batch, rows=rows)
+                metrics.add(output, work.with_reference(batch), rows=rows)
             self._beat()
         self.model.train()
         return metrics.result(self.ranks.gather(metrics.parts()))
@@ -331,17 +352,19 @@ class _Work:
     def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
         self._trainer, self._step, self._width = trainer, trainer.next_step, width
         self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
-        self._micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
+        self.micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
+        self.loss_function = trainer.adapting.loss
 
     @property
     def num_micro_batches(self) -> int:
-        return len(self._micro_batches)
+        return len(self.micro_batches)
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        trainer, rows = self._trainer, self._micro_batches[index]
+        trainer, rows = self._trainer, self.micro_batches[index]
         if not trainer._draws_by_hash:
             torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
-            return trainer._to_device(trainer._technique.part(fetch(trainer._training, rows, width=self._width)))
+            batch = fetch(trainer._training, rows, width=self._width)
+            return self.completed(trainer._to_device(trainer._technique.part(batch)))
         first, seed = self._first + index * self._size, _step_seed(trainer.job.seed, self._step)
         samples = range(first, first + len(rows))
         batch = fetch(
@@ -350,14 +373,32 @@ class _Work:
             before_each=lambda place: seed_generators(seed, samples[place]),
             width=self._width,
         )
-        use(Draws(seed=seed, samples=samples, shared=trainer._sites.shared))
-        return trainer._to_device(trainer._technique.part(batch))
+        batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
+        use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
+        return batch
+
+    def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch with what the reference of its loss gives, if the trained model itself computes it."""
+        trainer, reference = self._trainer, self._trainer.adapting.reference
+        if reference is None:
+            return batch
+        return reference.before_forward(
+            batch,
+            trained=trainer.model,
+            inner=trainer._technique.unwrap(trainer.model),
+            forward=lambda batch: trainer._technique.forward(trainer.model, batch, self),
+        )
+
+    def with_reference(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch with what the reference of its loss gives, if a frozen copy computes it."""
+        reference = self._trainer.adapting.reference
+        return batch if reference is None else reference.before_loss(batch)
 
     def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return self._trainer._loss.forward_inputs(batch)
 
     def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        return self._trainer.adapting.loss(output, batch)
+        return self.loss_function(output, self.with_reference(batch))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self._trainer._autocast()

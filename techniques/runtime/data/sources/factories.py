@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
+from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import DataSpec
 
@@ -80,6 +81,15 @@ def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> Prepa
         image_size=int(image[-1]) if len(image) == 3 and image[-1] == image[-2] else None,
         num_channels=int(image[0]) if len(image) == 3 else None,
         source=spec.factory,
+        tensors=_tensors(sample) if kind == "tokens" and sample["input_ids"].ndim > 1 else (),
+    )
+
+
+def _tensors(sample: Mapping[str, Any]) -> tuple[SampleTensor, ...]:
+    """Describes the tensors of a sample that is not one sequence of tokens, such as a pair of them."""
+    return tuple(
+        SampleTensor(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=tuple(value.shape))
+        for name, value in sample.items()
     )
 
 

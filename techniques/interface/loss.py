@@ -1,0 +1,158 @@
+"""The `LossFunction` interface: a loss that jobs select by its name, with options. No file imports torch on import.
+
+A loss is a sum over what it averages and the number of these, so that the mean over a global batch does not depend on
+how ranks and micro-batches divide the batch. Each row gives its own summand, or says that rows are mixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER = "causal", "classifier", "sequence-to-sequence", "other"
+MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
+"""What a model predicts: the next token, a class of each row or token, the decoder's labels, or anything else."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossInputs:
+    """What a loss reads of one batch.
+
+    output: the return value of the model's `forward`.
+    batch: the rows, tensors [rows, ...] by name.
+    logits: [rows, ..., classes], of pairs [rows, 2, tokens, classes]; None if the model returns none.
+    labels: the label that each position predicts, [rows, ...] (for language models the next token); None without any.
+    totals: the totals of `LossFunction.total_names` over the global batch; tensors [rows] where rows are scored alone.
+    reference: the log-probabilities of a pair's labelled tokens under the initial weights, [rows, 2]; None unless the
+        loss has `needs_reference`.
+    """
+
+    output: Any
+    batch: Mapping[str, Tensor]
+    logits: Tensor | None
+    labels: Tensor | None
+    totals: Mapping[str, float | Tensor]
+    reference: Tensor | None
+
+
+class LossFunction(ABC):
+    """A loss, a frozen dataclass in one file whose fields are its options, each made by `option`.
+
+    name: the name in batch files. An entry point has the same name.
+    kinds: the `MODEL_KINDS` that it is for.
+    in_pairs: whether a sample holds two sequences: its tensors are [2, ...], and the model gets twice as many rows.
+    needs_reference: whether it compares the model with its initial weights.
+    drops_out: whether the model's dropout stays on in training.
+    mixes_rows: whether a row's summand depends on the other rows of the global batch, which then is not divided.
+    per_token: whether each position's summand depends on its own logits and label alone.
+    total_names: numbers of the global batch that must be known before its first forward, such as of tokens.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = MODEL_KINDS
+    in_pairs: ClassVar[bool] = False
+    needs_reference: ClassVar[bool] = False
+    drops_out: ClassVar[bool] = True
+    mixes_rows: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
+    total_names: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Returns each row's sum, in fp32, and its number of averaged elements: [rows] and [rows].
+
+        Raises ValueError, with a remedy, where the outputs or the labels do not suit the loss.
+        """
+
+    def totals(self, labels: Tensor) -> Mapping[str, Tensor]:
+        """Returns each row's summand of each of `total_names`, [rows]. labels: as in `LossInputs`."""
+        return {}
+
+    def rewards(self, inputs: LossInputs) -> Tensor | None:
+        """Returns the reward of both sequences of each pair, [rows, 2]; None for losses without rewards."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionFault:
+    """A wrong option: its name, what is wrong, and what to do."""
+
+    option: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.problem}. To fix: {self.remedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The allowed values of an option: strings of `among`, or numbers (or a list of them) between limits."""
+
+    among: tuple[str, ...] = ()
+    above: float = -math.inf
+    least: float = -math.inf
+    below: float = math.inf
+    is_list: bool = False
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is allowed."""
+        if self.among:
+            return value in self.among
+        if self.is_list:
+            return isinstance(value, (list, tuple)) and bool(value) and all(map(self._allows_number, value))
+        return self._allows_number(value)
+
+    def __str__(self) -> str:
+        if self.among:
+            return f"one of {', '.join(self.among)}"
+        said = [
+            f"{word} {limit:g}"
+            for word, limit in (("above", self.above), ("at least", self.least), ("below", self.below))
+            if math.isfinite(limit)
+        ]
+        return " ".join(["a list of numbers" if self.is_list else "a number", " and ".join(said)]).strip()
+
+    def _allows_number(self, value: Any) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return is_number and self.above < value and self.least <= value < self.below
+
+
+@dataclass(frozen=True, kw_only=True)
+class YesOrNo(Values):
+    """True and false."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is a boolean."""
+        return isinstance(value, bool)
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+def option(default: Any, values: Values) -> Any:
+    """Returns the dataclass field of an option."""
+    return field(default=default, metadata={"values": values})
+
+
+def options_of(loss: type[LossFunction]) -> dict[str, Values]:
+    """Returns the options of a loss by name."""
+    return {each.name: each.metadata["values"] for each in dataclasses.fields(loss)}  # type: ignore[arg-type]
+
+
+def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Iterator[OptionFault]:
+    """Yields the faults of a loss's options: unknown ones, and wrong values."""
+    known = options_of(loss)
+    for name, value in options.items():
+        if name not in known:
+            listed = f"it has {', '.join(known)}" if known else "it has none"
+            yield OptionFault(option=name, problem=f"is no option of {loss.name}", remedy=f"{listed}; or remove it")
+        elif not known[name].allow(value):
+            yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")

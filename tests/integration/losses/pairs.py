@@ -1,0 +1,52 @@
+"""Data factories of pairs of sequences, for tests of losses that compare them."""
+
+import torch
+
+PAD, END, VOCAB_SIZE = 0, 1, 64
+
+
+class Preferences:
+    """Pairs of a prompt and a chosen or rejected answer, of different lengths; padded on the right."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, num, seq_len, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self._samples = [self._row(seq_len, draw) for _ in range(num)]
+
+    def _row(self, seq_len, draw):
+        def tokens(fewest, most):
+            length = int(torch.randint(fewest, most + 1, (), generator=draw))
+            return torch.randint(2, VOCAB_SIZE, (length,), generator=draw)
+
+        prompt = tokens(2, seq_len // 3)
+        ids = torch.full((2, seq_len), PAD)
+        labels = torch.full((2, seq_len), -100)
+        for i in range(2):
+            answer = torch.cat([tokens(1, seq_len - len(prompt) - 1), torch.tensor([END])])
+            whole = torch.cat([prompt, answer])
+            ids[i, : len(whole)] = whole
+            labels[i, len(prompt) : len(whole)] = answer
+        return {"input_ids": ids, "labels": labels}
+
+    def __len__(self):
+        return len(self._samples)
+
+    def __getitem__(self, index):
+        return dict(self._samples[index])
+
+
+def preferences(num=48, seq_len=24):
+    return Preferences(num, seq_len, 0), Preferences(12, seq_len, 1)
+
+
+class Texts(Preferences):
+    """Pairs of an anchor and a positive, with attention masks."""
+
+    def __getitem__(self, index):
+        ids = self._samples[index]["input_ids"]
+        return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def texts(num=48, seq_len=16):
+    return Texts(num, seq_len, 0), Texts(12, seq_len, 1)

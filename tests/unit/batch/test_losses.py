@@ -1,0 +1,68 @@
+"""Losses in batch files and in batches made in Python."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface.values import digest, from_json, to_json
+
+TEXT = """
+jobs:
+  - name: a
+    model: {{architecture: LlamaForCausalLM}}
+    data: {{source: python-stdlib, seq_len: 64}}
+    num_steps: 10
+    loss: {loss}
+"""
+JOB = Job(
+    name="a",
+    model=ModelSpec(architecture="LlamaForCausalLM"),
+    data=DataSpec(source="python-stdlib", seq_len=64),
+    num_steps=10,
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "loss", "options"),
+    [
+        ("dpo", "dpo", {}),
+        ("{name: dpo, beta: 0.2, loss_type: ipo}", "dpo", {"beta": 0.2, "loss_type": "ipo"}),
+        ("{name: cross-entropy}", "cross-entropy", {}),
+        ("{name: cross-entropy, class_weights: [1, 2.5]}", "cross-entropy", {"class_weights": [1, 2.5]}),
+        ("my_losses:focal", "my_losses:focal", {}),
+    ],
+)
+def test_a_loss_is_a_name_or_a_name_with_options(tmp_path, said, loss, options):
+    (tmp_path / "my_losses.py").write_text("def focal(output, batch):\n    ...\n")
+    (job,) = parse_batch(TEXT.format(loss=said), folder=tmp_path, name="x.yaml").jobs
+    assert (job.loss, dict(job.loss_options)) == (loss, options)
+    assert Batch.of(name="x", jobs=[job], folder=tmp_path).jobs == (job,)
+    assert from_json(Job, to_json(job)) == job
+
+
+def test_options_can_be_varied(tmp_path):
+    text = """
+grid:
+  - template:
+      name: a
+      model: {architecture: LlamaForCausalLM}
+      data: {source: python-stdlib, seq_len: 64}
+      num_steps: 10
+      loss: {name: simpo}
+    over: {loss.beta: [1, 2]}
+"""
+    jobs = parse_batch(text, folder=tmp_path, name="x.yaml").jobs
+    assert [dict(job.loss_options) for job in jobs] == [{"beta": 1}, {"beta": 2}]
+
+
+def test_a_job_made_in_python_is_checked_as_a_file(tmp_path):
+    with pytest.raises(BatchFileError, match=r"jobs\[0\]\.loss\.bta: is no option of dpo"):
+        Batch.of(name="x", jobs=[replace(JOB, loss="dpo", loss_options={"bta": 1})], folder=tmp_path)
+
+
+def test_a_job_without_options_keeps_its_form_and_digest():
+    assert "loss_options" not in to_json(JOB)
+    assert digest(JOB) == digest(to_json(JOB))
+    assert digest(replace(JOB, loss="dpo", loss_options={"beta": 1})) != digest(replace(JOB, loss="dpo"))

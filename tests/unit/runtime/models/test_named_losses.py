@@ -1,0 +1,325 @@
+"""Losses that jobs name: their formulas against torch's and by hand, and equal sums of divided batches."""
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
+from ringmaster.techniques.losses import registry
+from ringmaster.techniques.runtime.models import build_model
+from ringmaster.techniques.runtime.training.losses import loss_of, losses_by_row
+from ringmaster.techniques.runtime.training.metrics import Metrics
+from ringmaster.techniques.runtime.training.named_losses import REFERENCE, disable_dropout
+from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
+from tests.unit.runtime.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
+
+PAIRS = PreparedData(
+    name="pairs", digest="", num_samples=8, num_held_out=8, kind="tokens", vocab_size=VOCAB_SIZE, seq_len=12, source=""
+)
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT = ModelSpec(architecture="BertModel", config=SMALL)
+T5 = ModelSpec(
+    architecture="T5ForConditionalGeneration",
+    config={"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2},
+)
+TOKEN_CLASSIFIER = ModelSpec(architecture="BertForTokenClassification", config={**SMALL, "num_labels": 5})
+
+
+def batch_of(rows, num):
+    return {key: torch.stack([rows[i][key] for i in range(num)]) for key in rows[0]}
+
+
+def preferences(num=6):
+    return batch_of(Preferences(num, 12, 3), num)
+
+
+def part(batch, rows):
+    return {name: value[rows] for name, value in batch.items()}
+
+
+def made(spec, data, name, **options):
+    model = build_model(spec, data=data, seed=0)
+    loss = loss_of(name, model, spec, options=options)
+    return model.eval(), loss
+
+
+def compute(model, loss, batch):
+    with torch.no_grad():
+        return loss(model(**loss.forward_inputs(batch)), batch)
+
+
+@torch.no_grad()
+def by_hand(model, batch):
+    """Returns log-probabilities of the labelled tokens, [rows, 2], and their numbers, one sequence at a time."""
+    sums, counts = [], []
+    for ids, labels in zip(batch["input_ids"].flatten(0, 1), batch["labels"].flatten(0, 1), strict=True):
+        logs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        places = [i for i in range(1, len(ids)) if labels[i] != -100]
+        sums.append(sum(logs[i - 1, ids[i]] for i in places))
+        counts.append(len(places))
+    return torch.stack(sums).reshape(-1, 2), torch.tensor(counts).reshape(-1, 2)
+
+
+# -- cross entropy -----------------------------------------------------------------------------------------------------
+
+
+def labelled(spec, data):
+    draw = torch.Generator().manual_seed(1)
+    if data is IMAGES:
+        pixels = torch.randn(6, 1, data.image_size, data.image_size, generator=draw)
+        return {"pixel_values": pixels, "labels": torch.arange(6) % data.num_labels}
+    ids = torch.randint(0, data.vocab_size, (4, data.seq_len), generator=draw)
+    labels = torch.randint(0, 5, ids.shape, generator=draw) if spec is TOKEN_CLASSIFIER else ids.clone()
+    labels[1, 3:] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "data"),
+    [(LLAMA, TOKENS), (VIT, IMAGES), (TOKEN_CLASSIFIER, TOKENS), (T5, TOKENS)],
+    ids=["llama", "vit", "bert-tokens", "t5"],
+)
+def test_cross_entropy_is_torchs(spec, data, weighted):
+    batch = labelled(spec, data)
+    model = build_model(spec, data=data, seed=0).eval()
+    labels = batch["labels"]
+    logits = model(**batch).logits.detach()
+    if spec is LLAMA:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    weights = [1.0 + 0.1 * i for i in range(logits.shape[-1])] if weighted else []
+    options = {"label_smoothing": 0.1, **({"class_weights": weights} if weighted else {})}
+    loss = loss_of("cross-entropy", model, spec, options=options)
+    expected = functional.cross_entropy(
+        logits.flatten(0, -2), labels.flatten(), weight=torch.tensor(weights) if weighted else None, label_smoothing=0.1
+    )
+    total, count = compute(model, loss, batch)
+    assert float(total / count) == pytest.approx(float(expected), rel=1e-5)
+    parts = [compute(model, loss, part(batch, rows)) for rows in ([0], slice(1, None))]
+    assert float(sum(each for each, _ in parts)) == pytest.approx(float(total), rel=1e-5)
+    assert float(sum(each for _, each in parts)) == pytest.approx(float(count), rel=1e-6)
+
+
+def test_cross_entropy_without_options_is_the_models_own_loss():
+    batch = labelled(LLAMA, TOKENS)
+    model, loss = made(LLAMA, TOKENS, "cross-entropy")
+    own = compute(model, loss_of(None, model, LLAMA), batch)
+    assert [float(x) for x in compute(model, loss, batch)] == pytest.approx([float(x) for x in own])
+
+
+def test_mse_is_torchs():
+    spec = ModelSpec(architecture="BertForSequenceClassification", config={**SMALL, "num_labels": 3})
+    model, loss = made(spec, TOKENS, "mse")
+    batch = {"input_ids": labelled(LLAMA, TOKENS)["input_ids"], "labels": torch.randn(4, 3)}
+    total, count = compute(model, loss, batch)
+    expected = functional.mse_loss(model(input_ids=batch["input_ids"]).logits.detach(), batch["labels"])
+    assert float(total / count) == pytest.approx(float(expected), rel=1e-5)
+
+
+# -- preferences -------------------------------------------------------------------------------------------------------
+
+
+def reference_of(batch):
+    return {
+        **batch,
+        REFERENCE: -torch.rand(len(batch["input_ids"]), 2, generator=torch.Generator().manual_seed(5)) * 40,
+    }
+
+
+def test_dpo_is_the_papers_equation_7():
+    model, loss = made(LLAMA, PAIRS, "dpo", beta=0.3, label_smoothing=0.1)
+    batch = reference_of(preferences())
+    logps, _ = by_hand(model, batch)
+    rewards = 0.3 * (logps - batch[REFERENCE])
+    h = rewards[:, 0] - rewards[:, 1]
+    expected = -(0.9 * h.sigmoid().log() + 0.1 * (-h).sigmoid().log())
+    total, count = compute(model, loss, batch)
+    assert int(count) == 6
+    assert float(total) == pytest.approx(float(expected.sum()), rel=1e-4)
+    found = loss.rewards(model(**loss.forward_inputs(batch)), batch)
+    assert torch.allclose(found, rewards, atol=1e-4)
+
+
+def test_ipo_averages_over_tokens():
+    model, loss = made(LLAMA, PAIRS, "dpo", beta=0.3, loss_type="ipo")
+    batch = reference_of(preferences())
+    logps, counts = by_hand(model, batch)
+    means = (logps - batch[REFERENCE]) / counts
+    expected = (means[:, 0] - means[:, 1] - 1 / 0.6) ** 2
+    assert float(compute(model, loss, batch)[0]) == pytest.approx(float(expected.sum()), rel=1e-4)
+
+
+def test_simpo_is_the_papers_equation_6():
+    model, loss = made(LLAMA, PAIRS, "simpo", beta=2.5, gamma=0.7)
+    batch = preferences()
+    logps, counts = by_hand(model, batch)
+    rewards = 2.5 * logps / counts
+    expected = -(rewards[:, 0] - rewards[:, 1] - 0.7).sigmoid().log()
+    assert float(compute(model, loss, batch)[0]) == pytest.approx(float(expected.sum()), rel=1e-4)
+    assert torch.allclose(loss.rewards(model(**loss.forward_inputs(batch)), batch), rewards, atol=1e-4)
+
+
+@pytest.mark.parametrize("prompt_loss", [True, False])
+def test_orpo_adds_a_mean_over_tokens_and_one_over_pairs(prompt_loss):
+    model, loss = made(LLAMA, PAIRS, "orpo", beta=0.2, prompt_loss=prompt_loss)
+    batch = preferences()
+    logps, counts = by_hand(model, batch)
+    odds = torch.log(torch.exp(logps / counts) / (1 - torch.exp(logps / counts)))
+    ratio = (odds[:, 0] - odds[:, 1]).sigmoid().log().mean()
+    chosen = part(batch, slice(None))
+    ids = batch["input_ids"]
+    real = (ids != 0) if prompt_loss else batch["labels"] != -100
+    chosen["labels"] = torch.where(real, ids, -100)
+    entropies, tokens = by_hand(model, chosen)
+    expected = -entropies[:, 0].sum() / tokens[:, 0].sum() - 0.2 * ratio
+    total, count = compute(model, loss, batch)
+    assert float(total / count) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_orpo_of_a_divided_batch_needs_the_totals_of_the_whole():
+    model, loss = made(LLAMA, PAIRS, "orpo")
+    batch = preferences()
+    divisions = [[0], [1, 2], [3, 4, 5]]
+    totals = {}
+    for rows in divisions:
+        for name, value in loss.totals(part(batch, rows)).items():
+            totals[name] = totals.get(name, 0) + value
+    assert totals == loss.totals(batch)
+    whole = float(compute(model, loss, batch)[0])
+    divided = sum(float(compute(model, loss.given(totals), part(batch, rows))[0]) for rows in divisions)
+    assert divided == pytest.approx(whole, rel=1e-5)
+    apart = sum(float(compute(model, loss, part(batch, rows))[0]) for rows in divisions)
+    assert apart != pytest.approx(whole, rel=1e-4)
+
+
+def test_a_probability_of_one_has_a_finite_loss():
+    _, loss = made(LLAMA, PAIRS, "orpo")
+    batch = preferences(2)
+    logits = functional.one_hot(batch["input_ids"].flatten(0, 1).roll(-1, -1), VOCAB_SIZE).float() * 1e4
+    logits.requires_grad_()
+    total, _ = loss(SimpleNamespace(logits=logits), batch)
+    total.backward()
+    assert math.isfinite(float(total))
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["dpo", "orpo", "simpo"])
+def test_rows_are_scored_alone(name):
+    model, loss = made(LLAMA, PAIRS, name)
+    batch = reference_of(preferences())
+    sums, counts = losses_by_row(loss, model(**loss.forward_inputs(batch)), batch)
+    alone = [compute(model, loss, part(batch, [i])) for i in range(6)]
+    assert sums.tolist() == pytest.approx([float(total) for total, _ in alone], rel=1e-4)
+    assert counts.tolist() == [1.0] * 6
+
+
+def test_without_its_reference_a_dpo_loss_is_left_out():
+    model, loss = made(LLAMA, PAIRS, "dpo")
+    batch = preferences()
+    output = model(**loss.forward_inputs(batch))
+    assert not loss.is_known(batch)
+    assert loss.rewards(output, batch) is None
+    metrics = Metrics(("loss", "accuracy"), loss=loss)
+    metrics.add(output, batch)
+    found = metrics.result(metrics.sums())
+    assert math.isnan(found["loss"])
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_preferences_train_without_dropout():
+    spec = GPT2
+    model = build_model(spec, data=PAIRS, seed=0)
+    loss = loss_of("simpo", model, spec)
+    batch = preferences()
+    assert float(compute(model, loss, batch)[0]) != float(compute(model, loss, batch)[0])
+    disable_dropout(model, loss)
+    assert float(compute(model, loss, batch)[0]) == float(compute(model, loss, batch)[0])
+    assert loss.sequences([0, 3]) == [0, 1, 6, 7]
+
+
+# -- contrastive -------------------------------------------------------------------------------------------------------
+
+
+def test_contrastive_ranks_each_positive_among_all():
+    model, loss = made(BERT, PAIRS, "contrastive", temperature=0.1)
+    batch = batch_of(Texts(5, 12, 0), 5)
+    vectors = []
+    for ids, mask in zip(batch["input_ids"].flatten(0, 1), batch["attention_mask"].flatten(0, 1), strict=True):
+        hidden = model(input_ids=ids[None], attention_mask=mask[None]).last_hidden_state[0]
+        vectors.append(functional.normalize(hidden[mask.bool()].mean(0), dim=0))
+    anchors, positives = torch.stack(vectors[::2]), torch.stack(vectors[1::2])
+    expected = functional.cross_entropy(anchors @ positives.T / 0.1, torch.arange(5))
+    total, count = compute(model, loss, batch)
+    assert float(total / count) == pytest.approx(float(expected), rel=1e-4)
+    assert losses_by_row(loss, model(**loss.forward_inputs(batch)), batch) is None
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("dpo", {"bta": 0.1}, "bta is no option of dpo. To fix: it has beta, label_smoothing, loss_type"),
+        ("dpo", {"beta": 0}, "beta must be a number above 0, not 0"),
+        ("dpo", {"beta": True}, "beta must be a number above 0, not True"),
+        ("dpo", {"loss_type": "hinge"}, "loss_type must be one of sigmoid, ipo"),
+        ("cross-entropy", {"class_weights": [1, -1]}, "class_weights must be a list of numbers at least 0"),
+        ("orpo", {"prompt_loss": 1}, "prompt_loss must be true or false"),
+        ("mse", {"beta": 1}, "beta is no option of mse. To fix: it has none"),
+        ("dop", {}, "unknown loss 'dop': did you mean 'dpo'"),
+    ],
+)
+def test_wrong_options_are_refused(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        registry.loss_named(name, options)
+
+
+def test_a_loss_for_other_models_is_refused():
+    with pytest.raises(ValueError, match="loss dpo is for causal models, and BertModel is none"):
+        made(BERT, PAIRS, "dpo")
+
+
+def test_samples_that_are_no_pairs_are_refused():
+    _, loss = made(LLAMA, TOKENS, "simpo")
+    with pytest.raises(ValueError, match=r"input_ids of a sample is \[\d+\], and not of two sequences"):
+        loss.forward_inputs(labelled(LLAMA, TOKENS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Focal(LossFunction):
+    """As in docs/losses.md."""
+
+    name: ClassVar[str] = "focal"
+    kinds: ClassVar[tuple[str, ...]] = (CLASSIFIER,)
+
+    gamma: float = option(2.0, Values(least=0))
+
+    def each(self, inputs):
+        log_p = inputs.logits.log_softmax(-1).gather(-1, inputs.labels[:, None])[:, 0]
+        losses = -((1 - log_p.exp()) ** self.gamma) * log_p
+        return losses, losses.new_ones(len(losses))
+
+
+def test_a_loss_of_another_package(monkeypatch):
+    paths = {"focal": f"{__name__}:Focal", "other": f"{__name__}:Focal"}
+    monkeypatch.setattr(registry, "installed", lambda group: paths if group == "ringmaster.losses" else {})
+    batch = labelled(VIT, IMAGES)
+    model, loss = made(VIT, IMAGES, "focal", gamma=0)
+    plain, own = made(VIT, IMAGES, "cross-entropy")
+    assert float(compute(model, loss, batch)[0]) == pytest.approx(float(compute(plain, own, batch)[0]), rel=1e-5)
+    assert registry.source_of("focal") == paths["focal"]
+    assert (registry.source_of("dpo"), registry.source_of("a:b")) == (None, "a:b")
+    with pytest.raises(ValueError, match="entry point 'other' has the loss 'focal'"):
+        registry.loss_named("other", {})
+
+
+def test_every_builtin_loss_has_its_own_name():
+    assert [registry.loss_class(name).name for name in registry.BUILTIN] == list(registry.BUILTIN)
