@@ -85,7 +85,7 @@ def test_faults_in_what_is_asked_end_with_2_at_once(home):
         (["one"], "nothing to evaluate on"),
         (["one", "--tests", "tests.yaml"], "ask for held-out data"),
         (["one", "--data", "{source: digit}"], "'digit' is unknown"),
-        (["one", "--data", "digits", "--metric", "f2"], "--metric: unknown metric 'f2': did you mean 'f1'?"),
+        (["one", "--data", "digits", "--metric", "f2"], "--metric: unknown metric 'f2': there are loss"),
         (["one", "one", "--data", "digits"], "named more than once"),
         (["none", "--data", "digits"], "none"),
         (["./none", "--data", "digits"], "there is no folder"),
