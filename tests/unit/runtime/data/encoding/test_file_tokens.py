@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.data import files, prepare
 from ringmaster.techniques.runtime.data.encoding import file_tokens
 from ringmaster.techniques.runtime.data.manifest import Manifest
 from ringmaster.techniques.runtime.data.sources import text_files
@@ -153,3 +153,22 @@ def test_ids_among_text_are_refused_with_their_line(given, jsonl, text, tmp_path
     jsonl("a.jsonl", [*rows(0, 3, text), {"text": [1, 2]}])
     with pytest.raises(ValueError, match=r"a.jsonl, line 4 has token ids.*To fix: give all rows as one"):
         prepare(given, cache_dir=tmp_path / "cache")
+
+
+def test_of_files_at_a_url_only_new_ones_are_copied_and_read(given, jsonl, text, read, tmp_path, monkeypatch):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    copied = []
+    original = files.opened
+    monkeypatch.setattr(files, "opened", lambda path: copied.append(path) or original(path))
+    for name, first in (("a.jsonl", 0), ("b.jsonl", 9)):
+        store.pipe_file(f"/nightly/{name}", jsonl(name, rows(first, first + 9, text)).read_bytes())
+    spec = replace(given, path="memory://nightly/*.jsonl")
+    prepare(spec, cache_dir=tmp_path / "cache")
+    store.pipe_file("/nightly/c.jsonl", jsonl("c.jsonl", rows(18, 27, text)).read_bytes())
+    found = prepare(spec, cache_dir=tmp_path / "cache")
+    assert [Path(path).name for path in copied] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert read == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert found.digest == prepare(given, cache_dir=tmp_path / "other").digest
+    store.rm("/nightly", recursive=True)
