@@ -216,10 +216,16 @@ def main() -> int:
     from rich.markdown import Markdown
 
     from ringmaster.flows.batch.context import lent_server
-    from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.batch.flow_runs import kept_result
     from ringmaster.flows.retrain_daily import retrain_daily
     from ringmaster.flows.retraining.retraining_run import current_clock
     from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+
+    def retrained() -> dict[str, Any]:
+        """Runs the retraining; returns its result also where models have failed."""
+        with kept_result() as end:
+            end.result = retrain_daily(file=str(HOME / "retraining.yaml"))
+        return end.result
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # shared by all runs, which import torch once
@@ -229,14 +235,14 @@ def main() -> int:
             night.happens()
             at_s = datetime.fromisoformat(f"{night.date}T02:00").replace(tzinfo=UTC).timestamp()
             current_clock.set(lambda at_s=at_s: at_s)
-            answer = result_of(retrain_daily, file=str(HOME / "retraining.yaml"))
+            answer = retrained()
             console.print(Markdown(answer["report"]))
             for expectation in night.expected:
                 is_so = expectation.holds(answer)
                 num_wrong += not is_so
                 console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: {expectation.said}")
         console.rule("the last night again")
-        again = result_of(retrain_daily, file=str(HOME / "retraining.yaml"))
+        again = retrained()
         is_so = bool(again.get("was_over")) and again["models"] == answer["models"]
         num_wrong += not is_so
         console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: nothing is trained twice")

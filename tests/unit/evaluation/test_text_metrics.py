@@ -102,6 +102,12 @@ class Preferences:
     def __call__(self, output, batch):
         return LOSS(output, batch)
 
+    def is_known(self, batch):
+        return True
+
+    def predictions(self, output, batch):
+        return output.logits, None
+
     def rewards(self, output, batch):
         return output.logits[:, 0, 0].reshape(len(batch["labels"]), 2)
 
