@@ -19,6 +19,13 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.interface.metric import GatheredMetric
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.runtime.processes.events import (
+    ModelFailed,
+    RankExited,
+    RowsScored,
+    ScoringProgress,
+    event_from_json,
+)
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 from ringmaster.techniques.runtime.scoring import Progress, ScoringOrder
 from ringmaster.techniques.runtime.scoring.order import SCORES
@@ -142,14 +149,15 @@ def score_models(
         )
         status = 0
         with _channel(environment, order, log) as channel:
-            while (event := channel.receive())["event"] != "exit":
-                if event["event"] == "scores":
-                    scores[event["model"]] = _read(Path(event["file"]), event["kind"])
-                elif event["event"] == "fault":
-                    faults[event["model"]] = event["message"]
-                elif event["event"] == "progress" and progress is not None:
-                    progress(event["num_done"], event["num_rows"])
-            status = event["status"]
+            while not isinstance(event := event_from_json(channel.receive()), RankExited):
+                match event:
+                    case RowsScored():
+                        scores[event.model] = _read(Path(event.file), event.kind)
+                    case ModelFailed():
+                        faults[event.model] = event.message
+                    case ScoringProgress() if progress is not None:
+                        progress(event.num_done, event.num_rows)
+            status = event.status
     for name in models:
         if name not in scores and name not in faults:
             faults[name] = f"its process ended with status {status}; see {log}"

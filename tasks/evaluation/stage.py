@@ -11,6 +11,13 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.events import (
+    Event,
+    ModelEvaluated,
+    ModelFailed,
+    RankExited,
+    event_from_json,
+)
 from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder
 from ringmaster.techniques.runtime.scoring.evaluating_together import TogetherOrder, likeness
 
@@ -55,18 +62,19 @@ def evaluate_models(evaluations: Sequence[Evaluation], *, environment: TrialEnvi
     for together in _groups(orders).values():
         if len(together) > 1:
             for event in _events(environment, TOGETHER, to_json(TogetherOrder(orders=together))):
-                if event["event"] == "metrics":
-                    metrics[event["name"]] = event["metrics"]
+                if isinstance(event, ModelEvaluated):
+                    metrics[event.model] = event.metrics
     for name, order in orders.items():
         if name in metrics:
             continue
         for event in _events(environment, EVALUATOR, to_json(order)):
-            if event["event"] == "metrics":
-                metrics[name] = event["metrics"]
-            elif event["event"] == "fault":
-                faults[name] = event["message"]
-            elif event["event"] == "exit" and name not in metrics and name not in faults:
-                faults[name] = f"its process ended with status {event['status']}; see {_log(environment)}"
+            match event:
+                case ModelEvaluated():
+                    metrics[name] = event.metrics
+                case ModelFailed():
+                    faults[name] = event.message
+                case RankExited() if name not in metrics and name not in faults:
+                    faults[name] = f"its process ended with status {event.status}; see {_log(environment)}"
     return Evaluated(metrics=metrics, faults=faults)
 
 
@@ -90,11 +98,11 @@ def _groups(orders: Mapping[str, EvaluationOrder]) -> dict[str, dict[str, Evalua
     return groups
 
 
-def _events(environment: TrialEnvironment, target: str, argument: Any) -> Iterator[Mapping[str, Any]]:
+def _events(environment: TrialEnvironment, target: str, argument: Any) -> Iterator[Event]:
     """Yields the events of a worker process, including its exit."""
     channel = environment.server.spawn(target=target, argument=argument, log=_log(environment))
     try:
-        while (event := channel.receive())["event"] != "exit":
+        while not isinstance(event := event_from_json(channel.receive()), RankExited):
             yield event
         yield event
     finally:

@@ -240,6 +240,46 @@ class ShareEnded(Event):
     was_killed: bool = False
 
 
+# -- of scoring and evaluation on request ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsScored(Event):
+    """A model has been scored. kind: of the model; file: an .npz file with its arrays of rows."""
+
+    NAME = "scores"
+    model: str
+    kind: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringProgress(Event):
+    """Rows that are scored so far, summed over all models."""
+
+    NAME = "scoring_progress"
+    num_done: int
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEvaluated(Event):
+    """A model has been evaluated."""
+
+    NAME = "evaluated"
+    model: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFailed(Event):
+    """A model cannot be scored or evaluated. message: the cause."""
+
+    NAME = "model_failed"
+    model: str
+    message: str
+
+
 # -- of others -------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +298,7 @@ _CLASSES: Mapping[str, type[Event]] = {
         *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured),
         *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
+        *(RowsScored, ScoringProgress, ModelEvaluated, ModelFailed),
     )
 }
 _KEYS = {cls: frozenset(f.name for f in fields(cls)) for cls in _CLASSES.values()}

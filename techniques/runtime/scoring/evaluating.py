@@ -15,6 +15,7 @@ from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.processes.events import ModelEvaluated, ModelFailed, event_to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 if TYPE_CHECKING:
@@ -46,16 +47,16 @@ class EvaluationOrder:
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> int:
-    """The target of an evaluating worker process. Sends one event: "metrics", or "fault" with a message."""
+    """The target of an evaluating worker process. Sends ModelEvaluated or ModelFailed."""
     order = from_json(EvaluationOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     try:
         metrics = evaluate_model(order)
     except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: reported to the caller
         traceback.print_exc()
-        channel.send({"event": "fault", "message": f"{type(error).__name__}: {error}"})
+        channel.send(event_to_json(ModelFailed(model=order.job.name, message=f"{type(error).__name__}: {error}")))
         return 1
-    channel.send({"event": "metrics", "metrics": metrics})
+    channel.send(event_to_json(ModelEvaluated(model=order.job.name, metrics=metrics)))
     return 0
 
 

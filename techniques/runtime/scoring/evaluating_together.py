@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.processes.events import ModelEvaluated, event_to_json
 from ringmaster.techniques.runtime.scoring.evaluating import TECHNIQUE, EvaluationOrder, config_of, of_folder
 from ringmaster.techniques.runtime.scoring.likeness import base_key, tokenizer_digest
 
@@ -61,7 +62,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         traceback.print_exc()
         return 1
     for name, found in metrics.items():
-        channel.send({"event": "metrics", "name": name, "metrics": found})
+        channel.send(event_to_json(ModelEvaluated(model=name, metrics=found)))
     return 0
 
 

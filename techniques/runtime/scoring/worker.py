@@ -11,6 +11,12 @@ import numpy as np
 
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.processes.events import (
+    ModelFailed,
+    RowsScored,
+    ScoringProgress,
+    event_to_json,
+)
 from ringmaster.techniques.runtime.scoring.order import ScoringOrder
 from ringmaster.techniques.runtime.scoring.rows import Rows, cases_in
 from ringmaster.techniques.runtime.scoring.together import score_each
@@ -21,7 +27,7 @@ PROGRESS_S = 0.5  # between two progress events
 def main(channel: Channel, argument: dict[str, Any]) -> int:
     """The target of a scoring worker process.
 
-    Sends an event for each model, "scores" with a file or "fault" with a message, and "progress" events in between.
+    Sends RowsScored or ModelFailed for each model, and ScoringProgress in between.
     """
     order = from_json(ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
@@ -34,17 +40,17 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         nonlocal said_s
         if (now_s := time.monotonic()) - said_s >= PROGRESS_S:
             said_s = now_s
-            channel.send({"event": "progress", "num_done": num_done, "num_rows": num_rows})
+            channel.send(event_to_json(ScoringProgress(num_done=num_done, num_rows=num_rows)))
 
     models = {name: Path(folder) for name, folder in order.models.items()}
     found = score_each(models, rows_of(order), device=device, together=order.together, progress=progress)
     for number, (name, scores) in enumerate(found):
         if isinstance(scores, str):
-            channel.send({"event": "fault", "model": name, "message": scores})
+            channel.send(event_to_json(ModelFailed(model=name, message=scores)))
             continue
         file = Path(order.folder) / f"{number}.npz"
         np.savez(file, allow_pickle=False, **scores.arrays)
-        channel.send({"event": "scores", "model": name, "kind": scores.kind, "file": str(file)})
+        channel.send(event_to_json(RowsScored(model=name, kind=scores.kind, file=str(file))))
     return 0
 
 
