@@ -131,7 +131,7 @@ def test_several_faults_are_told_at_once(surveyed, prose):
 
 
 def test_a_classifier_of_text_files_lacks_labels(surveyed, prose):
-    with pytest.raises(StepFault, match=r"text has no labels.*To fix: give a data factory"):
+    with pytest.raises(StepFault, match=r"text has no labels.*To fix: set data.kind to text-classification"):
         surveyed(model("BertForSequenceClassification", **TINY), prose)
 
 
