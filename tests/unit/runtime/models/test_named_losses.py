@@ -226,10 +226,11 @@ def test_without_its_reference_a_dpo_loss_is_left_out():
     output = model(**loss.forward_inputs(batch))
     assert not loss.is_known(batch)
     assert loss.rewards(output, batch) is None
-    metrics = Metrics(("loss", "accuracy"), loss=loss)
+    metrics = Metrics(("loss", "accuracy", "preference_accuracy"), loss=loss)
     metrics.add(output, batch)
     found = metrics.result()
     assert math.isnan(found["loss"])
+    assert math.isnan(found["preference_accuracy"])
     assert 0 <= found["accuracy"] <= 1
 
 
