@@ -148,7 +148,7 @@ NIGHTS = (
             due("guide", "notes"),
             outcome("guide", "promoted"),
             outcome("notes", "promoted"),
-            why("menu", "100 are asked for"),
+            why("menu", "100 are required"),
             NO_TRIALS,
         ),
     ),
