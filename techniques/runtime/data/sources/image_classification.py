@@ -180,15 +180,18 @@ def _pixels(image: Image, *, size: int, mode: str) -> Array:
 
 
 def _read_processor(name: str) -> dict[str, Any]:
-    from transformers import AutoImageProcessor
+    """The size and the normalisation in the preprocessor_config.json of a folder, or of a model on the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        processor: Any = AutoImageProcessor.from_pretrained(name, local_files_only=Path(name).is_dir())
-    except (OSError, ValueError) as error:
+        file = Path(name) / PROCESSOR if Path(name).is_dir() else Path(hf_hub_download(name, PROCESSOR))
+        said = json.loads(file.read_text(encoding="utf-8"))
+        size = said["size"]
+        pixels = size if isinstance(size, int) else size.get("height") or size["shortest_edge"]
+        return {"image_size": int(pixels), "mean": said["image_mean"], "std": said["image_std"]}
+    except (OSError, ValueError, KeyError, HfHubHTTPError, HFValidationError) as error:
         raise ValueError(
-            f"processor {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder with "
+            f"processor {name!r} cannot be read: {' '.join(str(error).split())}. To fix: give a folder with "
             f"{PROCESSOR}, or a hub name; or give image_size, mean and std"
         ) from error
-    size = processor.size
-    pixels = size.get("height") or size.get("shortest_edge")
-    return {"image_size": int(pixels), "mean": list(processor.image_mean), "std": list(processor.image_std)}

@@ -242,12 +242,26 @@ def test_images_are_resized_and_normalised(images, path):
     assert prepared.labels == ("cats", "dogs")
     found = {(round(sample["pixel_values"][0, 0, 0].item(), 4), sample["labels"].item()) for sample in training}
     assert found == {(round(20 * i / 127.5 - 1, 4), i % 2) for i in range(12)}
-    from transformers import AutoImageProcessor
-
-    processor = AutoImageProcessor.from_pretrained(prepared.processor_dir, use_fast=False)
+    # Earlier versions of transformers need torchvision for images.
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    processor = transformers.AutoImageProcessor.from_pretrained(prepared.processor_dir)
     theirs = processor(Image.open(images / "images/cats/2.png"), return_tensors="pt")["pixel_values"][0]
     assert theirs.shape == (3, 4, 4)
     assert theirs[0, 0, 0].item() == pytest.approx(40 / 127.5 - 1, abs=1e-4)
+
+
+def test_a_processor_says_how_images_are_normalised(images):
+    said = {"size": {"shortest_edge": 5}, "image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 4]}
+    (images / "vit").mkdir()
+    (images / "vit" / "preprocessor_config.json").write_text(json.dumps(said))
+    spec = DataSpec(
+        kind="image-classification", path=str(images / "table.csv"), kwargs={"processor": str(images / "vit")}
+    )
+    training, _ = open_data(spec, cache_dir=images / "cache")
+    assert training[0]["pixel_values"].shape == (3, 5, 5)
+    (images / "vit" / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"processor .*vit' cannot be read: 'size'\. To fix: give a folder with"):
+        prepare(spec, cache_dir=images / "other")
 
 
 def test_images_may_be_normalised_in_another_way(images):
