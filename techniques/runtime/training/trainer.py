@@ -38,10 +38,10 @@ from ringmaster.techniques.runtime.data import (
     Dataset,
     Indices,
     PreparedData,
-    batch_indices,
     fetch,
     open_data,
     prepare,
+    sampler_of,
     width_of,
 )
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
@@ -148,6 +148,7 @@ class Trainer:
             settings={parameter: settings[name] for parameter, name in names.items() if name in settings},
         )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._sampler = sampler_of(self.job, self._training)
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
         self.next_step = 0
@@ -177,9 +178,7 @@ class Trainer:
     def _rows(self) -> tuple[list[int], int | None]:
         """Returns the rank's slice of the global batch of the next step, and the width of the whole batch."""
         size = self.job.global_batch_size
-        indices = batch_indices(
-            num_samples=len(self._training), global_batch_size=size, seed=self.job.seed, step=self.next_step
-        )
+        indices = self._sampler.indices(self.next_step)
         num_rows = size // self._dp_size
         rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
         return rows, self._width(self._training, indices)

@@ -79,6 +79,7 @@ class RowSource(StoredSource):
     """
 
     reads = ("path", "dataset")
+    pads = True
     version: ClassVar[int] = 1
     roles: ClassVar[Mapping[str, tuple[str, ...]]]
     optional: ClassVar[frozenset[str]] = frozenset()
