@@ -108,6 +108,8 @@ class DataSpec:
     labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
     padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
     sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
+    packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not cross
+        them. A job's global batch size then counts rows. Held-out samples are not packed.
     The other columns hold what their names say; None for the usual names, which each kind of data documents.
     """
 
@@ -133,6 +135,7 @@ class DataSpec:
     labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     padding: str = field(default="longest", metadata=SINCE_LATER)
     sampling: str = field(default="random", metadata=SINCE_LATER)
+    packing: bool = field(default=False, metadata=SINCE_LATER)
     text_pair_column: str | None = field(default=None, metadata=SINCE_LATER)
     label_column: str | None = field(default=None, metadata=SINCE_LATER)
     tokens_column: str | None = field(default=None, metadata=SINCE_LATER)

@@ -43,5 +43,9 @@ def _checked(spec: DataSpec) -> DataSource:
         raise ValueError(
             f"data: samples of kind {source.name} have one length. To fix: set sampling to random, or leave it out"
         )
+    if spec.packing and not source.packs:
+        raise ValueError(
+            f"data: samples of kind {source.name} cannot be packed. To fix: set packing to false, or leave it out"
+        )
     source.check(spec)
     return source

@@ -76,6 +76,8 @@ def _why_not(job: Job) -> str | None:
         return "is compiled"
     if (loss := class_of(job.loss)) is not None and not loss.per_token:
         return f"has the loss {loss.name}, which compares sequences, and here each row is alone"
+    if job.data.packing:
+        return "packs several samples into one row, and here rows are packed by job"
     if job.model.command is not None:
         return "has a model that its command alone knows"
     return None
