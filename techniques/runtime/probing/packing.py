@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.job import DISTILLED, Job
 from ringmaster.techniques.runtime.training.losses import logits_of
 
 REMEDY = "To fix: set data.packing to false"
@@ -27,6 +27,8 @@ def why_never_packed(job: Job) -> str:
         return f"data: packing: attention {attention} does not keep samples apart. {REMEDY}, or take attention: sdpa"
     if job.adapter is not None and resolved(job.adapter).kind == "prefix":
         return f"data: packing: a prefix lies before a row, and not before each of its samples. {REMEDY}"
+    if job.adaptation is not None and job.adaptation.kind == DISTILLED:
+        return f"data: packing: whether the teacher keeps samples apart is not measured. {REMEDY}"
     return ""
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.data import fetch, open_data, prepare
@@ -176,7 +176,9 @@ def test_a_model_that_mixes_samples_is_refused(packed, tmp_path, model, says):
         probe(job(model, packed), data=prepare(packed, cache_dir=tmp_path / "cache"), cache_dir=tmp_path / "cache")
 
 
-def test_a_prefix_is_refused(packed, tmp_path):
+def test_prefixes_and_teachers_are_refused(packed, tmp_path):
+    distilled = AdaptationSpec(kind="distilled", teacher="a")
+    assert "the teacher" in fault(job(LLAMA, packed, adaptation=distilled), tmp_path)
     assert "a prefix lies before a row" in fault(job(LLAMA, packed, adapter=Adapter(kind="prefix")), tmp_path)
 
 
