@@ -159,7 +159,10 @@ class Trainer:
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike."""
+        """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike.
+
+        Raises ValueError, on every rank, where no sample has a label.
+        """
         started_s = time.perf_counter()
         rows, width = self._rows()
         with drawing() if self._draws_by_hash else nullcontext():
@@ -167,6 +170,11 @@ class Trainer:
             work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
+        if not count:
+            raise ValueError(
+                f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
+                "data.seq_len, so that not all of what is learnt is cut off, or global_batch_size"
+            )
         self._update(count / self._technique.loss_replicas(self.ranks.mesh))
         report = StepReport(
             step=self.next_step,

@@ -206,6 +206,9 @@ def test_techniques_that_count_positions_themselves_refuse_packed_samples(spec, 
         configs[each.packing] = {config["pp"] for config in techniques["mesh"].configs(one, shape, facts)}
         adapted = [replace(one, name=name, adapter=Adapter()) for name in "ab"]
         reasons[each.packing]["shared_base"] = why_not_together(adapted, facts)
+    one, other = (job(model, data, adapter=Adapter()) for data in (spec, replace(spec, sampling="length-grouped")))
+    facts = model_facts(model, data=prepare(spec, cache_dir=tmp_path / "cache"))
+    assert why_not_together([one, other], facts) is None  # the order of samples is each job's own
     assert reasons[False] == dict.fromkeys(reasons[False])
     assert {name for name, reason in reasons[True].items() if reason} == {"pipeline", "context", "shared_base"}
     assert "packed samples have positions of their own" in reasons[True]["context"]
