@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import DISTILLED, Job
+from ringmaster.techniques.losses.registry import class_of
 from ringmaster.techniques.runtime.training.losses import logits_of
 
 REMEDY = "To fix: set data.packing to false"
@@ -27,6 +28,10 @@ def why_never_packed(job: Job) -> str:
         return f"data: packing: attention {attention} does not keep samples apart. {REMEDY}, or take attention: sdpa"
     if job.adapter is not None and resolved(job.adapter).kind == "prefix":
         return f"data: packing: a prefix lies before a row, and not before each of its samples. {REMEDY}"
+    loss = class_of(job.loss)
+    if job.loss is not None and (loss is None or not loss.per_token):
+        said = "a loss of one's own" if loss is None else f"the loss {loss.name}"
+        return f"data: packing: {said} reads whole sequences, and several lie in one row. {REMEDY}"
     if job.adaptation is not None and job.adaptation.kind == DISTILLED:
         return f"data: packing: whether the teacher keeps samples apart is not measured. {REMEDY}"
     return ""
