@@ -138,7 +138,7 @@ def test_training_goes_on_from_a_checkpoint(bench, job, tmp_path, kind):
     assert largest_difference(switched.weights, expected.weights) <= LARGEST_DIFFERENCE["adamw"]
 
 
-@pytest.mark.parametrize("kind", matrix(DECODERS, quick=[]))
+@pytest.mark.parametrize("kind", matrix((*DECODERS, "text-classification", "causal-classifier"), quick=[]))
 def test_adapters_of_one_base_train_together_as_alone(bench, job, tmp_path, kind):
     """Alone, samples are padded to the longest of a batch; in a group, to one length for all steps."""
     base = bench.reference(job(kind)).order.model_dir
