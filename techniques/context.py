@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.interface.decoders import why_unknown
+from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
@@ -53,7 +53,7 @@ class Context(Technique):
         """Requires two devices, a decoder of a known architecture with its own loss, and tokens that divide evenly."""
         if gang.num_devices < 2:
             return "needs two devices or more"
-        if reason := no_prefix(job) or why_unknown(facts.decoder):
+        if reason := no_prefix(job) or why_unknown(facts.decoder) or why_positions_lost(facts.decoder):
             return reason
         assert facts.decoder is not None
         if job.model.attention not in ("auto", "sdpa"):

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.interface.decoders import why_unknown
+from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.interface.technique import (
     Config,
@@ -207,6 +207,8 @@ def _why_not(job: Job, facts: ModelFacts, sizes: tuple[int, int, int]) -> str | 
         return reason
     if tp > 1 and job.compile and (pp > 1 or facts.decoder is None or facts.decoder.seq_len % tp):
         return f"{COMPILED_BY_SEQUENCE}, which a pipeline sends whole"
+    if pp > 1 and (reason := why_positions_lost(facts.decoder)):
+        return reason
     if pp > facts.num_layers:
         return f"{facts.num_layers} layers are too few for {pp} stages"
     if reason := batch_is_divisible(job, dp_shard):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.decoders import why_unknown
+from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
@@ -49,7 +49,7 @@ class Pipeline(Technique):
         """Requires a decoder of a known architecture, and a layer and a micro-batch for each device."""
         if gang.num_devices < 2:
             return "needs two devices or more"
-        if reason := no_prefix(job) or why_unknown(facts.decoder):
+        if reason := no_prefix(job) or why_unknown(facts.decoder) or why_positions_lost(facts.decoder):
             return reason
         if facts.num_layers < gang.num_devices:
             return f"{facts.num_layers} layers are too few for {gang.num_devices} devices"

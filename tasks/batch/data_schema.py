@@ -15,6 +15,7 @@ from ringmaster.tasks.batch.field_types import (
     Kwargs,
     Padding,
     Positive,
+    Sampling,
     Source,
     Whole,
 )
@@ -88,6 +89,11 @@ class Data(Section):
         default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
     )
     padding: Padding = Field(default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}")
+    sampling: Sampling = Field(default=job.DataSpec.sampling, description=f"one of {', '.join(job.SAMPLINGS)}")
+    packing: bool = Field(
+        default=job.DataSpec.packing,
+        description="whether several samples lie in one row of seq_len tokens, which global_batch_size then counts",
+    )
     text_pair_column: str | None = Field(
         default=None, description="the column that holds the second text of a pair, such as question2"
     )

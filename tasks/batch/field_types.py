@@ -42,6 +42,9 @@ DataKind = Annotated[
     str, AfterValidator(references.data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
 ]
 Padding = Annotated[str, AfterValidator(references.one_of(job.PADDINGS)), WithJsonSchema({"enum": list(job.PADDINGS)})]
+Sampling = Annotated[
+    str, AfterValidator(references.one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})
+]
 AdapterKind = Annotated[
     str, AfterValidator(references.one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})
 ]

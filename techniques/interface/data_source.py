@@ -142,10 +142,14 @@ class DataSource(ABC):
     name: the name in batch files. An entry point has the same name.
     reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
         source that needs none.
+    pads: whether samples may differ in length, and are padded.
+    packs: whether several samples may lie in one row, for causal language models.
     """
 
     name: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ()
+    pads: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
 
     def check(self, spec: DataSpec) -> None:  # noqa: B027 - most sources have nothing to check
         """Raises ValueError, with a remedy, where `spec` is wrong in itself, without reading any data."""

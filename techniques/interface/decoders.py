@@ -30,3 +30,10 @@ def why_unknown(decoder: Decoder | None) -> str | None:
     if decoder.architecture not in ARCHITECTURES:
         return f"does not know how to cut {decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
     return None
+
+
+def why_positions_lost(decoder: Decoder | None) -> str | None:
+    """Returns why a technique that computes positions itself cannot train on these samples, or None."""
+    if decoder is not None and decoder.has_positions:
+        return "counts positions from the start of a row, and packed samples have positions of their own"
+    return None

@@ -10,6 +10,7 @@ from ringmaster.techniques.interface.values import SINCE_LATER
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 PADDINGS = ("longest", "max_length")
+SAMPLINGS = ("random", "length-grouped")
 OPTIMIZER_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "adafactor": ("beta2_decay", "d", "eps", "weight_decay"),
     "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
@@ -106,6 +107,9 @@ class DataSpec:
         text for language models from a `path`, and a `dataset` as it is.
     labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
     padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
+    sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
+    packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not cross
+        them. A job's global batch size then counts rows. Held-out samples are not packed.
     The other columns hold what their names say; None for the usual names, which each kind of data documents.
     """
 
@@ -130,6 +134,8 @@ class DataSpec:
     kind: str | None = field(default=None, metadata=SINCE_LATER)
     labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     padding: str = field(default="longest", metadata=SINCE_LATER)
+    sampling: str = field(default="random", metadata=SINCE_LATER)
+    packing: bool = field(default=False, metadata=SINCE_LATER)
     text_pair_column: str | None = field(default=None, metadata=SINCE_LATER)
     label_column: str | None = field(default=None, metadata=SINCE_LATER)
     tokens_column: str | None = field(default=None, metadata=SINCE_LATER)

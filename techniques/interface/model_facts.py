@@ -31,6 +31,7 @@ class Decoder:
     window: the number of tokens that attention reaches back, None for all.
     is_tied: whether embedding and head share their weight.
     modules: the modules of its layers, without duplicates.
+    has_positions: whether samples have `position_ids`, as packed ones have.
     """
 
     architecture: str
@@ -43,6 +44,7 @@ class Decoder:
     window: int | None
     is_tied: bool
     modules: tuple[LayerModule, ...]
+    has_positions: bool = field(default=False, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

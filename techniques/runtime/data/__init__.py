@@ -1,13 +1,13 @@
 """Data of a job: prepared once into memory-mapped arrays, then read in an order that no layout changes.
 
-`prepare` does the slow work. `open_data` opens the training and the held-out samples. `batch_indices` selects the
+`prepare` does the slow work. `open_data` opens the training and the held-out samples. `sampler_of` selects the
 samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
 """
 
 from ringmaster.techniques.interface.data_source import Dataset, PreparedData
 from ringmaster.techniques.runtime.data.loading import open_data, prepare
 from ringmaster.techniques.runtime.data.samples import Indices, fetch, width_of
-from ringmaster.techniques.runtime.data.sampling import batch_indices
+from ringmaster.techniques.runtime.data.sampling import batch_indices, sampler_of
 from ringmaster.techniques.runtime.data.sources.registry import SOURCES
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "fetch",
     "open_data",
     "prepare",
+    "sampler_of",
     "width_of",
 ]

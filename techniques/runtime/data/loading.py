@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.job import SAMPLINGS, DataSpec
+from ringmaster.techniques.runtime.data.sampling import LENGTH_GROUPED
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 
 
@@ -36,5 +37,15 @@ def _checked(spec: DataSpec) -> DataSource:
         raise ValueError(f"data: held_out {spec.held_out} is no share. To fix: give 0 <= held_out < 1")
     if spec.seq_len is not None and spec.seq_len < 2:
         raise ValueError(f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more")
+    if spec.sampling not in SAMPLINGS:
+        raise ValueError(f"data: sampling {spec.sampling!r} is unknown. To fix: give one of {', '.join(SAMPLINGS)}")
+    if spec.sampling == LENGTH_GROUPED and not source.pads:
+        raise ValueError(
+            f"data: samples of kind {source.name} have one length. To fix: set sampling to random, or leave it out"
+        )
+    if spec.packing and not source.packs:
+        raise ValueError(
+            f"data: samples of kind {source.name} cannot be packed. To fix: set packing to false, or leave it out"
+        )
     source.check(spec)
     return source

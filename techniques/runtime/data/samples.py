@@ -70,6 +70,9 @@ class Padded(Batched, Protocol):
 
     width: int
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Returns the length of each sample, [samples]."""
+
     def longest(self, indices: Indices, /) -> int:
         """Returns the length of the longest of some samples."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ class StoredSource(DataSource):
 
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Returns the prepared data: from the cache where it is there, or else written now."""
-        return prepare_once(self.preparation(spec, cache_dir=cache_dir), settings=spec, cache_dir=cache_dir)
+        settings = replace(spec, padding=DataSpec.padding, sampling=DataSpec.sampling)  # of batches, not of samples
+        return prepare_once(self.preparation(spec, cache_dir=cache_dir), settings=settings, cache_dir=cache_dir)
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""

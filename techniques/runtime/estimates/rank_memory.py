@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json
@@ -227,13 +228,21 @@ class _Samples:
         data, num_rows = self._prepared, len(indices)
         with unset_fake_temporarily():
             if data.tensors:
-                return {t.name: torch.ones(num_rows, *t.shape, dtype=getattr(torch, t.dtype)) for t in data.tensors}
+                return {t.name: _ones(t, num_rows) for t in data.tensors}
             if data.kind == "tokens":
                 tokens = torch.ones(num_rows, data.seq_len or 1, dtype=torch.int64)
                 return {"input_ids": tokens, "labels": tokens}
             size = data.image_size or 1
             labels = torch.ones(num_rows, dtype=torch.int64)
             return {"pixel_values": torch.zeros(num_rows, data.num_channels or 1, size, size), "labels": labels}
+
+
+def _ones(described: SampleTensor, num_rows: int) -> Tensor:
+    """Tensors of a batch. Its samples are padded: for batches without padding, models may make no attention masks."""
+    tensor = torch.ones(num_rows, *described.shape, dtype=getattr(torch, described.dtype))
+    if described.name == "attention_mask":
+        tensor[..., -1] = 0
+    return tensor
 
 
 class _Replicas(nn.Module):

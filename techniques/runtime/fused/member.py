@@ -25,8 +25,7 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.sampling import Sampler
+from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.runtime.fused.batches import Part
 from ringmaster.techniques.runtime.fused.rows import Row
@@ -75,9 +74,7 @@ class Member:
         self._unreached: set[str] = set()  # own weights that no backward has reached in this step
         for name in self._own_weights():
             self._parameters[name].register_post_accumulate_grad_hook(partial(_discard, self._unreached, name))  # type: ignore[no-untyped-call]
-        self._sampler = Sampler(
-            num_samples=len(self._training), global_batch_size=self.job.global_batch_size, seed=self.job.seed
-        )
+        self._sampler = sampler_of(self.job, self._training)
         self.next_step = 0
         self.passed_over: tuple[str, ...] = ()  # newer checkpoints that were skipped as damaged
 

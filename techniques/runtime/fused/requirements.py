@@ -56,7 +56,10 @@ def _vocabulary(data: DataSpec) -> DataSpec:
     """Returns the fields of `data` that determine how tokens are numbered, without those that select the tokens."""
     if data.tokenizer is not None:
         return DataSpec(tokenizer=data.tokenizer)
-    return replace(data, seq_len=None, held_out=DataSpec.held_out, held_out_split=None, split=DataSpec.split)
+    of_batches = {name: getattr(DataSpec, name) for name in ("padding", "sampling")}
+    return replace(
+        data, seq_len=None, held_out=DataSpec.held_out, held_out_split=None, split=DataSpec.split, **of_batches
+    )
 
 
 def _why_not(job: Job) -> str | None:
@@ -76,6 +79,8 @@ def _why_not(job: Job) -> str | None:
         return "is compiled"
     if (loss := class_of(job.loss)) is not None and not loss.per_token:
         return f"has the loss {loss.name}, which compares sequences, and here each row is alone"
+    if job.data.packing:
+        return "packs several samples into one row, and here rows are packed by job"
     if job.model.command is not None:
         return "has a model that its command alone knows"
     return None

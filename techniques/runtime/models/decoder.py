@@ -31,6 +31,7 @@ def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData
         window=getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None,
         is_tied=head is not None and head.weight is embedding.weight,
         modules=tuple(dict.fromkeys(module for layer in layers for module in _modules(layer))),
+        has_positions=any(tensor.name == "position_ids" for tensor in data.tensors),
     )
 
 

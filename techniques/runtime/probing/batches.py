@@ -29,9 +29,11 @@ def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Te
 
 
 def _cropped(value: Tensor, seq_len: int) -> Tensor:
+    # Contiguous, as in a batch of the trainer: models of transformers flatten labels by `view`.
     if value.dim() > 1 and value.shape[1] == seq_len:
-        return value[:, :LONGEST]
-    return value[:, :, :LONGEST] if value.dim() == 3 and value.shape[2] == seq_len else value  # pairs of sequences
+        return value[:, :LONGEST].contiguous()
+    is_pair = value.dim() == 3 and value.shape[2] == seq_len  # of sequences
+    return value[:, :, :LONGEST].contiguous() if is_pair else value
 
 
 def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:

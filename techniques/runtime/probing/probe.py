@@ -33,6 +33,7 @@ from ringmaster.techniques.runtime.probing.faults import (
     shapes_of,
 )
 from ringmaster.techniques.runtime.probing.models import probed_model
+from ringmaster.techniques.runtime.probing.packing import why_never_packed, why_not_apart
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
 from ringmaster.techniques.runtime.training.named_losses import disable_dropout, with_made_up_reference
@@ -62,6 +63,9 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
     is_there: whether the data can be read; else samples of its shapes are made up.
     Raises StepFault if the model, the data, the loss or a metric does not work.
     """
+
+    if reason := why_never_packed(job):
+        raise StepFault([reason])
 
     def found() -> Probe:
         step = _TinyStep(job, data, cache_dir, is_there=is_there)
@@ -112,6 +116,9 @@ class _TinyStep:
     def check(self) -> DrawSites:
         """Checks samples, labels, config, loss and metrics; returns the model's random draws."""
         faults = list(faults_of_samples(self._job, self._model, self._loss, self._batch))
+        if not faults and self._job.data.packing:
+            with explained("data: packing: the model takes no packed samples", "set data.packing to false"):
+                faults = [fault for fault in [why_not_apart(self._model, self._batch)] if fault]
         if faults:
             raise StepFault(faults)
         sites = self.sites()

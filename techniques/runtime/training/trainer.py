@@ -38,10 +38,10 @@ from ringmaster.techniques.runtime.data import (
     Dataset,
     Indices,
     PreparedData,
-    batch_indices,
     fetch,
     open_data,
     prepare,
+    sampler_of,
     width_of,
 )
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
@@ -73,6 +73,9 @@ releases, which lack it, continue to draw from torch's generator, seeded by step
 WIDTH_MULTIPLE = 8
 """The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
 LONGEST = "longest"
+WARM_UP_STEPS = 2
+"""The first steps of a trial, which are not measured. Their samples are padded as far as those of any step may be, so
+that the trial uses as much memory as training will."""
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""
@@ -148,6 +151,7 @@ class Trainer:
             settings={parameter: settings[name] for parameter, name in names.items() if name in settings},
         )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._sampler = sampler_of(self.job, self._training)
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
         self.next_step = 0
@@ -155,7 +159,10 @@ class Trainer:
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike."""
+        """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike.
+
+        Raises ValueError, on every rank, where no sample has a label.
+        """
         started_s = time.perf_counter()
         rows, width = self._rows()
         with drawing() if self._draws_by_hash else nullcontext():
@@ -163,6 +170,11 @@ class Trainer:
             work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
+        if not count:
+            raise ValueError(
+                f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
+                "data.seq_len, so that not all of what is learnt is cut off, or global_batch_size"
+            )
         self._update(count / self._technique.loss_replicas(self.ranks.mesh))
         report = StepReport(
             step=self.next_step,
@@ -177,12 +189,11 @@ class Trainer:
     def _rows(self) -> tuple[list[int], int | None]:
         """Returns the rank's slice of the global batch of the next step, and the width of the whole batch."""
         size = self.job.global_batch_size
-        indices = batch_indices(
-            num_samples=len(self._training), global_batch_size=size, seed=self.job.seed, step=self.next_step
-        )
+        indices = self._sampler.indices(self.next_step)
         num_rows = size // self._dp_size
         rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
-        return rows, self._width(self._training, indices)
+        is_warm_up = self._order.purpose == TRIAL and self.next_step < WARM_UP_STEPS
+        return rows, None if is_warm_up else self._width(self._training, indices)
 
     def _width(self, dataset: Dataset, indices: Indices) -> int | None:
         """Returns the width to which the samples of a global batch are padded, the same on every rank."""

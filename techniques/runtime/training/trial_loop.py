@@ -17,9 +17,8 @@ from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.runtime.training.trainer import Root, StepReport
+from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS, Root, StepReport
 
-WARM_UP_STEPS = 2
 LEAST_STEPS, USUAL_STEPS = 3, 12
 LEAST_S, ENOUGH_S = 0.4, 1.5  # total of measured steps: steps of milliseconds are measured more often than usual
 PATIENCE_S = 300.0

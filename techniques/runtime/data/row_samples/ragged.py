@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
 from ringmaster.techniques.runtime.data.samples import ArraySamples, Collate, Indices
@@ -54,7 +55,7 @@ class RaggedColumn:
         for place, (index, length) in enumerate(zip(indices, self.lengths(indices), strict=True)):
             first, kept = int(self._ends[index]) - int(length), min(int(length), width)
             rows[place, :kept] = self._values[first : first + kept]
-        return np.moveaxis(rows, 1, -1)
+        return np.ascontiguousarray(np.moveaxis(rows, 1, -1))
 
 
 def rows_of(name: str, columns: Mapping[str, Array], *, most: int) -> list[Array] | None:
@@ -85,6 +86,11 @@ class PaddedSamples(ArraySamples):
         lengths = [*map(len, plain.values()), *map(len, self._ragged.values())]
         self._num_samples = min(lengths, default=0)
         self.width = width
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Returns the length of each sample, the longest of its columns: [samples]."""
+        every = [column.lengths(slice(None)) for column in self._ragged.values()]
+        return np.max(every, axis=0) if every else np.zeros(len(self), dtype=np.int64)
 
     def longest(self, indices: Indices) -> int:
         """Returns the length of the longest of some samples."""

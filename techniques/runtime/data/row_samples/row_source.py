@@ -19,6 +19,7 @@ from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, finge
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, class_labels
+from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS, Packer
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples, RaggedWriter
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer
@@ -76,9 +77,11 @@ class RowSource(StoredSource):
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
+    packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     """
 
     reads = ("path", "dataset")
+    pads = True
     version: ClassVar[int] = 1
     roles: ClassVar[Mapping[str, tuple[str, ...]]]
     optional: ClassVar[frozenset[str]] = frozenset()
@@ -90,6 +93,7 @@ class RowSource(StoredSource):
         "attention_mask": 0,
         "token_type_ids": 0,
         "labels": IGNORED,
+        POSITIONS: 0,  # each token of padding is then a sample of its own
     }
     is_causal: ClassVar[bool] = False
 
@@ -201,8 +205,15 @@ class RowSource(StoredSource):
         context = self._context(folder, spec, rows, columns)
         num_rows, longest, num_truncated = {"training": 0, "held_out": 0}, 0, 0
         left = rows()
+        packer = Packer(width=context.max_length) if spec.packing else None
         with ColumnWriter(folder) as writer:
             ragged = RaggedWriter(writer)
+
+            def append(split: str, samples: list[dict[str, Array]]) -> None:
+                num_rows[split] += len(samples)
+                if samples:
+                    self._append(writer, ragged, split, samples, max_length=context.max_length, where=where)
+
             while chunk := list(islice(left, ROWS_PER_CALL)):
                 if self.needs_tokenizer:
                     by_role = (columns.by_role(row.content) for row in chunk)
@@ -214,14 +225,16 @@ class RowSource(StoredSource):
                     lengths = [self._length(sample) for sample in samples]
                     num_truncated += sum(length > context.max_length for length in lengths)
                     longest = max(longest, *(min(length, context.max_length) for length in lengths))
-                    num_rows[split] += len(samples)
-                    self._append(writer, ragged, split, samples, max_length=context.max_length, where=where)
+                    append(split, samples if packer is None or held_out else packer.add(samples))
+            if packer is not None:
+                append("training", packer.rest())
         if not num_rows["training"]:
             raise ValueError(f"{where} holds no row to train on. To fix: check the path, or lower held_out")
         if spec.held_out > 0 and not num_rows["held_out"]:
             raise ValueError(f"{where} holds no row to evaluate on. To fix: raise held_out, or set it to 0")
+        width = context.max_length if spec.packing else spec.seq_len or longest
         return self.described(
-            self._description(folder, context, width=spec.seq_len or longest, num_rows=num_rows, columns=columns,
+            self._description(folder, context, width=width, num_rows=num_rows, columns=columns,
                               num_truncated=num_truncated)
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ class Chat(RowSource):
     optional: ClassVar[frozenset[str]] = frozenset({"tools"})
     needs_tokenizer = True
     is_causal = True
+    packs = True
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the contents of the messages, where a tokenizer is trained on them."""

@@ -21,6 +21,7 @@ class Completion(RowSource):
     }
     needs_tokenizer = True
     is_causal = True
+    packs = True
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns both texts."""

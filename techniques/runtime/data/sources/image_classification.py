@@ -38,6 +38,7 @@ class ImageClassification(RowSource):
     """
 
     name = "image-classification"
+    pads = False
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "image": ("image", "img", "path", "file_name", "file"),
         "label": ("label", "labels", "class"),

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
-from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare, width_of
+from ringmaster.techniques.runtime.data import fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.runtime.data.inference import infer_kind
 
 NUM_ROWS = 40
@@ -284,6 +284,31 @@ def test_a_batch_is_as_wide_as_its_longest_sample(tmp_path):
     wide = fetch(training, [0, 1])
     assert (wide["input_ids"][:, : lengths[1]] == narrow["input_ids"]).all()
     assert (wide["labels"][:, lengths[1] :] == IGNORED).all()
+
+
+def test_batches_have_samples_of_similar_length(tmp_path):
+    rows = [{"prompt": "q", "completion": "word " * (1 + i * 7 % 40)} for i in range(NUM_ROWS)]
+    prepared, training, _ = opened(tmp_path, "completion", rows, sampling="length-grouped", vocab_size=257)
+    plain = DataSpec(kind="completion", path=str(tmp_path / "rows.jsonl"), vocab_size=257, held_out=0)
+    assert prepared.folder == prepare(plain, cache_dir=tmp_path / "cache").folder  # prepared once
+    lengths = [int((sample["labels"] != IGNORED).sum()) + 1 for sample in training]
+    assert training.lengths().tolist() == lengths
+    data = DataSpec(path="", sampling="length-grouped")
+    sampler = sampler_of(Job(name="a", model=ModelSpec(), data=data, global_batch_size=4), training)
+    assert max(lengths) in {lengths[i] for i in sampler.indices(0)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"source": "python-stdlib"}, "samples of kind python-stdlib have one length. To fix: set sampling to random"),
+        ({"path": "*.png", "kind": "image-classification"}, "samples of kind image-classification have one length"),
+        ({"path": "a.jsonl", "kind": "chat", "sampling": "sorted"}, "'sorted' is unknown. To fix: give one of random"),
+    ],
+)
+def test_samples_of_one_length_are_not_grouped(tmp_path, spec, says):
+    with pytest.raises(ValueError, match=says):
+        prepare(DataSpec(**{"sampling": "length-grouped", **spec}), cache_dir=tmp_path)
 
 
 def test_a_dataset_names_its_classes(tmp_path):
