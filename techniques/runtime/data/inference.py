@@ -26,6 +26,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds that are inferred, the most specific first, and the endings of the classes of models that they suit."""
 
+CLASSIFIERS = (*KINDS["text-classification"], *KINDS["token-classification"], *KINDS["image-classification"])
 UNMISTAKABLE = ("chat", "preference")
 
 
@@ -49,6 +50,8 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
     is_text = not {spec.text_column, "input_ids"}.isdisjoint(there)
     if is_text and (architecture is None or architecture.endswith(CAUSAL)):
         return None
+    if architecture is not None and architecture.endswith(CLASSIFIERS):
+        return suited[0]  # also where a column is missing, which its preparation then says
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
     if architecture is None:
         fitting = [kind for kind in fitting if kind in UNMISTAKABLE]
