@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,3 +72,38 @@ def messages_of(value: Any) -> list[Message]:
         # Tables fill up keys that other messages have with null.
         found.append({key: item for key, item in message.items() if item is not None})
     return found
+
+
+def texts_of(values: Iterable[Any], *, spec: DataSpec) -> list[str]:
+    """Returns the texts among values, which are texts or lists of messages.
+
+    The texts of messages are left out where they are not encoded by themselves, but as part of a rendered conversation.
+    """
+    given = [value for value in values if value is not None]
+    if not any(isinstance(value, list) for value in given):
+        return [value for value in given if isinstance(value, str)]
+    if spec.tokenizer is not None:
+        return []
+    return [message["content"] for value in given for message in as_messages(value) if message.get("content")]
+
+
+def as_messages(value: Any) -> list[Message]:
+    """Returns the messages of a row; a text is one message of the user's."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else messages_of(value)
+
+
+def answered_chat(
+    prompt: Sequence[Message], answer: Sequence[Message], context: SampleContext, *, tools: Any = None
+) -> dict[str, list[int]]:
+    """Returns the tokens of a conversation, with labels for those of its last messages, the answer.
+
+    Raises ValueError where the chat template renders the prompt in another way once the answer follows.
+    """
+    before = context.tokenizer.prompt(prompt, tools=tools)
+    tokens, _ = context.tokenizer.chat([*prompt, *answer], tools=tools)
+    if tokens[: len(before)] != before:
+        raise ValueError(
+            "the chat template renders the prompt in another way where an answer follows it. To fix: give a template "
+            "that renders each message by itself"
+        )
+    return {"input_ids": tokens, "labels": [IGNORED] * len(before) + tokens[len(before) :]}

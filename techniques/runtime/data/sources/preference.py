@@ -11,8 +11,8 @@ import numpy as np
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import Message, give_chat_template
-from ringmaster.techniques.runtime.data.sources.chat import messages_of
+from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
+from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, texts_of
 from ringmaster.techniques.runtime.data.sources.completion import answered, completion_of
 
 
@@ -35,12 +35,7 @@ class Preference(RowSource):
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
-        values = [value for value in row.values() if value is not None]
-        if not any(isinstance(value, list) for value in values):
-            return values
-        if spec.tokenizer is not None:
-            return ()
-        return [message["content"] for value in values for message in _messages(value) if message.get("content")]
+        return texts_of(row.values(), spec=spec)
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
         """Gives a tokenizer that was trained on the data a chat template."""
@@ -73,29 +68,15 @@ def _texts(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, lis
 
 
 def _conversations(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
-    chosen, rejected = _messages(row["chosen"]), _messages(row["rejected"])
+    chosen, rejected = as_messages(row["chosen"]), as_messages(row["rejected"])
     if row["prompt"] is None:
         prompt = chosen[: _common(chosen, rejected)]
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
-        prompt = _messages(row["prompt"])
+        prompt = as_messages(row["prompt"])
     if not prompt or not chosen or not rejected:
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
-    before = context.tokenizer.prompt(prompt)
-    pair = []
-    for answer in (chosen, rejected):
-        tokens, _ = context.tokenizer.chat([*prompt, *answer])
-        if tokens[: len(before)] != before:
-            raise ValueError(
-                "the chat template renders the prompt in another way where an answer follows it. To fix: give a "
-                "template that renders each message by itself"
-            )
-        pair.append(answered(before, tokens[len(before) :]))
-    return pair
-
-
-def _messages(value: Any) -> list[Message]:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else messages_of(value)
+    return [answered_chat(prompt, answer, context) for answer in (chosen, rejected)]
 
 
 def _common(one: Sequence[Any], two: Sequence[Any]) -> int:

@@ -118,6 +118,21 @@ def test_a_prompt_has_no_labels(tmp_path):
     assert "attention_mask" not in training[3]
 
 
+def test_an_instruction_may_have_an_input(tmp_path):
+    rows = [{"instruction": "say it twice", "input": word, "output": f"{word} {word}"} for word in ("a", "b", "")]
+    _, training, tokenizer = opened(tmp_path, "completion", rows)
+    texts = [tokenizer.decode(training[i]["input_ids"], skip_special_tokens=True) for i in (0, 2)]
+    assert texts == ["say it twice\n\naa a", "say it twice "]
+
+
+def test_a_completion_may_be_a_message(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": "hi"}], "completion": [{"role": "assistant", "content": "ho"}]}] * 3
+    _, training, tokenizer = opened(tmp_path, "completion", rows, vocab_size=270)
+    tokens, labels = training[0]["input_ids"], training[0]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "ho<|im_end|>\n"
+    assert tokenizer.decode(tokens).startswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho")
+
+
 def conversation(i):
     return [
         {"role": "system", "content": "be brief"},
