@@ -86,11 +86,11 @@ def trace(
 ) -> None:
     """List the models that were trained or evaluated on a row of a data set with a name."""
     from ringmaster.flows.lineage.home import lineage_home
-    from ringmaster.flows.lineage.row_tracing import content_of, readers_of
+    from ringmaster.flows.lineage.row_tracing import TracedRow, readers_of
 
-    content = content_of(row, text_column)
+    traced = TracedRow.of(row)
     with lineage_home() as home:
-        found = readers_of(content, home)
+        found = readers_of(traced, home, text_column=text_column)
     if as_json:
         print_json({"models": found})
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from ringmaster.tasks.datasets.resolving import resolved
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest, from_json
 
-READ = ("name", "version", "path", "held_out_path", "window", "held_out", "text_column", "kind", "kwargs")
+COLUMNS = tuple(field.name for field in fields(DataSpec) if field.name.endswith("_column"))
+READ = ("name", "version", "path", "held_out_path", "window", "held_out", "kind", "kwargs", *COLUMNS)
 """The fields that determine which rows of a data set are read."""
 
 

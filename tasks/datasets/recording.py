@@ -47,6 +47,12 @@ def manifest_of(prepared: Mapping[str, Any]) -> Manifest | None:
 
 
 def rows_text(prepared: Mapping[str, Any]) -> str | None:
-    """Returns the content hashes of the rows as JSON, for the artifact `ROWS`; None if they are unknown."""
+    """Returns the content hashes of the rows as JSON, for the artifact `ROWS`; None if they are unknown.
+
+    The columns that were hashed stand beside them, where a sample is made of several.
+    """
     rows = manifest_of(prepared)
-    return None if rows is None else json.dumps(rows.to_json())
+    if rows is None:
+        return None
+    columns = list(dict.fromkeys(column for _, column in prepared.get("columns", ())))
+    return json.dumps({**rows.to_json(), **({"columns": columns} if columns else {})})

@@ -110,7 +110,7 @@ class Manifest:
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
         """Returns the manifest whose `to_json` is `said`."""
-        return cls(rows={split: Hashes.of(part["rows"]) for split, part in said.items()})
+        return cls(rows={split: Hashes.of(said[split]["rows"]) for split in SPLITS if split in said})
 
     def write(self, folder: Path) -> None:
         """Stores the manifest in the folder of the prepared data: the JSON of `to_json`, written in blocks."""
