@@ -25,6 +25,7 @@ class Ddp(DataParallel):
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
     adaptations = frozenset({DISTILLED, PRUNED})
     whole_tensors = True
+    generates = True
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""

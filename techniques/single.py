@@ -31,6 +31,7 @@ class Single(Technique):
     needs = "one GPU, or CPU slots of one node; the whole training state in one device's memory"
     adaptations = frozenset({DISTILLED, PRUNED})
     whole_tensors = True
+    generates = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires one node, and one GPU at most, as one process cannot combine GPUs but can combine cores."""

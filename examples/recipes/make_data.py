@@ -58,9 +58,10 @@ def main() -> None:
     write_rows("conversations.jsonl", [{"messages": conversation(each)} for each in asked])
     write_rows("preferences.jsonl", preferences(asked, draw))
     write_rows("pairs.jsonl", [{"anchor": words(each.name), "positive": each.sentence} for each in asked])
+    write_rows("prompts.jsonl", [prompt(each, "ae"[place % 2]) for place, each in enumerate(asked)])
     save_tokenizer(every)
     save_images()
-    print(f"{len(classified)} texts, {len(asked)} conversations, preferences and pairs, {NUM_IMAGES} images: {DATA}")
+    print(f"{len(classified)} texts, {len(asked)} conversations, prompts and pairs, {NUM_IMAGES} images: {DATA}")
 
 
 def functions(stdlib: Path) -> Iterator[Function]:
@@ -98,6 +99,11 @@ def preferences(asked: list[Function], draw: random.Random) -> list[dict[str, ob
         rejected = {"role": "assistant", "content": other.sentence}
         rows.append({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
     return rows
+
+
+def prompt(asked: Function, letter: str) -> dict[str, object]:
+    """Returns a prompt that asks for a letter, which is a column for a reward function."""
+    return {"prompt": f"Write {letter} for {words(asked.name)}: {letter}", "letter": letter}
 
 
 def words(name: str) -> str:

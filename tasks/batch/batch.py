@@ -23,6 +23,7 @@ from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.losses.registry import reward_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +231,11 @@ def _at(position: int, place: Place) -> Place:
 
 def _job(entry: JobEntry) -> Job:
     job = from_json(Job, _loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS))))
-    return replace(job, adapter=job.adapter and resolved(job.adapter))
+    job = replace(job, adapter=job.adapter and resolved(job.adapter))
+    if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
+        return job
+    # The loss of completions that a model has written itself says nothing of how good it is.
+    return replace(job, evaluation=replace(job.evaluation, metrics=("reward",)))
 
 
 def _loss_fields(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.interface.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data.files import is_url, matching
@@ -88,10 +89,20 @@ def loss(value: Any, info: ValidationInfo) -> Any:
         raise wrong(f"does not name a loss, {got(value)}", "write its name, or {name: dpo, beta: 0.1}")
     if ":" in name and not isinstance(value, dict):
         factory(name, info)
+    elif name in loss_names() and isinstance(value, dict):
+        for dotted in _reward_names(value):
+            factory(dotted, info)
     elif name not in loss_names():
         of_your_own = "" if isinstance(value, dict) else '; or write "package.module:function"'
         raise wrong(f"{name!r} is unknown", closest(name, loss_names()) + of_your_own)
     return value
+
+
+def _reward_names(said: dict[str, Any]) -> list[str]:
+    """Returns the functions that a loss names as rewards; what is no dotted name is reported with the options."""
+    rewards = said.get("rewards")
+    names = rewards if isinstance(rewards, list) else []
+    return [name for name in names if isinstance(name, str) and DOTTED_NAME.fullmatch(name)]
 
 
 def loss_parts(said: Any) -> tuple[Any, dict[str, Any]]:

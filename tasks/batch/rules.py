@@ -179,16 +179,27 @@ def _loss(job: Raw) -> Iterator[Finding]:
     """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
     said = job.get("loss")
     name, options = loss_parts(said)
+    if said is None and _mapping(job.get("data")).get("kind") == "prompt":
+        remedy = "set loss: {name: grpo, rewards: [...]}, or give data with answers"
+        yield Finding(("data", "kind"), "prompt has no answers to learn", remedy)
     if not isinstance(name, str) or not is_named(name) or name not in loss_names():
         return  # the schema has reported it
     found = loss_class(name)
     known = options_of(found)
     for fault in option_faults(found, options):
         if fault.option in known:
-            yield Finding(("loss", fault.option), fault.problem, f"give {known[fault.option]}, or leave it out")
+            or_not = "" if known[fault.option].required else ", or leave it out"
+            yield Finding(("loss", fault.option), fault.problem, f"give {known[fault.option]}" + or_not)
         else:
             remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
             yield Finding(("loss", fault.option), f"is no option of {name}", remedy)
+    kind, generates = _mapping(job.get("data")).get("kind"), "rewards" in known
+    if generates and kind != "prompt":
+        yield Finding(("data", "kind"), f"is not prompt, and the loss {name} reads prompts", "set kind: prompt")
+    weights, rewards = options.get("reward_weights"), options.get("rewards")
+    if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
+        problem = f"has {len(weights)} numbers for {len(rewards)} rewards"
+        yield Finding(("loss", "reward_weights"), problem, "give one for each")
     if found.needs_reference and job.get("adaptation") is not None:
         problem = f"{name} compares with the weights that the job begins with, which an adaptation changes"
         yield Finding(("loss",), problem, "leave the adaptation out, or give another loss")

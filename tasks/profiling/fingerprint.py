@@ -13,7 +13,7 @@ from typing import Any
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import digest, to_json
-from ringmaster.techniques.losses.registry import source_of
+from ringmaster.techniques.losses.registry import reward_names, source_of
 from ringmaster.techniques.runtime.data.sources.registry import installed_source
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
@@ -45,6 +45,8 @@ def speed_key(
     factories = [
         name for name in (job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)) if name
     ]
+    rewards = reward_names(job.loss, job.loss_options)
+    factories += rewards
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
     num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
     return digest(
@@ -61,6 +63,7 @@ def speed_key(
             "exact": job.exact,  # decides which configs exist
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
             "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
+            **({"generation": dict(job.loss_options)} if rewards else {}),  # lengths and numbers of completions
             **({"freeze": list(job.freeze)} if job.freeze else {}),
             **_adaptation(job),  # no key without an adaptation, so that earlier profiles stay valid
         }

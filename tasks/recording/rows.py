@@ -56,6 +56,8 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             now_ms = int(event.wall_s * 1000)
             rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
             losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+            rewards = enumerate(event.rewards, start=event.first_step + 1)
+            losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
             return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
         case Metrics():
             return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]

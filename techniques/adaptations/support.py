@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.interface.technique import Technique
-from ringmaster.techniques.losses.registry import class_of
+from ringmaster.techniques.losses.registry import loss_function_of
 
 if TYPE_CHECKING:
     from ringmaster.techniques.runtime.data import PreparedData
@@ -36,9 +36,23 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
 
 def copies_reference(job: Job) -> bool:
     """Returns whether the job's loss compares with its initial weights, of which it then keeps a frozen copy."""
-    loss = class_of(job.loss)
+    loss = loss_function_of(job.loss, job.loss_options)
     has_base = job.adapter is not None and job.adapter.begins_as_base
-    return loss is not None and loss.needs_reference and not has_base
+    return loss is not None and loss.compares and not has_base
+
+
+def why_no_generation(technique: Technique, job: Job) -> str | None:
+    """Returns why a technique cannot write the completions that a job's loss is computed on, or None."""
+    loss = loss_function_of(job.loss, job.loss_options)
+    if loss is None or loss.generation is None or isinstance(technique, BlackBox):
+        return None
+    if not technique.generates:
+        return f"the loss {loss.name} generates with the whole model on each device, which {technique.name} has not"
+    if job.compile:
+        return f"the loss {loss.name} generates sequences that grow, for each of which layers would be compiled anew"
+    if job.adapter is not None and job.adapter.kind == "prefix":
+        return f"the loss {loss.name} generates with a cache of keys and values, to which a prefix is not added"
+    return None
 
 
 def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:

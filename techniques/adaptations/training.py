@@ -113,7 +113,7 @@ def _reference(
     `model` has them in training, before a checkpoint is restored. In an evaluation of trained weights they are built
     anew, unless they were another model's.
     """
-    if loss.function is None or not loss.function.needs_reference:
+    if loss.function is None or not loss.function.compares:
         return None
     job, in_half, copied = order.job, order.job.precision == "bf16-params", None
     if order.purpose in (TRAIN, TRIAL):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,10 @@ CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER = "causal", "classifier", "seque
 MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
 """What a model predicts: the next token, a class of each row or token, the decoder's labels, or anything else."""
 
+ADVANTAGES, REWARDS = "advantages", "rewards"
+"""The entries [rows, completions] of a batch of completions that a model has written, for losses with `generation`."""
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LossInputs:
@@ -30,8 +35,8 @@ class LossInputs:
     logits: [rows, ..., classes], of pairs [rows, 2, tokens, classes]; None if the model returns none.
     labels: the label that each position predicts, [rows, ...] (for language models the next token); None without any.
     totals: the totals of `LossFunction.total_names` over the global batch; tensors [rows] where rows are scored alone.
-    reference: the log-probabilities of a pair's labelled tokens under the initial weights, [rows, 2]; None unless the
-        loss has `needs_reference`.
+    reference: what `compared` returns under the initial weights, or the log-probabilities of a pair's labelled tokens,
+        [rows, 2]; None unless the loss has `needs_reference`.
     """
 
     output: Any
@@ -40,6 +45,24 @@ class LossInputs:
     labels: Tensor | None
     totals: Mapping[str, float | Tensor]
     reference: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The completions that a model writes to the prompts of each step, on which its loss is computed.
+
+    rewards: dotted names of functions f(prompts, completions, **columns) that return a number for each completion.
+    weights: the factor of each function's rewards in their sum.
+    num_generations: completions of each prompt.
+    max_new_tokens: the most tokens of a completion.
+    temperature: completions are sampled from softmax(logits / temperature).
+    """
+
+    rewards: tuple[str, ...]
+    weights: tuple[float, ...]
+    num_generations: int
+    max_new_tokens: int
+    temperature: float
 
 
 class LossFunction(ABC):
@@ -64,6 +87,26 @@ class LossFunction(ABC):
     per_token: ClassVar[bool] = False
     total_names: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def generation(self) -> Generation | None:
+        """The completions that the model writes in each step; None for losses of the samples as they are.
+
+        The samples are then prompts, and the loss gets the completions' tensors: `input_ids` and `labels` are [rows,
+        completions, tokens], `ADVANTAGES` and `REWARDS` are [rows, completions].
+        """
+        return None
+
+    @property
+    def compares(self) -> bool:
+        """Whether, under its options, it compares the model with its initial weights."""
+        return self.needs_reference
+
+    @property
+    def num_sequences(self) -> int | None:
+        """The number of sequences of a sample, whose tensors are [sequences, ...]; None where they are [...]."""
+        generation = self.generation
+        return 2 if self.in_pairs else None if generation is None else generation.num_generations
+
     @abstractmethod
     def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Returns each row's sum, in fp32, and its number of averaged elements: [rows] and [rows].
@@ -75,7 +118,22 @@ class LossFunction(ABC):
         """Returns each row's summand of each of `total_names`, [rows]. labels: as in `LossInputs`."""
         return {}
 
-    def rewards(self, inputs: LossInputs) -> Tensor | None:
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """Returns what the loss compares with the initial weights; None for log-probabilities of whole sequences.
+
+        logits: [rows, sequences, tokens, vocabulary]. labels: the token that each position predicts, [rows, sequences,
+        tokens].
+        """
+        return None
+
+    def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
+        """Returns how much better each completion is than the others, [prompts, completions]. NaN is no reward.
+
+        rewards: of some prompts, [prompts, completions]. of_batch: those of the whole global batch.
+        """
+        raise NotImplementedError
+
+    def rewards_of(self, inputs: LossInputs) -> Tensor | None:
         """Returns the reward of both sequences of each pair, [rows, 2]; None for losses without rewards."""
         return None
 
@@ -94,13 +152,17 @@ class OptionFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """The allowed values of an option: strings of `among`, or numbers (or a list of them) between limits."""
+    """The allowed values of an option: strings of `among`, or numbers (or a list of them) between limits.
+
+    required: whether the option has no default.
+    """
 
     among: tuple[str, ...] = ()
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
     is_list: bool = False
+    required: bool = False
 
     def allow(self, value: Any) -> bool:
         """Returns whether `value` is allowed."""
@@ -137,6 +199,31 @@ class YesOrNo(Values):
         return "true or false"
 
 
+@dataclass(frozen=True, kw_only=True)
+class WholeNumbers(Values):
+    """Whole numbers from `least` on."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is such a number."""
+        return isinstance(value, int) and self._allows_number(value)
+
+    def __str__(self) -> str:
+        return f"a whole number, at least {self.least:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DottedNames(Values):
+    """A list of functions by their dotted names."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is a list of dotted names."""
+        is_list = isinstance(value, (list, tuple)) and bool(value)
+        return is_list and all(isinstance(each, str) and DOTTED_NAME.fullmatch(each) for each in value)
+
+    def __str__(self) -> str:
+        return 'a list of functions such as ["my_module:my_function"]'
+
+
 def option(default: Any, values: Values) -> Any:
     """Returns the dataclass field of an option."""
     return field(default=default, metadata={"values": values})
@@ -148,8 +235,11 @@ def options_of(loss: type[LossFunction]) -> dict[str, Values]:
 
 
 def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Iterator[OptionFault]:
-    """Yields the faults of a loss's options: unknown ones, and wrong values."""
+    """Yields the faults of a loss's options: missing and unknown ones, and wrong values."""
     known = options_of(loss)
+    for name, values in known.items():
+        if values.required and name not in options:
+            yield OptionFault(option=name, problem="is missing", remedy=f"give {values}")
     for name, value in options.items():
         if name not in known:
             listed = f"it has {', '.join(known)}" if known else "it has none"

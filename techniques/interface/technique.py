@@ -99,6 +99,8 @@ class Technique(ABC):
     # Whether the optimizer gets whole parameters, or DTensors, from which it can gather whole ones. If not, optimizers
     # that need whole tensors are refused.
     whole_tensors: ClassVar[bool] = False
+    # Whether each device has the whole model, in `unwrap(model)`, between steps, so that it can generate.
+    generates: ClassVar[bool] = False
     # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
     precision: str = "fp32"
     communication: str = "fp32"

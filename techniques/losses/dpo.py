@@ -57,7 +57,7 @@ class Dpo(PreferenceLoss):
             losses = -(1 - e) * logsigmoid(scaled) - e * logsigmoid(-scaled)
         return losses, torch.ones_like(losses)
 
-    def rewards(self, inputs: LossInputs) -> Tensor:
+    def rewards_of(self, inputs: LossInputs) -> Tensor:
         """Returns beta r(y) of both sequences of each pair."""
         return self.beta * self._log_ratios(inputs)
 

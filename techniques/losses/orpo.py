@@ -67,7 +67,7 @@ class Orpo(PreferenceLoss):
         tokens = _is_read(labels) if self.prompt_loss else labels[:, CHOSEN] != IGNORED
         return {PAIRS: torch.ones(len(labels), device=labels.device), TOKENS: tokens.sum(-1).clamp(min=1)}
 
-    def rewards(self, inputs: LossInputs) -> Tensor:
+    def rewards_of(self, inputs: LossInputs) -> Tensor:
         """Returns beta log P(y | x) of both sequences of each pair."""
         return self.beta * mean_log_probabilities(*self.predictions(inputs))
 

@@ -17,6 +17,7 @@ BUILTIN: dict[str, str] = {
     "dpo": "ringmaster.techniques.losses.dpo:Dpo",
     "orpo": "ringmaster.techniques.losses.orpo:Orpo",
     "simpo": "ringmaster.techniques.losses.simpo:Simpo",
+    "grpo": "ringmaster.techniques.losses.grpo:Grpo",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
 }
 
@@ -57,11 +58,22 @@ def class_of(loss: str | None) -> type[LossFunction] | None:
     return loss_class(loss) if loss is not None and is_named(loss) else None
 
 
+def loss_function_of(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:
+    """Returns a job's loss with its options where the job names one. Raises ValueError as `loss_named`."""
+    return loss_named(loss, options) if loss is not None and is_named(loss) else None
+
+
 def source_of(loss: str | None) -> str | None:
     """Returns the dotted name whose source code computes a job's loss; None where it is one of Ringmaster's."""
     if loss is None or loss in BUILTIN:
         return None
     return find("loss", loss, _every()) if is_named(loss) else loss
+
+
+def reward_names(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the dotted names of the reward functions of a job's loss; () for losses without any."""
+    function = loss_function_of(loss, options)
+    return () if function is None or function.generation is None else function.generation.rewards
 
 
 def _every() -> dict[str, str]:

@@ -30,10 +30,10 @@ class Simpo(PreferenceLoss):
         import torch
         from torch.nn.functional import logsigmoid
 
-        rewards = self.rewards(inputs)
+        rewards = self.rewards_of(inputs)
         losses = -logsigmoid(rewards[:, CHOSEN] - rewards[:, REJECTED] - self.gamma)
         return losses, torch.ones_like(losses)
 
-    def rewards(self, inputs: LossInputs) -> Tensor:
+    def rewards_of(self, inputs: LossInputs) -> Tensor:
         """Returns beta log p(y | x) / |y| of both sequences of each pair."""
         return self.beta * mean_log_probabilities(*self.predictions(inputs))

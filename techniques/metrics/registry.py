@@ -27,6 +27,7 @@ BUILTIN: dict[str, str] = {
     "exact_match": "ringmaster.techniques.metrics.exact_match:ExactMatch",
     "rouge_l": "ringmaster.techniques.metrics.rouge_l:RougeL",
     "preference_accuracy": "ringmaster.techniques.metrics.preference_accuracy:PreferenceAccuracy",
+    "reward": "ringmaster.techniques.metrics.reward:Reward",
     "recall_at_1": "ringmaster.techniques.metrics.recall_at:RecallAt1",
     "recall_at_5": "ringmaster.techniques.metrics.recall_at:RecallAt5",
 }

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.adaptations.support import why_no_adaptation
+from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface import registry
@@ -95,7 +95,8 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
             reason = _black_box(technique, job) or why_no_adaptation(technique, job) or why_no_attention(job, shape)
-            reason = reason or why_no_optimizer(technique, job) or technique.supports(job, shape, facts)
+            reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
+            reason = reason or technique.supports(job, shape, facts)
             if not order.forecast_all:
                 reason = reason or _needless(technique, found, shape)
             found[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)

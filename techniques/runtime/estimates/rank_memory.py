@@ -24,6 +24,7 @@ from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job
+from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.data import PreparedData
@@ -37,6 +38,7 @@ from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.training import trainer as trainers
 from ringmaster.techniques.runtime.training.gradients import local
+from ringmaster.techniques.runtime.training.trainer import WIDTH_MULTIPLE
 
 NUM_STEPS = 2  # the optimizer's state, and all else that stays, exists from the second step on
 
@@ -183,6 +185,7 @@ def _stand_in(scene: Scene) -> None:
         (collectives, "_are_we_tracing", lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
         (draws, "kept", _mask),
+        (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]
     if prepared.tensors or prepared.kind in ("tokens", "images"):
@@ -243,6 +246,42 @@ def _ones(described: SampleTensor, num_rows: int) -> Tensor:
     if described.name == "attention_mask":
         tensor[..., -1] = 0
     return tensor
+
+
+def _rollout(function: LossFunction | None, model: nn.Module) -> _Completions | None:
+    return None if function is None or function.generation is None else _Completions(function.generation, model)
+
+
+class _Completions:
+    """Completions of the greatest length, as if a `Rollout` had written them with a cache of keys and values."""
+
+    def __init__(self, generation: Generation, model: nn.Module) -> None:
+        self._generation, self._config = generation, getattr(model, "config", None)
+
+    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """Returns a batch without values."""
+        number = self._generation.num_generations
+        rows, width = prompts["input_ids"].shape
+        longest = -(-(width + self._generation.max_new_tokens) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        cache = torch.empty(self._cache_bytes(rows * number * longest), dtype=torch.uint8)
+        del cache  # its peak is counted
+        with unset_fake_temporarily():
+            tokens = torch.ones(rows, number, longest, dtype=torch.int64)
+            return {"input_ids": tokens, "labels": tokens, REWARDS: torch.zeros(rows, number)}
+
+    def with_advantages(self, batches: Sequence[dict[str, Tensor]], **_: Any) -> list[dict[str, Tensor]]:
+        """Returns batches with advantages."""
+        return [{**batch, ADVANTAGES: batch[REWARDS]} for batch in batches]
+
+    def _cache_bytes(self, num_tokens: int) -> int:
+        """The bytes of keys and values in fp32, 0 for models whose config does not name their sizes."""
+        config = self._config
+        heads = getattr(config, "num_attention_heads", None)
+        if config is None or not isinstance(heads, int):
+            return 0
+        kept = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2 * 4 * int(config.num_hidden_layers) * int(kept) * int(width) * num_tokens
 
 
 class _Replicas(nn.Module):

@@ -19,7 +19,7 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import digest, from_json
-from ringmaster.techniques.losses.registry import class_of
+from ringmaster.techniques.losses.registry import class_of, reward_names
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
@@ -171,6 +171,8 @@ class Estimator:
     def _step_s(self, technique: Technique, config: Config, shape: GangShape) -> float | None:
         if self._rates is None or isinstance(technique, BlackBox) or self._outline is None:
             return None
+        if reward_names(self._job.loss, self._job.loss_options):
+            return None  # most of a step is generation, which only a trial measures
         return predicted_step_s(
             technique,
             config,

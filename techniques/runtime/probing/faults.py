@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.training.losses import Loss, logits_of
-from ringmaster.techniques.runtime.training.named_losses import REFERENCE
+from ringmaster.techniques.runtime.training.named_losses import ADDED
 
 
 class StepFault(ValueError):
@@ -41,7 +41,7 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:
     """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
     if loss.inputs is not None and (job.loss is None or loss.function is not None):
-        ignored = sorted(batch.keys() - loss.inputs - {"labels", REFERENCE})
+        ignored = sorted(batch.keys() - loss.inputs - {"labels", *ADDED})
         if ignored and batch.keys() & loss.inputs:
             yield (
                 f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "

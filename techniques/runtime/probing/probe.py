@@ -17,7 +17,7 @@ from torch import Tensor
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import digest, from_json, to_json
-from ringmaster.techniques.losses.registry import class_of, source_of
+from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
 from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
@@ -34,6 +34,7 @@ from ringmaster.techniques.runtime.probing.faults import (
 )
 from ringmaster.techniques.runtime.probing.models import probed_model
 from ringmaster.techniques.runtime.probing.packing import why_never_packed, why_not_apart
+from ringmaster.techniques.runtime.probing.prompts import completions_of
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
 from ringmaster.techniques.runtime.training.named_losses import disable_dropout, with_made_up_reference
@@ -109,8 +110,12 @@ class _TinyStep:
             samples = self._samples(range(NUM_SAMPLES))
         with explained("loss: it does not suit the model", "correct loss"):
             self._loss = loss_of(job.loss, self._model, job.model, options=job.loss_options)
-        self._batch = with_made_up_reference(self._loss, cropped(samples, seq_len=data.seq_len))
         disable_dropout(self._model, self._loss)
+        if self._loss.function is not None and self._loss.function.generation is not None:
+            samples = completions_of(samples, model=self._model, function=self._loss.function, job=job, data=data)
+        else:
+            samples = cropped(samples, seq_len=data.seq_len)
+        self._batch = with_made_up_reference(self._loss, samples)
         name_modules(self._model)
 
     def check(self) -> DrawSites:
@@ -199,9 +204,10 @@ def _read(cls: type[T], file: Path) -> T | None:
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """The cache file of a result, with a digest of all inputs in its name."""
     named = class_of(job.loss)
-    is_alike = what == "draws" and (named is None or not named.in_pairs)  # for every loss
+    is_alike = what == "draws" and (named is None or (named.drops_out and not named.in_pairs))  # for every loss
     loss, metrics = (job.loss, job.evaluation.metrics) if not is_alike else (None, ())
-    names = (job.model.factory, job.data.factory, source_of(loss), installed_source(job.data))
+    rewards = reward_names(loss, job.loss_options if loss is not None else {})
+    names = (job.model.factory, job.data.factory, source_of(loss), installed_source(job.data), *rewards)
     code = [_state_of(name) for name in names if name is not None]
     versions = (torch.__version__, transformers.__version__)
     what_else = [dict(job.loss_options)] if loss is not None and job.loss_options else []

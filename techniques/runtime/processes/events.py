@@ -161,6 +161,7 @@ class Steps(JobEvent):
     """Steps were done, from `first_step` on.
 
     losses, seconds: of each step; the losses are empty where only the progress is stored.
+    rewards: the mean reward of each step's completions; empty for losses that generate none.
     wall_s: the time of the report in seconds since the epoch.
     """
 
@@ -168,6 +169,7 @@ class Steps(JobEvent):
     first_step: int
     seconds: tuple[float, ...]
     losses: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
+    rewards: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
     wall_s: float = field(default=0.0, metadata=SINCE_LATER)
 
     @property

@@ -15,7 +15,9 @@ from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.interface.metric import Metric
+from ringmaster.techniques.losses.registry import reward_names
 from ringmaster.techniques.metrics.registry import scored_metrics
+from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.scoring.order import SCORES, model_spec
 from ringmaster.techniques.runtime.scoring.rows import Rows
@@ -79,18 +81,32 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
     if is_adapter(model_dir):
         attach(model, Adapter(from_pretrained=str(model_dir)), seed=rows.job.seed)
     model = model.eval().to(device)
-    loss = loss_of(rows.job.loss, model, spec, options=rows.job.loss_options)
+    named = rows.job.loss
+    if rows.cases is not None and reward_names(named, rows.job.loss_options):
+        named = None  # literal cases are no prompts
+    loss = loss_of(named, model, spec, options=rows.job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
+    rollout = rollout_of(
+        loss.function,
+        model=model,
+        tokenizer_dir=rows.prepared.tokenizer_dir,
+        device=device,
+        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
+    )
     collected, config, metrics = Collected(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
+        known = rows.known(batch)
+        if rollout is not None:
+            seeds = [prompt_seed(rows.job.seed, HELD_OUT, number) for number in numbers]
+            (batch,) = rollout.with_advantages([rollout.completed(model, batch, seeds=seeds)])
         output, losses = _forward(model, loss, batch, rows), None
         if rows.are_labelled(batch) and loss.function is None:
             losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
             losses = losses_by_row(loss, output, batch)
         found = said(loss, output, batch, losses=losses, metrics=metrics, tokenizer_dir=rows.prepared.tokenizer_dir)
-        collected.add(numbers, {**found, **rows.known(batch)})
+        collected.add(numbers, {**found, **known})
         count(len(numbers))
     return collected.scores(shifted=loss.shifted)
 

@@ -11,13 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from ringmaster.techniques.interface.loss import CAUSAL, CLASSIFIER, LossFunction, LossInputs
+from ringmaster.techniques.interface.loss import (
+    ADVANTAGES,
+    CAUSAL,
+    CLASSIFIER,
+    REWARDS,
+    LossFunction,
+    LossInputs,
+)
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.losses.registry import loss_named
 from ringmaster.techniques.runtime.training.loss import Batch, Loss, SumAndCount, logits_of, next_tokens
 
 REFERENCE = "reference_log_probabilities"
-"""The entry [rows, 2] of a batch of pairs with their log-probabilities under the job's initial weights."""
+"""The entry of a batch with what its loss compares, under the job's initial weights; [rows, 2] for pairs."""
+ADDED = (REFERENCE, ADVANTAGES, REWARDS)
+"""The entries of batches that are not the model's inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,34 +60,37 @@ class FunctionLoss(Loss):
         return self.named.each(self._inputs(output, batch, totals=totals))
 
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns the entries of `batch` for `forward`; of pairs both sequences of each, one after another."""
-        given = super().forward_inputs({name: value for name, value in batch.items() if name != REFERENCE})
-        if not self.named.in_pairs:
+        """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
+        given = super().forward_inputs({name: value for name, value in batch.items() if name not in ADDED})
+        sequences = self.named.num_sequences
+        if sequences is None:
             return given
+        wanted = "two" if sequences == 2 else sequences
         for name, value in given.items():
-            if value.dim() < 2 or value.shape[1] != 2:
+            if value.dim() < 2 or value.shape[1] != sequences:
                 raise ValueError(
-                    f"loss {self.named.name}: {name} of a sample is {list(value.shape[1:])}, and not of two sequences. "
-                    "To fix: give data of pairs, whose tensors are [2, tokens] (docs/losses.md)"
+                    f"loss {self.named.name}: {name} of a sample is {list(value.shape[1:])}, and not of {wanted} "
+                    f"sequences. To fix: give data of pairs, whose tensors are [2, tokens] (docs/losses.md)"
                 )
         return {name: value.flatten(0, 1) for name, value in given.items()}
 
     def predictions(self, output: Any, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-        """Returns logits and labels; of pairs [rows, 2, tokens, vocabulary] and [rows, 2, tokens]."""
-        if not self.named.in_pairs:
+        """Returns logits and labels; of pairs [rows, 2, tokens, vocabulary] and [rows, 2, tokens]; of groups alike."""
+        sequences = self.named.num_sequences
+        if sequences is None:
             return super().predictions(output, batch)
         logits = logits_of(output)
-        return None if logits is None else logits.reshape(-1, 2, *logits.shape[1:]), self._labels(batch)
+        return None if logits is None else logits.reshape(-1, sequences, *logits.shape[1:]), self._labels(batch)
 
     def is_known(self, batch: Batch) -> bool:
         """Whether the batch has the log-probabilities that the loss compares with, if it compares."""
-        return not self.named.needs_reference or REFERENCE in batch
+        return not self.named.compares or REFERENCE in batch
 
     def rewards(self, output: Any, batch: Batch) -> Tensor | None:
         """Returns the rewards of each pair, [rows, 2]; None without rewards, or where they are not known."""
         if not self.is_known(batch):
             return None
-        return self.named.rewards(self._inputs(output, batch, totals={}))
+        return self.named.rewards_of(self._inputs(output, batch, totals={}))
 
     def totals(self, batch: Batch) -> Mapping[str, float]:
         """Returns this batch's summands."""
@@ -94,14 +106,15 @@ class FunctionLoss(Loss):
         return replace(self, known=totals) if self.named.total_names else self
 
     def sequences(self, samples: Sequence[int]) -> Sequence[int]:
-        """Returns two numbers for each pair."""
-        return [2 * sample + i for sample in samples for i in range(2)] if self.named.in_pairs else samples
+        """Returns a number for each sequence of each sample."""
+        number = self.named.num_sequences
+        return samples if number is None else [number * sample + i for sample in samples for i in range(number)]
 
     def _labels(self, batch: Batch) -> Tensor | None:
         labels = batch.get("labels")
         if labels is None or self.kind != CAUSAL:
             return labels
-        if not self.named.in_pairs:
+        if self.named.num_sequences is None:
             return next_tokens(batch)
         return functional.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
@@ -124,7 +137,7 @@ def named_loss(
             f"loss {name} is for {' and '.join(function.kinds)} models, and {model} is none. To fix: give another loss "
             "or model"
         )
-    shifted = kind == CAUSAL and not function.in_pairs
+    shifted = kind == CAUSAL and function.num_sequences is None
     return FunctionLoss(
         compute=None,
         inputs=inputs,
@@ -140,7 +153,9 @@ def with_made_up_reference(loss: Loss, batch: Batch) -> dict[str, Tensor]:
     if loss.is_known(batch):
         return dict(batch)
     tensor = next(iter(batch.values()))
-    return {**batch, REFERENCE: torch.zeros(len(tensor), 2, device=tensor.device)}
+    is_of_tokens = loss.function is not None and loss.function.generation is not None
+    shape = batch["labels"].shape if is_of_tokens else (len(tensor), 2)
+    return {**batch, REFERENCE: torch.zeros(shape, device=tensor.device)}
 
 
 def disable_dropout(model: nn.Module, loss: Loss) -> None:

@@ -6,7 +6,7 @@ Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -40,7 +40,14 @@ def recompute_layers(model: nn.Module, mode: str) -> None:
     contexts = _selective if mode == "selective" else drawing_again
     for name in layer_names(model):
         layer = model.get_submodule(name)
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
+        layer.forward = partial(_recomputed, layer.forward, contexts)
+
+
+def _recomputed(forward: Callable[..., Any], contexts: Callable[[], Contexts], *args: Any, **kwargs: Any) -> Any:
+    """Runs a layer; where there is no backward, as in evaluation and generation, without preparing for one."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]

@@ -24,7 +24,7 @@ Forward = Callable[[dict[str, Tensor]], Any]
 
 
 class Reference:
-    """Adds to batches of pairs their log-probabilities under the initial weights.
+    """Adds to batches their log-probabilities under the initial weights.
 
     model: a frozen copy of the model with them; None where the trained model computes them without its adapter.
     """
@@ -66,7 +66,9 @@ class Reference:
         logits, labels = self._loss.predictions(output, batch)
         if logits is None or labels is None:
             raise ValueError("loss: the model gives no logits, or the samples no labels. To fix: give both")
-        return {**batch, REFERENCE: log_probabilities(logits, labels)}
+        assert self._loss.function is not None, "a loss that compares is one that the job names"
+        compared = self._loss.function.compared(logits, labels)
+        return {**batch, REFERENCE: log_probabilities(logits, labels) if compared is None else compared}
 
 
 def frozen_copy(model: nn.Module, *, device: torch.device, in_half: bool) -> nn.Module:

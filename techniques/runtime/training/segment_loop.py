@@ -136,6 +136,7 @@ class Progress:
                 Steps(
                     first_step=self._steps[0].step,
                     losses=tuple(report.loss for report in self._steps),
+                    rewards=tuple(report.reward for report in self._steps if report.reward is not None),
                     seconds=tuple(report.seconds for report in self._steps),
                     wall_s=time.time(),
                 )

@@ -18,6 +18,7 @@ from ringmaster.techniques.adaptations.training import Adapting
 from ringmaster.techniques.adapters.attaching import attach, trained_names
 from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.loss import REWARDS
 from ringmaster.techniques.interface.technique import (
     Technique,
     data_parallel_rank,
@@ -45,6 +46,7 @@ from ringmaster.techniques.runtime.data import (
     width_of,
 )
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.models.components import check_components
 from ringmaster.techniques.runtime.probing import draws_of
@@ -83,12 +85,16 @@ Beat = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One global step: the mean loss over its batch, its seconds, and the sums of the values that the ranks passed."""
+    """One global step: the mean loss over its batch, its seconds, and the sums of the values that the ranks passed.
+
+    reward: the mean reward of the completions, of losses that generate them.
+    """
 
     step: int
     loss: float
     seconds: float
     asked: tuple[float, ...]
+    reward: float | None = None
 
 
 class Trainer:
@@ -133,6 +139,15 @@ class Trainer:
             device=ranks.device,
             autocast=self._autocast,
         )
+        self._rollout = rollout_of(
+            self._loss.function,
+            model=model,
+            tokenizer_dir=self.prepared.tokenizer_dir,
+            device=ranks.device,
+            autocast=self._autocast,
+            is_trial=order.purpose == TRIAL,
+            beat=beat,
+        )
         beat()
         if not technique.moves_model:
             model.to(ranks.device)
@@ -167,6 +182,7 @@ class Trainer:
         rows, width = self._rows()
         with drawing() if self._draws_by_hash else nullcontext():
             work = _Work(self, rows, width=width)
+            reward = self._generate(work)
             work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
@@ -181,10 +197,28 @@ class Trainer:
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
             asked=tuple(asked),
+            reward=reward,
         )
         self.next_step += 1
         self._beat()
         return report
+
+    def _generate(self, work: _Work) -> float | None:
+        """Writes the completions of a step on which the loss is computed; returns their mean reward.
+
+        Their random numbers depend on the seed, the step and the prompt's place in the global batch alone.
+        """
+        if self._rollout is None:
+            return None
+        model, batches = self._technique.unwrap(self.model), []
+        for index, rows in enumerate(work.micro_batches):
+            seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places(index)]
+            batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
+            self._beat()
+        mine = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
+        every = torch.cat(self.ranks.gather([mine])[0])
+        work.completions = self._rollout.with_advantages(batches, of_batch=every)
+        return float(every.nanmean())
 
     def _rows(self) -> tuple[list[int], int | None]:
         """Returns the rank's slice of the global batch of the next step, and the width of the whole batch."""
@@ -242,6 +276,10 @@ class Trainer:
         self.model.eval()
         for rows, counted, width in chunks:
             batch = fetch(self._held_out, rows, width=width)
+            if self._rollout is not None:
+                seeds = [prompt_seed(self.job.seed, HELD_OUT, row) for row in rows]  # the same at every step
+                model = self._technique.unwrap(self.model)
+                (batch,) = self._rollout.with_advantages([self._rollout.completed(model, batch, seeds=seeds)])
             batch = work.completed(self._to_device(self._technique.part(batch)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
@@ -361,7 +399,8 @@ class _Work:
     """A rank's share of one step; implements `ringmaster.techniques.interface.technique.StepWork`."""
 
     def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
-        self._trainer, self._step, self._width = trainer, trainer.next_step, width
+        self._trainer, self._step, self.width = trainer, trainer.next_step, width
+        self.completions: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the loss generates them
         self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
         self.micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
         self.loss_function = trainer.adapting.loss
@@ -372,21 +411,27 @@ class _Work:
 
     def batch(self, index: int) -> dict[str, Tensor]:
         trainer, rows = self._trainer, self.micro_batches[index]
+        if self.completions is not None:
+            return self.completed(self.completions[index])
         if not trainer._draws_by_hash:
             torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
-            batch = fetch(trainer._training, rows, width=self._width)
+            batch = fetch(trainer._training, rows, width=self.width)
             return self.completed(trainer._to_device(trainer._technique.part(batch)))
-        first, seed = self._first + index * self._size, _step_seed(trainer.job.seed, self._step)
-        samples = range(first, first + len(rows))
+        samples, seed = self.places(index), _step_seed(trainer.job.seed, self._step)
         batch = fetch(
             trainer._training,
             rows,
             before_each=lambda place: seed_generators(seed, samples[place]),
-            width=self._width,
+            width=self.width,
         )
         batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
         use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
         return batch
+
+    def places(self, index: int) -> range:
+        """Returns the places of a micro-batch's samples in the global batch."""
+        first = self._first + index * self._size
+        return range(first, first + len(self.micro_batches[index]))
 
     def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the batch with what the reference of its loss gives, if the trained model itself computes it."""

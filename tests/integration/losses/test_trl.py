@@ -1,4 +1,4 @@
-"""Preference losses against TRL's trainers, which train the same model on the same pairs in the same order."""
+"""Losses against TRL's trainers, which train the same model on the same samples in the same order."""
 
 import copy
 from itertools import takewhile

@@ -66,3 +66,50 @@ def test_a_job_without_options_keeps_its_form_and_digest():
     assert "loss_options" not in to_json(JOB)
     assert digest(JOB) == digest(to_json(JOB))
     assert digest(replace(JOB, loss="dpo", loss_options={"beta": 1})) != digest(replace(JOB, loss="dpo"))
+
+
+PROMPTS = """
+jobs:
+  - name: a
+    model: {{architecture: LlamaForCausalLM}}
+    data: {{kind: {kind}, path: prompts.jsonl}}
+    num_steps: 10
+    loss: {loss}
+"""
+
+
+def parse_grpo(tmp_path, loss, *, kind="prompt"):
+    (tmp_path / "my_rewards.py").write_text("def length(completions):\n    ...\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Write a poem"}\n')
+    return parse_batch(PROMPTS.format(loss=loss, kind=kind), folder=tmp_path, name="x.yaml")
+
+
+def test_grpo_names_its_rewards_and_is_measured_by_them(tmp_path):
+    (job,) = parse_grpo(tmp_path, '{name: grpo, rewards: ["my_rewards:length"], scale_rewards: none}').jobs
+    assert job.loss_options == {"rewards": ["my_rewards:length"], "scale_rewards": "none"}
+    assert job.evaluation.metrics == ("reward",)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("grpo", "x.yaml:7: jobs[0].loss.rewards: is missing. To fix: give a list of functions such as"),
+        ("{name: grpo, rewards: length}", "rewards: must be a list of functions such as"),
+        ('{name: grpo, rewards: ["my_reward:length"]}', "module my_reward cannot be found"),
+        ('{name: grpo, rewards: ["my_rewards:lenght"]}', "defines no lenght"),
+        ('{name: grpo, rewards: ["my_rewards:length"], num_generations: 1.5}', "must be a whole number, at least 2"),
+        ('{name: grpo, rewards: ["my_rewards:length"], loss_type: sapo}', "must be one of dapo, grpo, bnpo, dr_grpo"),
+        ('{name: grpo, rewards: ["my_rewards:length"], reward_weights: [1, 2]}', "has 2 numbers for 1 rewards"),
+        ("null", "prompt has no answers to learn"),
+    ],
+)
+def test_wrong_options_of_grpo(tmp_path, loss, said):
+    with pytest.raises(BatchFileError) as raised:
+        parse_grpo(tmp_path, loss)
+    assert said in str(raised.value)
+    assert "x.yaml:" in str(raised.value)
+
+
+def test_grpo_reads_prompts(tmp_path):
+    with pytest.raises(BatchFileError, match="is not prompt, and the loss grpo reads prompts"):
+        parse_grpo(tmp_path, '{name: grpo, rewards: ["my_rewards:length"]}', kind="completion")

@@ -75,6 +75,7 @@ class RowSource(StoredSource):
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
+    uncut: arrays of `padding` that are no tokens, and so have any length.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
@@ -96,6 +97,7 @@ class RowSource(StoredSource):
         POSITIONS: 0,  # each token of padding is then a sample of its own
     }
     is_causal: ClassVar[bool] = False
+    uncut: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
@@ -318,7 +320,8 @@ class RowSource(StoredSource):
         return sample
 
     def _length(self, sample: Mapping[str, Array]) -> int:
-        return max((array.shape[-1] for name, array in sample.items() if self._is_ragged(name, array)), default=0)
+        tokens = (name for name, array in sample.items() if self._is_ragged(name, array) and name not in self.uncut)
+        return max((sample[name].shape[-1] for name in tokens), default=0)
 
     def _is_ragged(self, name: str, array: Array) -> bool:
         return name in self.padding and array.ndim > 0 and array.dtype.kind in "biu"
@@ -337,7 +340,8 @@ class RowSource(StoredSource):
             for name, array in samples[0].items():
                 rows = [sample[name] for sample in samples]
                 if self._is_ragged(name, array):
-                    ragged.append(split, name, [row[..., :max_length].astype(np.int32) for row in rows])
+                    most = None if name in self.uncut else max_length
+                    ragged.append(split, name, [row[..., :most].astype(np.int32) for row in rows])
                 else:
                     writer.append(split, {name: np.stack(rows)})
         except (ValueError, KeyError) as error:

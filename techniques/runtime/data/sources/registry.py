@@ -17,6 +17,7 @@ BUILTIN: dict[str, str] = {
     "chat": "ringmaster.techniques.runtime.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.runtime.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.runtime.data.sources.preference:Preference",
+    "prompt": "ringmaster.techniques.runtime.data.sources.prompt:Prompt",
     "embedding": "ringmaster.techniques.runtime.data.sources.embedding:Embedding",
     "image-classification": "ringmaster.techniques.runtime.data.sources.image_classification:ImageClassification",
     "hugging-face": "ringmaster.techniques.runtime.data.sources.hugging_face:HuggingFace",

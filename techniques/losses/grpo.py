@@ -1,0 +1,136 @@
+"""Group relative policy optimization: a model learns from rewards of completions that it writes itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ringmaster.techniques.interface.loss import (
+    ADVANTAGES,
+    CAUSAL,
+    DottedNames,
+    Generation,
+    LossFunction,
+    LossInputs,
+    Values,
+    WholeNumbers,
+    option,
+)
+from ringmaster.techniques.interface.metric import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo")
+SCALES = ("group", "batch", "none")
+STD_EPSILON = 1e-4  # as in TRL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grpo(LossFunction):
+    """The clipped policy gradient of completions whose advantage is their reward compared with that of their group.
+
+    To each prompt the model writes a group of G completions o_1 ... o_G, with rewards R_1 ... R_G. With p the policy,
+    softmax(logits / temperature), p_old its values before the step and e = epsilon:
+
+        A_i = (R_i - mean R) / (std R + 1e-4)
+        r_it = p(o_it) / p_old(o_it)
+        l_it = -min(r_it A_i, clip(r_it, 1 - e, 1 + e_high) A_i) + beta (q_it - log q_it - 1),  q = p_ref / p
+
+    There is one update for each generation, so that r is 1 and its gradient is that of log p. `loss_type` averages:
+
+        dapo, bnpo:  sum of l_it / number of tokens of all completions of the global batch
+        grpo:        mean over completions of the mean over their tokens
+        dr_grpo:     sum of l_it / (number of completions * max_new_tokens)
+
+    `scale_rewards` divides by the standard deviation of the group, of the global batch ("batch"), or by none. Sources:
+    Shao et al., DeepSeekMath (arXiv:2402.03300), equations 3 and 4; Yu et al., DAPO (arXiv:2503.14476), equation 8;
+    Liu et al., Dr. GRPO (arXiv:2503.20783), section 3. Options are named as in TRL, and have its defaults.
+    """
+
+    name: ClassVar[str] = "grpo"
+    kinds: ClassVar[tuple[str, ...]] = (CAUSAL,)
+    needs_reference: ClassVar[bool] = True
+    drops_out: ClassVar[bool] = False
+
+    rewards: tuple[str, ...] = option((), DottedNames(required=True))
+    reward_weights: tuple[float, ...] = option((), Values(is_list=True))
+    num_generations: int = option(8, WholeNumbers(least=2))
+    max_new_tokens: int = option(512, WholeNumbers(least=1))
+    temperature: float = option(1.0, Values(above=0))
+    beta: float = option(0.0, Values(least=0))
+    epsilon: float = option(0.2, Values(above=0, below=1))
+    epsilon_high: float | None = option(None, Values(above=0))
+    loss_type: str = option("dapo", Values(among=LOSS_TYPES))
+    scale_rewards: str = option("group", Values(among=SCALES))
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where there is not one weight for each reward."""
+        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
+            raise ValueError(
+                f"loss grpo: there are {len(self.reward_weights)} reward_weights for {len(self.rewards)} rewards. "
+                "To fix: give one for each"
+            )
+
+    @property
+    def generation(self) -> Generation:
+        """The completions of a step."""
+        return Generation(
+            rewards=self.rewards,
+            weights=self.reward_weights or (1.0,) * len(self.rewards),
+            num_generations=self.num_generations,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+        )
+
+    @property
+    def compares(self) -> bool:
+        """Whether the divergence from the initial weights is part of the loss."""
+        return self.beta > 0
+
+    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Returns the sum of each prompt's completions, and the number of what is averaged."""
+        import torch
+
+        if inputs.logits is None or inputs.labels is None or ADVANTAGES not in inputs.batch:
+            raise ValueError(
+                "loss grpo: there are no completions with advantages. To fix: train a causal language model on "
+                "prompts (data.kind: prompt)"
+            )
+        log_p = self.compared(inputs.logits, inputs.labels)
+        advantages = inputs.batch[ADVANTAGES].float().unsqueeze(-1)
+        ratio = torch.exp(log_p - log_p.detach())
+        high = self.epsilon if self.epsilon_high is None else self.epsilon_high
+        losses = -torch.min(ratio * advantages, ratio.clamp(1 - self.epsilon, 1 + high) * advantages)
+        if self.compares:
+            assert inputs.reference is not None, "the caller knows whether there is a reference"
+            log_q = inputs.reference - log_p
+            losses = losses + self.beta * (torch.exp(log_q) - log_q - 1)
+        is_counted = inputs.labels != IGNORED
+        sums, num_tokens = (losses * is_counted).sum(-1), is_counted.sum(-1)
+        if self.loss_type in ("dapo", "bnpo"):
+            return sums.sum(-1), num_tokens.sum(-1)
+        means = sums / (num_tokens.clamp(min=1) if self.loss_type == "grpo" else self.max_new_tokens)
+        return means.sum(-1), torch.full_like(means[:, 0], means.shape[1])
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns the policy's log-probability of each labelled token, 0 elsewhere: [rows, completions, tokens]."""
+        from ringmaster.techniques.losses.preferences import token_log_probabilities
+
+        return token_log_probabilities(logits if self.temperature == 1 else logits / self.temperature, labels)
+
+    def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
+        """Returns A; 0 for completions without a reward (NaN), which the mean and the deviation leave out too."""
+        advantages = rewards - rewards.nanmean(-1, keepdim=True)
+        if self.scale_rewards == "group":
+            advantages = advantages / (_nanstd(rewards) + STD_EPSILON)
+        elif self.scale_rewards == "batch":
+            advantages = advantages / (_nanstd(of_batch.flatten()) + STD_EPSILON)
+        return advantages.nan_to_num(nan=0.0)
+
+
+def _nanstd(values: Tensor) -> Tensor:
+    """Returns the standard deviation over the last dimension (n - 1 degrees of freedom) without NaN: [..., 1]."""
+    count = (~values.isnan()).sum(-1, keepdim=True)
+    squares = (values - values.nanmean(-1, keepdim=True)).square().nansum(-1, keepdim=True)
+    return (squares / (count - 1).clamp(min=1)).sqrt()

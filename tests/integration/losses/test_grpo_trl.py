@@ -1,0 +1,141 @@
+"""GRPO against TRL's trainer, of which only the generation is replaced: it samples with the same random numbers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ringmaster.techniques import DataSpec, EvaluationSpec
+from ringmaster.techniques.losses.registry import loss_named
+from ringmaster.techniques.runtime.data import batch_indices, open_data, prepare
+from ringmaster.techniques.runtime.generation.rollout import ends_of, prompt_seed, prompts_of
+from ringmaster.techniques.runtime.generation.sampling import sample
+from ringmaster.techniques.runtime.models import build_model
+from tests.integration.losses.my_rewards import letter, some
+from tests.integration.workbench import ADAMW, LLAMA, largest_difference
+
+pytest.importorskip("trl", reason="whose trainer this is")
+pytestmark = pytest.mark.full
+
+NUM_STEPS, NUM_PROMPTS, NUM_GENERATIONS, MOST_TOKENS = 6, 4, 4, 8
+REWARDS = "tests.integration.losses.my_rewards"
+# Many tokens that end a completion, so that lengths differ.
+MODEL = replace(LLAMA, config={**LLAMA.config, "vocab_size": 320, "eos_token_id": [*range(5, 65)]})
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"prompt": f"say {'ab'[i % 2] * (1 + i % 5)} {i}:", "number": i} for i in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataSpec(path=str(file), kind="prompt", vocab_size=300, held_out=0.2)
+
+
+def trained_by_trl(bench, data, options, *, seed, folder):
+    """Returns the losses of TRL's trainer, and its weights."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, LlamaForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    prepared = prepare(data, cache_dir=bench.cache_dir)
+    training, _ = open_data(data, cache_dir=bench.cache_dir, prepared=prepared)
+    order = [
+        int(i)
+        for step in range(NUM_STEPS)
+        for i in batch_indices(num_samples=len(training), global_batch_size=NUM_PROMPTS, seed=seed, step=step)
+    ]
+    rows = prompts_of(training.rows(order))
+    tokenizer = AutoTokenizer.from_pretrained(str(prepared.tokenizer_dir), local_files_only=True)
+    generation = loss_named("grpo", options).generation
+
+    class WithOurCompletions(GRPOTrainer):
+        losses: list[float]
+
+        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+            step = self.state.global_step
+            groups = sample(
+                self.accelerator.unwrap_model(self.model),
+                prompt_ids[::NUM_GENERATIONS],
+                seeds=[prompt_seed(seed, step, place) for place in range(NUM_PROMPTS)],
+                generation=generation,
+                ends=ends_of(tokenizer, model),
+                device=torch.device("cpu"),
+            )
+            return [completion for group in groups for completion in group], None
+
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            self.losses.append(float(loss))
+            return loss
+
+    said = {key: value for key, value in options.items() if key not in ("rewards", "max_new_tokens")}
+    config = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=NUM_STEPS,
+        per_device_train_batch_size=NUM_PROMPTS * NUM_GENERATIONS,
+        steps_per_generation=1,
+        max_completion_length=MOST_TOKENS,
+        max_grad_norm=0.0,
+        shuffle_dataset=False,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **said,
+    )
+    build_model(MODEL, data=prepared, seed=seed).save_pretrained(folder / "model")
+    model = LlamaForCausalLM.from_pretrained(folder / "model")  # TRL loads its reference from there
+    optimizer = torch.optim.AdamW(model.parameters(), lr=ADAMW.lr)
+    trainer = WithOurCompletions(
+        model=model,
+        reward_funcs=[lambda completions, **_: letter(completions), lambda completions, **_: some(completions)],
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)),
+    )
+    trainer.losses = []
+    trainer.train()
+    return trainer.losses, dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beta": 0.2, "temperature": 0.7, "loss_type": "grpo"},
+        {"loss_type": "dr_grpo", "scale_rewards": "none"},
+        {"loss_type": "bnpo", "scale_rewards": "batch", "reward_weights": [1.0, 0.2]},
+        {"loss_type": "dapo", "beta": 0.1, "epsilon_high": 0.3},
+    ],
+    ids=["default", "grpo", "dr_grpo", "bnpo", "dapo"],
+)
+def test_the_losses_and_weights_are_trls(bench, prompts, tmp_path, options):
+    options = {
+        "rewards": [f"{REWARDS}:letter", f"{REWARDS}:some"],
+        "num_generations": NUM_GENERATIONS,
+        "max_new_tokens": MOST_TOKENS,
+        **options,
+    }
+    job = bench.job(
+        MODEL,
+        data=prompts,
+        loss="grpo",
+        loss_options=options,
+        optimizer=replace(ADAMW, options={"weight_decay": 0.01}),
+        num_steps=NUM_STEPS,
+        global_batch_size=NUM_PROMPTS,
+        seed=3,
+        evaluation=EvaluationSpec(max_batches=1, metrics=("reward",)),
+    )
+    ours = bench.reference(job)
+    losses, weights = trained_by_trl(bench, prompts, options, seed=3, folder=tmp_path)
+    assert len(losses) == NUM_STEPS
+    assert ours.losses == pytest.approx(losses, rel=0, abs=2e-5)
+    found = {name: weights[name] for name in ours.weights}
+    assert largest_difference(found, ours.weights) <= 1e-4
+    initial = build_model(MODEL, data=prepare(prompts, cache_dir=bench.cache_dir), seed=3).state_dict()
+    assert largest_difference({name: initial[name] for name in found}, found) > 1e-3

@@ -1,0 +1,56 @@
+"""The call of a user's reward functions, and what they may return."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ringmaster.techniques.runtime.generation.rewards import rewards_by
+
+KNOWN = {"prompts": ["p"] * 3, "completions": ["a", "ab", ""], "completion_ids": [[1], [2], [3]], "wish": [1, 2, 3]}
+
+
+def called(function):
+    return rewards_by("mine:f", function, KNOWN, number=3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda completions: [len(text) for text in completions],
+        lambda completions, **columns: torch.tensor([float(len(text)) for text in completions]),
+        lambda prompts, completions, wish: np.array([len(text) for text in completions]),
+        lambda completions, unknown=1: [1.0, np.float32(2), True * 0],
+    ],
+)
+def test_functions_take_what_they_name(function):
+    assert called(function) == [1.0, 2.0, 0.0]
+
+
+def test_none_is_no_reward():
+    found = called(lambda completions: [1.0, None, 2.0])
+    assert math.isnan(found[1])
+    assert (found[0], found[2]) == (1.0, 2.0)
+
+
+async def _later(completions):
+    return [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda completions: [1.0], "returned 1 values for 3 completions"),
+        (lambda completions: 1.0, "returned float"),
+        (lambda completions: ["good"] * 3, "returned 'good' for a completion"),
+        (lambda completions: [math.nan] * 3, "returned nan for a completion"),
+        (lambda completions: [[1.0]] * 3, r"returned \[1.0\] for a completion"),
+        (lambda completions, target: [1.0] * 3, "takes target, and the rows have completion_ids, completions, prompts"),
+        (_later, "is asynchronous"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_wrong_returns_have_a_remedy(function, said):
+    with pytest.raises(ValueError, match=f"mine:f .*{said}.* To fix: "):
+        called(function)
