@@ -137,7 +137,7 @@ class Executor:
             self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
         while self._plan_progress.running or (self._has_more() and not self._stopping):
             if not self._stopping:
-                self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
+                self._start()
             self._turn()
             self._give_up_planning()
         return not self._has_more()
@@ -152,7 +152,7 @@ class Executor:
         for _ in count() if num_turns is None else range(num_turns):
             if self._stopping:
                 return
-            self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
+            self._start()
             self._turn()
 
     def stop(self) -> None:
@@ -167,6 +167,17 @@ class Executor:
     def said(self, number: int, event: Event) -> None:
         """Receives an event of the gang of a segment. From any thread."""
         self._post(number, event)
+
+    def _start(self) -> None:
+        """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
+        self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
+        for running in list(self._plan_progress.running.values()):
+            job = running.segment.job
+            if replaced := self.job_table.keep_layout(job, running.profile):
+                self._plan_manager.forget_speed(job)  # a plan that is being made may use the other options
+                if any(s.job == job and s.option in replaced for s in self._plan_progress.planned):
+                    self._plan_progress.drop(job)
+                    self._plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
 
     def _post(self, number: int, message: Message) -> None:
         self._inbox.put((number, message))

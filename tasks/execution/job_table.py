@@ -16,6 +16,10 @@ from ringmaster.tasks.execution.steering import EVALUATED, GOAL, LIKE, RESTED, S
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.losses.registry import loss_function_of
+
+LAYOUT = "layout"
+"""The key of a job's details with the option under which it first ran, where it must run under no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,7 @@ class JobTable:
         self.totals: dict[str, int] = {}  # steps of each job, up to its goal
         self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
         self.attempts: dict[str, int] = {}  # crashes without progress
+        self._before_pinned: dict[str, list[Profile]] = {}  # the options of jobs that keep their layout
         self.groups = GroupTable(self)
 
     def add(self, entries: Iterable[JobState]) -> None:
@@ -83,6 +88,29 @@ class JobTable:
         total = entry.job.num_steps or 0
         self.totals[name] = min(details.get(GOAL, total), total)
         self.groups.renew(name)
+        self._pin(name)
+
+    def keep_layout(self, name: str, profile: Profile) -> set[int]:
+        """Pins a job to the option under which it starts, if its results depend on the layout.
+
+        The option takes the place of all others, whose numbers in plans stay valid. Returns the numbers of those that
+        it replaces now; empty for a job of another kind, and after the first call.
+        """
+        if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
+            return set()
+        replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
+        said = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+        self.write(name, details={LAYOUT: said})
+        self._pin(name)
+        return replaced
+
+    def _pin(self, name: str) -> None:
+        """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
+        said, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
+        kept = [each for each in profiles if said and _has_layout(each, said)]
+        if kept and len(kept) < len(profiles):
+            self._before_pinned[name] = profiles
+            self.profiles[name] = kept[:1] * len(profiles)
 
     def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
@@ -222,10 +250,17 @@ class JobTable:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
         self.attempts.pop(job, None)
         self.profiles[job] = self.profiles[job] or list(self.entries[job].profiles)
+        self._pin(job)
         self.write(job, status=JobStatus.WAITING, message="")
 
     def strike_out(self, job: str, profile: Profile) -> bool:
-        """Removes an option from a job for good. Returns whether another one is left."""
+        """Removes an option from a job for good. Returns whether another one is left.
+
+        A job that has taken no step yet is not bound to the layout that it started under.
+        """
+        if self.records[job].step == 0 and job in self._before_pinned:
+            self.profiles[job] = self._before_pinned.pop(job)
+            self.write(job, details={LAYOUT: None})
         self.profiles[job] = [p for p in self.profiles[job] if not p.is_like(profile)]
         return bool(self.profiles[job])
 
@@ -233,6 +268,20 @@ class JobTable:
         """Counts a crash of a job. Returns the number of its crashes without progress."""
         self.attempts[job] = 1 if made_progress else self.attempts.get(job, 0) + 1
         return self.attempts[job]
+
+
+def keeps_layout(job: Job) -> bool:
+    """Returns whether a job must stay under the option that it starts with, as it trains on what it generates.
+
+    Rounding differs between layouts, and another token changes the rest of a completion.
+    """
+    loss = loss_function_of(job.loss, job.loss_options)
+    return loss is not None and loss.generation is not None
+
+
+def _has_layout(profile: Profile, said: Mapping[str, Any]) -> bool:
+    found = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+    return found == said
 
 
 def _renamed(job: Job, batch: str) -> Job:
