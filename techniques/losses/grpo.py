@@ -14,6 +14,7 @@ from ringmaster.techniques.interface.loss import (
     LossInputs,
     Values,
     WholeNumbers,
+    YesOrNo,
     option,
 )
 from ringmaster.techniques.interface.metric import IGNORED
@@ -35,9 +36,11 @@ class Grpo(LossFunction):
 
         A_i = (R_i - mean R) / (std R + 1e-4)
         r_it = p(o_it) / p_old(o_it)
-        l_it = -min(r_it A_i, clip(r_it, 1 - e, 1 + e_high) A_i) + beta (q_it - log q_it - 1),  q = p_ref / p
+        l_it = -min(r_it A_i, clip(r_it, 1 - e, 1 + e_high) A_i) + beta r_it (q_it - log q_it - 1),  q = p_ref / p
 
-    There is one update for each generation, so that r is 1 and its gradient is that of log p. `loss_type` averages:
+    There is one update for each generation, so that r is 1 and its gradient is that of log p. The factor r of the
+    divergence, which `use_bias_correction_kl: false` leaves out, makes its gradient unbiased (DeepSeek-V3.2,
+    arXiv:2512.02556). `loss_type` averages:
 
         dapo, bnpo:  sum of l_it / number of tokens of all completions of the global batch
         grpo:        mean over completions of the mean over their tokens
@@ -61,6 +64,7 @@ class Grpo(LossFunction):
     beta: float = option(0.0, Values(least=0))
     epsilon: float = option(0.2, Values(above=0, below=1))
     epsilon_high: float | None = option(None, Values(above=0))
+    use_bias_correction_kl: bool = option(True, YesOrNo())
     loss_type: str = option("dapo", Values(among=LOSS_TYPES))
     scale_rewards: str = option("group", Values(among=SCALES))
 
@@ -105,7 +109,8 @@ class Grpo(LossFunction):
         if self.compares:
             assert inputs.reference is not None, "the caller knows whether there is a reference"
             log_q = inputs.reference - log_p
-            losses = losses + self.beta * (torch.exp(log_q) - log_q - 1)
+            divergence = torch.exp(log_q) - log_q - 1
+            losses = losses + self.beta * (divergence * ratio if self.use_bias_correction_kl else divergence)
         is_counted = inputs.labels != IGNORED
         sums, num_tokens = (losses * is_counted).sum(-1), is_counted.sum(-1)
         if self.loss_type in ("dapo", "bnpo"):

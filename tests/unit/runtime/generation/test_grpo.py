@@ -46,15 +46,17 @@ def inputs_of(*, reference=None):
     return LossInputs(output=None, batch=batch, logits=logits, labels=labels, totals={}, reference=reference)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(("beta", "is_corrected"), [(0.0, True), (0.3, True), (0.3, False)])
 @pytest.mark.parametrize("loss_type", ["dapo", "bnpo", "grpo", "dr_grpo"])
-def test_losses(loss_type, beta):
+def test_losses(loss_type, beta, is_corrected):
     """The gradient is that of -A log p and of the divergence, averaged as the type says."""
     draw = torch.Generator().manual_seed(1)
     reference = -torch.rand(2, 3, 7, generator=draw) if beta else None
     given = inputs_of(reference=reference)
     assert given.logits is not None
-    sums, counts = grpo(loss_type=loss_type, beta=beta, temperature=0.5).each(given)
+    sums, counts = grpo(loss_type=loss_type, beta=beta, use_bias_correction_kl=is_corrected, temperature=0.5).each(
+        given
+    )
     mean = sums.sum() / counts.sum()
     (gradient,) = torch.autograd.grad(mean, given.logits)
 
@@ -70,7 +72,9 @@ def test_losses(loss_type, beta):
                 term, its = -advantage * own, -advantage  # the ratio is 1, with the gradient of log p
                 if beta:
                     log_q = reference[row, place, t] - own
-                    term, its = term + beta * (log_q.exp() - log_q - 1), its + beta * (log_q.exp() - log_q - 1).detach()
+                    divergence = log_q.exp() - log_q - 1
+                    corrected = divergence + divergence.detach() * own if is_corrected else divergence
+                    term, its = term + beta * corrected, its + beta * divergence.detach()
                 summed, value = summed + term, value + its
             scale = {"grpo": 1 / len(tokens), "dr_grpo": 1 / 5}.get(loss_type, 1.0)
             expected, total, num_tokens = expected + summed * scale, total + value * scale, num_tokens + len(tokens)
