@@ -70,8 +70,8 @@ BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
 
-WIDTH_MULTIPLE = 8
-"""The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
+WIDTH_MULTIPLES = {"cuda": 8}
+"""What the width of padded samples is a multiple of, by the type of device; 1 on others. Tensor cores prefer it."""
 LONGEST = "longest"
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured. Their samples are padded as far as those of any step may be, so
@@ -200,8 +200,9 @@ class Trainer:
         # A compiled model would be compiled again for each width.
         if self.job.data.padding != LONGEST or self.job.compile:
             return None
+        preferred = WIDTH_MULTIPLES.get(self.ranks.device.type, 1)
         return width_of(
-            dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, self._technique.width_divisor(self.ranks.mesh))
+            dataset, indices, multiple_of=math.lcm(preferred, self._technique.width_divisor(self.ranks.mesh))
         )
 
     def _totals(self, dataset: Dataset, chunks: Iterable[Sequence[int]]) -> dict[str, float]:
@@ -373,7 +374,7 @@ class _Work:
     def batch(self, index: int) -> dict[str, Tensor]:
         trainer, rows = self._trainer, self.micro_batches[index]
         if not trainer._draws_by_hash:
-            torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
+            _seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
             batch = fetch(trainer._training, rows, width=self._width)
             return self.completed(trainer._to_device(trainer._technique.part(batch)))
         first, seed = self._first + index * self._size, _step_seed(trainer.job.seed, self._step)
@@ -445,3 +446,10 @@ def _step_seed(seed: int, step: int) -> int:
 def _draw_seed(seed: int, step: int, dp_rank: int, micro_batch: int) -> int:
     """Returns the seed of a micro-batch's dropout; it is derived, so that no generator's state need be stored."""
     return int(digest([seed, step, dp_rank, micro_batch]), 16) % (1 << 63)
+
+
+def _seed(seed: int, *, device: torch.device) -> None:
+    if device.type == "cpu":  # torch.manual_seed also formats the stack for each kind of accelerator: 3 % of a step
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
