@@ -5,7 +5,8 @@
 Both contenders train in one process with the same threads: dropout 0, fp32, fused AdamW, the rows of each step in the
 same order. The losses of the first steps are compared, and then the medians of whole steps (data, forward, backward,
 clipping, update) within each round. The data is that of examples/recipes. Writes benchmarks/results/tasks.json and the
-section of docs/benchmarks.md between the markers `<!-- tasks -->`.
+section of docs/benchmarks.md between the markers `<!-- tasks -->`. Where other programs are busy, two threads wait for
+each other: pin it to one core (`taskset -c 0`), as for the figures of that page.
 """
 
 import argparse
@@ -223,11 +224,11 @@ def record(rows):
     """Writes the figures, and the section of the page between the markers."""
     said = stamped(rows)
     RESULTS.write_text(json.dumps(said, indent=1) + "\n")
+    cores = "one core" if said["cores"] == 1 else f"{said['cores']} cores"
     table = [
-        f"`single` beside other trainers on {said['cores']} cores, {said['date']}: the same weights and rows, fp32,",
-        f"fused AdamW, no dropout, {BATCH_SIZE} rows a step, in alternation in one process. *Losses*: the largest",
-        f"difference in the first steps (goal {GOAL:.0e}). Times are medians of whole steps; above 1, ours is quicker",
-        "(goal 1.0).",
+        f"`single` beside other trainers, {said['date']}, {cores}: the same weights and rows, fp32, fused AdamW, no",
+        f"dropout, {BATCH_SIZE} rows a step, in alternation in one process. *Losses*: the largest difference in the",
+        f"first steps (goal {GOAL:.0e}). Times are medians of whole steps; above 1, ours is quicker (goal 1.0).",
         "",
         "| task | trainer | parameters | losses | ours | theirs | theirs / ours | over the rounds |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
