@@ -70,8 +70,8 @@ BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
 
-WIDTH_MULTIPLES = {"cuda": 8}
-"""What the width of padded samples is a multiple of, by the type of device; 1 on others. Tensor cores prefer it."""
+WIDTH_MULTIPLE = 8
+"""The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
 LONGEST = "longest"
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured. Their samples are padded as far as those of any step may be, so
@@ -200,9 +200,8 @@ class Trainer:
         # A compiled model would be compiled again for each width.
         if self.job.data.padding != LONGEST or self.job.compile:
             return None
-        preferred = WIDTH_MULTIPLES.get(self.ranks.device.type, 1)
         return width_of(
-            dataset, indices, multiple_of=math.lcm(preferred, self._technique.width_divisor(self.ranks.mesh))
+            dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, self._technique.width_divisor(self.ranks.mesh))
         )
 
     def _totals(self, dataset: Dataset, chunks: Iterable[Sequence[int]]) -> dict[str, float]:
