@@ -101,8 +101,9 @@ format: $(READY)  ## Format the code, and mend what ruff can mend
 bench: $(READY)  ## Measure whole runs against what a person would do by hand
 	$(BIN)/python benchmarks/run.py
 
-bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, saves, overlap (as root), stages, the search, data
+bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer and TRL, saves, overlap (as root), stages, the search, data
 	$(BIN)/python benchmarks/trainers.py
+	$(BIN)/python benchmarks/tasks.py
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python -m benchmarks.stages

@@ -20,7 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "trainers.json", ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- trainers -->", "<!-- /trainers -->"
 # (name, hidden size, layers, tokens a row, rows a step)
 SIZES = [("small, 1.4 M", 128, 4, 128, 8), ("medium, 9 M", 320, 6, 128, 8), ("large, 29 M", 512, 8, 256, 4)]
 
@@ -102,7 +101,11 @@ class Ours:
 
     def steps(self, num):
         """Returns the seconds of `num` steps, after two warm-up steps."""
-        return [self.trainer.step().seconds for _ in range(num + 2)][2:]
+        return [report.seconds for report in self.reports(num + 2)][2:]
+
+    def reports(self, num):
+        """Returns the loss and the seconds of each of the next `num` steps."""
+        return [self.trainer.step() for _ in range(num)]
 
 
 class Theirs:
@@ -122,22 +125,27 @@ class Theirs:
         from transformers import Trainer, TrainingArguments
 
         clock = stopwatch()
-        arguments = TrainingArguments(
-            output_dir=str(self.folder / "trainer"),
-            per_device_train_batch_size=self.job.global_batch_size,
-            max_steps=num + 2,
-            learning_rate=self.job.optimizer.lr,
-            lr_scheduler_type="constant",
-            max_grad_norm=self.job.clip_grad_norm,
-            optim="adamw_torch_fused",
-            use_cpu=True,
-            save_strategy="no",
-            report_to=[],
-            logging_strategy="no",
-            disable_tqdm=True,
-        )
+        arguments = TrainingArguments(**settings(self.job, self.folder, num + 2))
         Trainer(model=self.model, args=arguments, train_dataset=self.data, callbacks=[clock]).train()
-        return [b - a for a, b in itertools.pairwise(clock.ends)][1:]
+        return clock.seconds()[1:]
+
+
+def settings(job, folder, num_steps):
+    """Returns arguments of any trainer that inherits from Hugging Face's, for `num_steps` steps of a job."""
+    return {
+        "output_dir": str(folder / "trainer"),
+        "per_device_train_batch_size": job.global_batch_size,
+        "max_steps": num_steps,
+        "learning_rate": job.optimizer.lr,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": job.clip_grad_norm,
+        "optim": "adamw_torch_fused",
+        "use_cpu": True,
+        "save_strategy": "no",
+        "report_to": [],
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+    }
 
 
 def stopwatch():
@@ -150,6 +158,10 @@ def stopwatch():
 
         def on_step_end(self, *_, **__):
             self.ends.append(time.perf_counter())
+
+        def seconds(self):
+            """Returns the seconds from the end of each step to the end of the next."""
+            return [b - a for a, b in itertools.pairwise(self.ends)]
 
     return Stopwatch()
 
@@ -165,24 +177,37 @@ def line(row):
 
 def record(rows):
     """Writes the figures, and the section of the page between the markers."""
-    said = {"date": str(date.today()), "processor": platform.machine(), "cores": os.cpu_count(), "rows": rows}
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    said = stamped(rows)
     RESULTS.write_text(json.dumps(said, indent=1) + "\n")
     table = [
-        BEGIN,
         f"`single` beside Hugging Face's Trainer on {said['cores']} cores, {said['date']}: medians of whole steps of a",
         "Llama in fp32 with AdamW, in alternation in one process. Above 1, ours is quicker.",
         "",
         "| parameters | rows x tokens | ours | Trainer | Trainer / ours | over the rounds |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         *map(line, rows),
-        END,
     ]
+    write_section("trainers", "Techniques", table)
+
+
+def stamped(rows):
+    """Returns rows with their date and machine."""
+    return {
+        "date": str(date.today()),
+        "processor": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "rows": rows,
+    }
+
+
+def write_section(name, heading, lines):
+    """Writes lines between the markers `name` of the page, which gets them under `heading` where it has none."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     page = PAGE.read_text()
-    if BEGIN not in page:
-        page = page.rstrip() + "\n\n## Techniques\n\n" + BEGIN + END + "\n"
-    before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + "\n".join(table) + rest.split(END, 1)[1])
+    if begin not in page:
+        page = f"{page.rstrip()}\n\n## {heading}\n\n{begin}{end}\n"
+    before, rest = page.split(begin, 1)
+    PAGE.write_text(before + "\n".join([begin, *lines, end]) + rest.split(end, 1)[1])
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def functions(stdlib: Path) -> Iterator[Function]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
                 sentence = " ".join(text.split("\n\n")[0].split())
-                if 20 <= len(sentence) <= 120 and not node.name.startswith("__"):
+                if 20 <= len(sentence) <= 120 and len(set(sentence.split())) > 2 and not node.name.startswith("__"):
                     yield Function(package=package, name=node.name, sentence=sentence)
 
 
@@ -91,12 +91,14 @@ def conversation(asked: Function) -> list[dict[str, str]]:
 
 
 def preferences(asked: list[Function], draw: random.Random) -> list[dict[str, object]]:
-    """Returns questions with the right answer, which is chosen, and the answer to another question."""
-    rows = []
+    """Returns questions with the right answer, which is chosen, and the same words in another order."""
+    rows: list[dict[str, object]] = []
     for each in asked:
         *prompt, chosen = conversation(each)
-        other = draw.choice([function for function in asked if function.package != each.package])
-        rejected = {"role": "assistant", "content": other.sentence}
+        mixed = each.sentence.split()
+        while " ".join(mixed) == each.sentence:
+            draw.shuffle(mixed)
+        rejected = {"role": "assistant", "content": " ".join(mixed)}
         rows.append({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
     return rows
 

@@ -414,7 +414,7 @@ class _Work:
         if self.completions is not None:
             return self.completed(self.completions[index])
         if not trainer._draws_by_hash:
-            torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
+            _seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
             batch = fetch(trainer._training, rows, width=self.width)
             return self.completed(trainer._to_device(trainer._technique.part(batch)))
         samples, seed = self.places(index), _step_seed(trainer.job.seed, self._step)
@@ -490,3 +490,10 @@ def _step_seed(seed: int, step: int) -> int:
 def _draw_seed(seed: int, step: int, dp_rank: int, micro_batch: int) -> int:
     """Returns the seed of a micro-batch's dropout; it is derived, so that no generator's state need be stored."""
     return int(digest([seed, step, dp_rank, micro_batch]), 16) % (1 << 63)
+
+
+def _seed(seed: int, *, device: torch.device) -> None:
+    if device.type == "cpu":  # torch.manual_seed also formats the stack for each kind of accelerator: 3 % of a step
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)

@@ -22,7 +22,7 @@ from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLab
 from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS, Packer
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples, RaggedWriter
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer
+from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer, give_padding_token
 from ringmaster.techniques.runtime.data.sources.hugging_face import load_splits, preparation_of_dataset
 from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
@@ -246,6 +246,8 @@ class RowSource(StoredSource):
         tokenizer = None
         if self.needs_tokenizer:
             encoder_of(spec, self._documents(rows(), spec, columns)).save(folder / "tokenizer")
+            if spec.tokenizer is None:
+                give_padding_token(folder / "tokenizer")
             self.prepare_tokenizer(folder / "tokenizer", is_trained=spec.tokenizer is None)
             tokenizer = RowTokenizer(folder / "tokenizer")
         labels = None

@@ -187,6 +187,15 @@ def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
     return [parts[0][:kept], parts[1][: most - kept]]
 
 
+def give_padding_token(folder: Path) -> None:
+    """Gives the tokenizer in `folder` a padding token, the end of a text, so that it encodes texts in batches."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(str(folder))
+
+
 def give_chat_template(folder: Path) -> None:
     """Gives the tokenizer in `folder`, which was trained on the data, a chat template and its special tokens."""
     from transformers import AutoTokenizer

@@ -326,6 +326,26 @@ def test_samples_of_one_length_are_not_grouped(tmp_path, spec, says):
         prepare(DataSpec(**{"sampling": "length-grouped", **spec}), cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["embedding", "completion"])
+def test_samples_may_be_read_in_any_order(tmp_path, kind):
+    """Pairs [2, tokens] and rows [tokens], cut, padded, or as long as the width."""
+    first, second = ("anchor", "positive") if kind == "embedding" else ("prompt", "completion")
+    rows = [{first: "a" * (1 + i), second: "b" * (2 + 3 * i)} for i in range(4)]
+    _, training, _ = opened(tmp_path, kind, rows, vocab_size=257)
+    alone, order = [training[i] for i in range(4)], (3, 0, 3, 2)
+    for width in (3, 7, training.width):
+        for name, tensor in fetch(training, order, width=width).items():
+            assert tensor.tolist() == [alone[i][name][..., :width].tolist() for i in order]
+
+
+def test_a_trained_tokenizer_pads(tmp_path):
+    """As pipelines of transformers do, which encode texts in batches."""
+    rows = [{"text": "some text", "label": "a"}, {"text": "more", "label": "b"}]
+    *_, tokenizer = opened(tmp_path, "text-classification", rows)
+    masks = tokenizer(["some text", "more"], padding=True)["attention_mask"]
+    assert len(masks[0]) == len(masks[1]) > sum(masks[1])
+
+
 def test_a_dataset_names_its_classes(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(

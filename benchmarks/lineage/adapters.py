@@ -6,8 +6,8 @@ import shutil
 import statistics
 import time
 
-from benchmarks.lineage import ROUNDS, stamp
-from benchmarks.lineage_tensors import ROWS, SEQ_LEN, SIZES, trained
+from benchmarks.lineage.measuring import ROUNDS, stamp
+from benchmarks.lineage.tensors import ROWS, SEQ_LEN, SIZES, trained
 from ringmaster.model_lineage.tensors import TensorStore
 
 NUM_ADAPTERS, RANK, LR, STEPS = 16, 8, 1e-3, 10

@@ -12,7 +12,6 @@ sections of docs/benchmarks.md between the markers `<!-- lineage -->`, `<!-- ten
 import argparse
 import json
 import os
-import platform
 import random
 import resource
 import sqlite3
@@ -24,11 +23,12 @@ import time
 from datetime import date
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.lineage.measuring import ROUNDS, machine, stamp
+
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "lineage.json", ROOT / "docs" / "benchmarks.md"
-GOAL_S, GOAL_MB_S = 2.0, 500
+GOAL_S = 2.0
 KINDS = ("fine-tuned", "lora", "distilled", "quantized", "pruned")
-ROUNDS = 3
 
 
 def main():
@@ -46,12 +46,12 @@ def main():
             results["questions"] = questions(Path(folder) / "home", arguments.models)
             write("lineage", question_lines(results["questions"], arguments.models))
         if "adapters" in measured:
-            from benchmarks.lineage_adapters import adapter_lines, measure_adapters
+            from benchmarks.lineage.adapters import adapter_lines, measure_adapters
 
             results["adapters"] = measure_adapters(Path(folder) / "adapters")
             write("stored-adapters", adapter_lines(results["adapters"]))
         if "store" in measured:
-            from benchmarks.lineage_tensors import measure_rates, measure_ratios, store_lines
+            from benchmarks.lineage.tensors import measure_rates, measure_ratios, store_lines
 
             results["ratios"] = measure_ratios(Path(folder) / "ratios")
             results["rates"] = measure_rates(Path(folder) / "rates", megabytes=arguments.megabytes)
@@ -179,17 +179,6 @@ def question_lines(rows, num_models):
         "| --- | ---: | ---: | --- |",
         *(f"| {r['question']} | {r['wall_s']:.2f} | {r['cpu_s']:.2f} | <= {GOAL_S:.0f} |" for r in rows),
     ]
-
-
-def machine():
-    return {"cores": os.cpu_count(), "cpu": platform.machine(), "load_1min": round(os.getloadavg()[0], 1)}
-
-
-def stamp():
-    told = machine()
-    return (
-        f"{date.today().isoformat()}, {told['cores']} cores, {told['cpu']}, a load of {told['load_1min']} at the end."
-    )
 
 
 def write(marker, lines):

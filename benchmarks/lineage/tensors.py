@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from benchmarks.lineage import GOAL_MB_S, ROUNDS, stamp
+from benchmarks.lineage.measuring import GOAL_MB_S, ROUNDS, stamp
 from ringmaster.model_lineage.tensors import TensorStore
 
 GOALS = {"full fine-tune, bf16": 1.5, "full fine-tune, fp32": 1.2}

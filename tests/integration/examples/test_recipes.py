@@ -1,0 +1,178 @@
+"""The recipes of examples/recipes, from their data to exports that transformers and peft load."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ringmaster.tasks.batch import load_batch
+
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "examples" / "recipes"
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+LORA = "with-lora"
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
+
+
+class Place:
+    """A copy of the recipes with their data, and the home of their runs."""
+
+    def __init__(self, folder):
+        self.folder, self.data = folder / "recipes", folder / "recipes" / "data"
+        shutil.copytree(RECIPES, self.folder, ignore=shutil.ignore_patterns("data"))
+        self.environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT / "src")}
+        self._done("make_data.py")
+
+    def run(self, name):
+        """Returns the jobs of a recipe's run by name: {"metrics", "model_dir", ...}."""
+        said = json.loads(self._done("-m", "ringmaster.flows.entry", "run", f"{name}.yaml", "--json"))
+        assert (said["status"], said["faults"]) == ("done", [])
+        jobs = {job["name"]: job for job in said["jobs"]}
+        assert {job["status"] for job in jobs.values()} == {"done"}
+        return jobs
+
+    def rows(self, name):
+        return [json.loads(row) for row in (self.data / name).read_text().splitlines()]
+
+    def _done(self, *arguments):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipes_are_right(place, name):
+    assert load_batch(place.folder / f"{name}.yaml").jobs
+
+
+def test_classify(place):
+    from transformers import pipeline
+
+    job = place.run("classify")["bert"]
+    assert job["metrics"]["accuracy"] > 0.5  # 5 classes
+    with (place.data / "docstrings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))[:100]
+    found = pipeline("text-classification", model=job["model_dir"])([row["text"] for row in rows], batch_size=10)
+    assert share(each["label"] == row["label"] for each, row in zip(found, rows, strict=True)) > 0.5
+
+
+def test_images(place):
+    from transformers import pipeline
+
+    job = place.run("images")["vit"]
+    assert job["metrics"]["accuracy"] > 0.4  # 10 classes
+    files = sorted((place.data / "digits").rglob("*.png"))[::10]
+    found = pipeline("image-classification", model=job["model_dir"])([str(file) for file in files], top_k=1)
+    assert share(each["label"] == file.parent.name for (each,), file in zip(found, files, strict=True)) > 0.4
+
+
+def test_instruct(place):
+    from transformers import AutoModelForCausalLM
+
+    job = place.run("instruct")["assistant"]
+    assert job["metrics"]["accuracy"] > 0.1  # 2048 tokens
+    model = AutoModelForCausalLM.from_pretrained(job["model_dir"])
+    assert len(answer(model, job["model_dir"], question(place)).split()) > 1
+
+
+def test_dpo(place):
+    """The second job begins with the weights of the first; so does an adapter."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    batch = yaml.safe_load((place.folder / "dpo.yaml").read_text())
+    batch["jobs"].append({**batch["jobs"][1], "name": LORA, "adapter": {"kind": "lora", "rank": 8, "alpha": 16}})
+    (place.folder / "dpo-lora.yaml").write_text(yaml.safe_dump(batch))
+    jobs = place.run("dpo-lora")
+    for name in ("preferring", LORA):
+        assert jobs[name]["metrics"]["preference_accuracy"] > 0.7
+    first, second = (
+        AutoModelForCausalLM.from_pretrained(jobs[name]["model_dir"]) for name in ("instructed", "preferring")
+    )
+    pairs = place.rows("preferences.jsonl")[:50]
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(jobs["instructed"]["model_dir"]),
+                                        jobs[LORA]["model_dir"])  # fmt: skip
+    for model, name in ((second, "preferring"), (adapted.eval(), LORA)):
+        folder = jobs[name]["model_dir"]
+        assert share(gain(model, first, pair, folder) > 0 for pair in pairs) > 0.7
+        assert answer(model, folder, question(place))
+
+
+def test_embeddings(place):
+    from transformers import AutoModel, AutoTokenizer
+
+    job = place.run("embeddings")["encoder"]
+    assert job["metrics"]["recall_at_5"] > 0.2  # 5 of 163 by chance
+    model, tokenizer = (kind.from_pretrained(job["model_dir"]) for kind in (AutoModel, AutoTokenizer))
+    pairs = place.rows("pairs.jsonl")[:100]
+    anchors, positives = (embedded(model, tokenizer, [pair[key] for pair in pairs]) for key in ("anchor", "positive"))
+    best = (anchors @ positives.T).topk(5).indices
+    assert share(i in row for i, row in enumerate(best.tolist())) > 0.2
+
+
+def share(are):
+    """The share of those that are true."""
+    found = list(are)
+    return sum(found) / len(found)
+
+
+def question(place):
+    """The messages before an answer."""
+    return place.rows("conversations.jsonl")[0]["messages"][:-1]
+
+
+def answer(model, folder, messages):
+    """The text with which a model continues a conversation."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    tokens = model.generate(**given, max_new_tokens=20, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    return tokenizer.decode(tokens[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def gain(model, reference, pair, folder):
+    """How much more than its reference a model prefers the chosen answer."""
+    chosen, rejected = (
+        log_probability(model, pair["prompt"], pair[key], folder)
+        - log_probability(reference, pair["prompt"], pair[key], folder)
+        for key in ("chosen", "rejected")
+    )
+    return chosen - rejected
+
+
+def log_probability(model, prompt, said, folder):
+    """The log-probability of an answer."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    before = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+    ids = torch.tensor([tokenizer.apply_chat_template(prompt + said, return_dict=True)["input_ids"]])
+    with torch.no_grad():
+        log_p = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    each = log_p.gather(-1, ids[0, 1:, None])[:, 0]
+    return float(each[len(before) - 1 :].sum())
+
+
+def embedded(model, tokenizer, texts):
+    """Normalised means of the last hidden states."""
+    import torch
+
+    given = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**given).last_hidden_state
+    mask = given["attention_mask"].unsqueeze(-1)
+    return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
