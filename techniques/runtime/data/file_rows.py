@@ -20,6 +20,8 @@ from ringmaster.techniques.runtime.data.rows import FaultyRows, RowFault, first_
 from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
+_JSON = json.JSONEncoder(default=str)  # once, as making one takes as long as a short row
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -163,7 +165,7 @@ def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
             if held_out is not None:
                 yield replace(row, content=held_out, held_out=True)
         else:
-            key = row.content if isinstance(row.content, str) else json.dumps(row.content, default=str)
+            key = row.content if isinstance(row.content, str) else _JSON.encode(row.content)
             yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
 
 

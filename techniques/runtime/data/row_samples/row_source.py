@@ -17,6 +17,7 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
+from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, class_labels
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples, RaggedWriter
@@ -73,6 +74,7 @@ class RowSource(StoredSource):
     options: the source's own keys among the spec's `kwargs`, with their defaults. All others go to `load_dataset`.
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
+    encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
@@ -85,6 +87,7 @@ class RowSource(StoredSource):
     label_role: ClassVar[str | None] = None
     options: ClassVar[Mapping[str, Any]] = {}
     needs_tokenizer: ClassVar[bool] = False
+    encodes_texts: ClassVar[bool] = True
     padding: ClassVar[Mapping[str, int]] = {
         "input_ids": 0,
         "attention_mask": 0,
@@ -183,7 +186,15 @@ class RowSource(StoredSource):
         return training, held_out
 
     def _write_files(self, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        return self._write(folder, spec, partial(self.rows_of_path, spec), self.columns(spec), where)
+        columns, manifest = self.columns(spec), ManifestBuilder()
+
+        def rows() -> Iterator[Row]:
+            return self.rows_of_path(spec)
+
+        prepared = self._write(folder, spec, rows, columns, where, manifest=None if spec.name is None else manifest)
+        if spec.name is not None:
+            manifest.built().write(folder)
+        return prepared
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
         own = (*self.options, *(f"{role}_column" for role in self.roles))
@@ -196,7 +207,14 @@ class RowSource(StoredSource):
         return self._write(folder, spec, partial(_rows_of_splits, splits, spec, columns, where), columns, where)
 
     def _write(
-        self, folder: Path, spec: DataSpec, rows: Callable[[], Iterator[Row]], columns: Columns, where: str
+        self,
+        folder: Path,
+        spec: DataSpec,
+        rows: Callable[[], Iterator[Row]],
+        columns: Columns,
+        where: str,
+        *,
+        manifest: ManifestBuilder | None = None,
     ) -> PreparedData:
         context = self._context(folder, spec, rows, columns)
         num_rows, longest, num_truncated = {"training": 0, "held_out": 0}, 0, 0
@@ -204,9 +222,12 @@ class RowSource(StoredSource):
         with ColumnWriter(folder) as writer:
             ragged = RaggedWriter(writer)
             while chunk := list(islice(left, ROWS_PER_CALL)):
-                if self.needs_tokenizer:
+                if self.needs_tokenizer and self.encodes_texts:
                     by_role = (columns.by_role(row.content) for row in chunk)
                     context.tokenizer.prefetch(text for row in by_role for text in self._texts(row, spec))
+                if manifest is not None:
+                    for row in chunk:
+                        manifest.add(row.content, held_out=row.held_out)
                 for split, held_out in (("training", False), ("held_out", True)):
                     samples = [self._sample(row, context, columns) for row in chunk if row.held_out is held_out]
                     if not samples:
@@ -324,7 +345,7 @@ class RowSource(StoredSource):
             for name, array in samples[0].items():
                 rows = [sample[name] for sample in samples]
                 if self._is_ragged(name, array):
-                    ragged.append(split, name, [row[..., :max_length].astype(np.int32) for row in rows])
+                    ragged.append(split, name, [row[..., :max_length] for row in rows], dtype=np.int32)
                 else:
                     writer.append(split, {name: np.stack(rows)})
         except (ValueError, KeyError) as error:
