@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -128,6 +129,14 @@ def not_utf8(path: str) -> ValueError:
     )
 
 
+class TextInPieces(ABC):
+    """A text that is read when it is needed, a piece at a time."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[str]:
+        """Yields the text in pieces. Raises ValueError where it cannot be read."""
+
+
 class ContentHash:
     """The hash of a text's content that is given in parts; see `content_hash`."""
 
@@ -149,7 +158,12 @@ def content_hash(content: Any) -> str:
 
 
 def hash_bytes(content: Any) -> bytes:
-    """Returns the 8 bytes of `content_hash`."""
+    """Returns the 8 bytes of `content_hash`; a `TextInPieces` has the hash of its text."""
+    if isinstance(content, TextInPieces):
+        found = ContentHash()
+        for piece in content.pieces():
+            found.update(piece)
+        return found.digest()
     text = content if isinstance(content, str) else _SORTED.encode(content)
     return hashlib.sha256(text.encode()).digest()[:8]
 

@@ -16,8 +16,8 @@ SAMPLE = " A sample, isn't it?\n\n  Of 3 lines: naïve \u00e9\u0301 日本 <|end
 class TextEncoder:
     """Encodes texts without special tokens; special tokens in a text are plain text.
 
-    Word by word where the ids of words are known to be those of the text, else by the tokenizer's backend in Rust, which
-    then computes no offsets, and else by the tokenizer itself.
+    Word by word where the ids of words are known to be those of the text, else by the tokenizer's backend in Rust,
+    which then computes no offsets, and else by the tokenizer itself.
 
     words: encodes text in parts that give the ids of the whole; None where text is only encoded whole.
     """

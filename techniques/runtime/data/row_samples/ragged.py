@@ -25,7 +25,7 @@ class RaggedWriter:
         self._writer = writer
         self._ends: dict[tuple[str, str], int] = {}
 
-    def append(self, split: str, name: str, rows: Sequence[Array], *, dtype: DTypeLike = None) -> None:
+    def append(self, split: str, name: str, rows: Sequence[Array], *, dtype: DTypeLike | None = None) -> None:
         """Appends rows to the column `name` of a split, as `dtype`; their leading dimensions must be equal."""
         ends = self._ends.get((split, name), 0) + np.cumsum([row.shape[-1] for row in rows], dtype=np.int64)
         self._ends[split, name] = int(ends[-1])
