@@ -3,11 +3,13 @@
     python -m benchmarks.data [--megabytes 1000] [--rows 1000000]
 
 Makes up a text file of that size and files of that many rows, and prepares each in a process of its own on one core:
-it is read, a tokenizer is trained or one is given, the text is encoded, and its tokens are written. The last case
-prepares rows again after a tenth of them was added in a new file, as a retraining run finds them. Memory is the largest
-resident size of the process, from its start to its end. Speed is by processor time, as the
-machine may be shared. Writes benchmarks/results/data.json and the section of
-docs/benchmarks.md between the markers `<!-- data -->`.
+it is read, the text is encoded by a given tokenizer, or by one that is trained first, and its tokens are written. One
+case prepares rows again after a tenth of them was added in a new file, as a retraining run finds them; another checks
+named rows as a batch does before it starts. Memory is the largest resident size of the process, from its start to its
+end. Speed is by processor time, as the machine may be shared, and with the import of libraries.
+
+Writes benchmarks/results/data.json, and the section of docs/benchmarks.md between the markers `<!-- data -->`, after
+each case, so that a run that is interrupted leaves those before.
 """
 
 from __future__ import annotations
@@ -35,19 +37,30 @@ MEGABYTE = 1_000_000
 NUM_WORDS, WORDS_A_LINE, LINES_A_BLOCK, LINES_A_ROW = 50_000, 12, 200_000, 3
 ROWS_A_GROUP = 100_000
 
+# The given tokenizer is trained on this much text. Chats are a tenth of the rows, as they take longest.
+TOKENIZER_BYTES, SHARE_OF_CHATS = 20 * MEGABYTE, 10
+
 CHILD = """
 import json, os, resource, sys, time
 from pathlib import Path
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
 said = json.loads(sys.argv[1])
 start_s, start_cpu_s = time.perf_counter(), time.process_time()
-prepared = prepare(DataSpec(seq_len=512, vocab_size=8192, **said["spec"]), cache_dir=Path(said["cache"]))
+spec, tokenizer = DataSpec(seq_len=512, vocab_size=8192, **said["spec"]), None
+if said["is_checked"]:
+    from ringmaster.tasks.batch.data_schema import Dataset
+    from ringmaster.tasks.datasets.catalogue import Entry
+    from ringmaster.tasks.datasets.checking import data_findings
+    entry = Entry(name="rows", dataset=Dataset(path=spec.path, columns={"text": "text"}), folder=Path("/"))
+    assert data_findings(spec, entry) == []
+else:
+    from ringmaster.techniques.runtime.data import prepare
+    tokenizer = str(prepare(spec, cache_dir=Path(said["cache"])).tokenizer_dir)
 seconds = time.perf_counter() - start_s
 peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 found = {"seconds": seconds, "cpu_s": time.process_time() - start_cpu_s, "peak_bytes": peak_bytes}
-print(json.dumps({**found, "tokenizer": str(prepared.tokenizer_dir)}))
+print(json.dumps({**found, "tokenizer": tokenizer}))
 """
 
 
@@ -57,44 +70,75 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", help="where the files are written; default: a temporary folder")
     args = parser.parse_args()
+    cases: list[dict[str, Any]] = []
     with TemporaryDirectory(dir=args.folder) as folder:
-        cases = measure(Path(folder), num_bytes=args.megabytes * MEGABYTE, num_rows=args.rows)
-    write(cases, num_rows=args.rows)
+        for case in measured(Path(folder), num_bytes=args.megabytes * MEGABYTE, num_rows=args.rows):
+            print(line_of(case), flush=True)
+            cases.append(case)
+            write(cases)
 
 
-def measure(folder: Path, *, num_bytes: int, num_rows: int) -> list[dict[str, Any]]:
-    """Returns a row for each case. The files of a case are deleted after it."""
-    cases = []
+def measured(folder: Path, *, num_bytes: int, num_rows: int) -> Iterator[dict[str, Any]]:
+    """Yields what each case took, the most important first. Files are deleted where no later case needs them."""
 
-    def case(name: str, spec: dict[str, Any]) -> str:
-        found = prepare_in_child(folder, spec)
-        num_bytes_read = sum(path.stat().st_size for path in folder.glob(Path(spec["path"]).name))
-        cases.append({"name": name, "bytes": num_bytes_read, **found})
-        print(line_of(cases[-1]), flush=True)
-        return str(found["tokenizer"])
+    def case(name: str, spec: dict[str, Any], *, is_checked: bool = False) -> dict[str, Any]:
+        found = prepare_in_child(folder, spec, is_checked=is_checked)
+        shutil.rmtree(folder / "cache" / "data", ignore_errors=True)
+        sizes = [path.stat().st_size for path in folder.glob(Path(spec["path"]).name)]
+        return {"name": name, "bytes": sum(sizes), **found}
 
-    tokenizer = ""
-    for name, make in (("JSONL", jsonl), ("CSV", comma_separated), ("Parquet", parquet)):
-        path = folder / f"rows.{name.lower()}"
-        make(path, rows(0, num_rows))
-        tokenizer = case(f"{num_rows:,} rows of {name}", {"path": str(path)})
-        if name != "JSONL":
-            path.unlink()
-    given = {"path": str(folder / "*.jsonl"), "tokenizer": keep(tokenizer, folder), "name": "rows", "version": "1"}
-    case("the rows of JSONL, a given tokenizer, named", given)
-    jsonl(folder / "rows-2.jsonl", rows(num_rows, num_rows // 10))
-    case("the same with a tenth more rows in a new file", given)
-    for path in folder.glob("*.jsonl"):
-        path.unlink()
+    write_text(folder / "short.txt", num_bytes=min(TOKENIZER_BYTES, num_bytes))
+    found = prepare_in_child(folder, {"path": str(folder / "short.txt")})
+    tokenizer = {"tokenizer": keep(found["tokenizer"], folder)}
     write_text(folder / "text.txt", num_bytes=num_bytes)
-    case("one text file", {"path": str(folder / "text.txt")})
-    case("one text file, a given tokenizer", {"path": str(folder / "text.txt"), "tokenizer": given["tokenizer"]})
-    return cases
+    text = {"path": str(folder / "text.txt")}
+    yield case("one text file", {**text, **tokenizer})
+    shutil.rmtree(folder / "cache" / "tokens")
+
+    jsonl(folder / "rows-1.jsonl", rows(0, num_rows))
+    named = {"path": str(folder / "rows-*.jsonl"), **tokenizer, "name": "rows", "version": "1"}
+    yield case(f"{num_rows:,} rows of JSONL, named", named)
+    yield case("the check of these rows before a batch starts", named, is_checked=True)
+    jsonl(folder / "rows-2.jsonl", rows(num_rows, num_rows // 10))
+    yield case("the rows with a tenth more in a new file", named)
+    for path in folder.glob("rows-*.jsonl"):
+        path.unlink()
+
+    jsonl(folder / "labels.jsonl", labelled(rows(0, num_rows)))
+    labels = {"path": str(folder / "labels.jsonl"), "kind": "text-classification"}
+    yield case(f"{num_rows:,} rows of text-classification", {**labels, **tokenizer})
+    (folder / "labels.jsonl").unlink()
+
+    comma_separated(folder / "rows.csv", rows(0, num_rows))
+    yield case(f"{num_rows:,} rows of CSV", {"path": str(folder / "rows.csv"), **tokenizer})
+    (folder / "rows.csv").unlink()
+
+    yield case("one text file, a tokenizer is trained", text)
+    num_chats = num_rows // SHARE_OF_CHATS
+    jsonl(folder / "chat.jsonl", chats(rows(0, 2 * num_chats)))
+    yield case(
+        f"{num_chats:,} rows of chat, a tokenizer is trained", {"path": str(folder / "chat.jsonl"), "kind": "chat"}
+    )
+    parquet(folder / "rows.parquet", rows(0, num_rows))
+    yield case(f"{num_rows:,} rows of Parquet", {"path": str(folder / "rows.parquet"), **tokenizer})
 
 
-def prepare_in_child(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """Prepares data in a process of its own, on one core; returns what it took."""
-    said = json.dumps({"spec": spec, "cache": str(folder / "cache")})
+def labelled(made: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields rows with one of three classes."""
+    for row in made:
+        yield {**row, "label": ("good", "bad", "neither")[row["number"] % 3]}
+
+
+def chats(made: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields conversations of one turn, of two rows each."""
+    for question, answer in zip(made, made, strict=False):
+        messages = [("user", question), ("assistant", answer)]
+        yield {"messages": [{"role": role, "content": row["text"]} for role, row in messages]}
+
+
+def prepare_in_child(folder: Path, spec: dict[str, Any], *, is_checked: bool = False) -> dict[str, Any]:
+    """Prepares data, or checks its rows, in a process of its own on one core; returns what it took."""
+    said = json.dumps({"spec": spec, "cache": str(folder / "cache"), "is_checked": is_checked})
     ran = subprocess.run([sys.executable, "-c", CHILD, said], check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
@@ -170,12 +214,13 @@ def parquet(path: Path, made: Iterable[dict[str, Any]]) -> None:
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
 
 
-def write(cases: list[dict[str, Any]], *, num_rows: int) -> None:
+def write(cases: list[dict[str, Any]]) -> None:
     """Writes the result as JSON, and as a table in the docs."""
     machine = f"{os.cpu_count()} cores, {processor()}, shared"
     result = {"date": date.today().isoformat(), "machine": machine, "cases": cases}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    text = f"""{result["date"]}, {machine}; one core for each preparation, `vocab_size` 8,192, `seq_len` 512, one run.
+    text = f"""{result["date"]}, {machine}; one core for each case, `vocab_size` 8,192, `seq_len` 512, one run;
+a tokenizer is given where none is trained.
 
 | | size, MB | seconds | of the processor | MB in a second of it | peak of memory, MB |
 |---|---:|---:|---:|---:|---:|

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -9,10 +10,12 @@ from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
+from ringmaster.tasks.datasets.leaks import SplitRows
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.techniques.runtime.data.encoding.file_text import FileText
 from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import content_hash, format_of
+from ringmaster.techniques.runtime.data.rows import format_of
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 
 MOST_REMEMBERED = 256
@@ -40,7 +43,7 @@ def version_faults(entry: Entry, version: str) -> list[str]:
         pattern = entry.location(path)
         try:
             found += [str(wrong) for wrong in _wrong_columns(pattern, entry)]
-            if next(rows_of_files(pattern, format=entry.dataset.format), None) is None:
+            if not _has_row(pattern, entry):
                 found.append(f"{f'split {split}' if split else path} has no row")
         except ValueError as error:
             found.append(str(error))
@@ -85,29 +88,21 @@ def _faults(asked: _Question) -> tuple[tuple[str, str], ...]:
 
 def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
     """Yields parts without a row, and rows that are both trained on and evaluated on."""
-    trained: dict[str, str] = {}
-    held_out: list[tuple[str, str]] = []
     rows = data_source_of(spec).rows(spec)
     if rows is None:
         return
-    for row in rows:
-        key, place = content_hash(row.content), f"{row.file}, line {row.number}"
-        if row.held_out:
-            held_out.append((key, place))
-        else:
-            trained.setdefault(key, place)
-    leaked = [(trained[key], place) for key, place in held_out if key in trained]
-    if not trained:
+    found = SplitRows.of(rows)
+    if not found.training:
         if spec.window:
             yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
         else:
             yield f"{label}: there is no row to train on", "name a split with rows"
-    if not held_out and (spec.held_out_path is not None or spec.held_out):
+    if not found.held_out and (spec.held_out_path is not None or spec.held_out):
         split = f"split {spec.held_out_split}" if spec.held_out_split else "the share that is held out"
         yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
-    if leaked:
-        (first, second), num = leaked[0], len(leaked)
-        said = "1 row" if num == 1 else f"{num} rows"
+    if leaks := found.leaks():
+        said = "1 row" if leaks.num_rows == 1 else f"{leaks.num_rows} rows"
+        second, first = leaks.first
         yield (
             f"{label}: {said} of the evaluation split are among those that are trained on, the first at {second}, "
             f"which is {first}",
@@ -123,6 +118,14 @@ def _other_content(entry: Entry, version: str) -> Iterator[tuple[str, str]]:
         yield message, "make what has changed another version, or bring back its files"
 
 
+def _has_row(pattern: str, entry: Entry) -> bool:
+    """Whether a pattern has a row. The first text file is read to its end: it may be no text."""
+    first = next((row for _, _, row in rows_of_files(pattern, format=entry.dataset.format)), None)
+    if isinstance(first, FileText):
+        deque(first.pieces(), maxlen=0)
+    return first is not None
+
+
 def _wrong_columns(pattern: str, entry: Entry) -> list[WrongColumn]:
     dataset = entry.dataset
     if not dataset.columns:
@@ -130,5 +133,6 @@ def _wrong_columns(pattern: str, entry: Entry) -> list[WrongColumn]:
     check = ColumnCheck(dataset.columns)
     for file, number, row in rows_of_files(pattern, format=dataset.format):
         check.is_text = format_of(file, dataset.format) == "csv"
-        check.look(row, file=file, number=number)
+        content = next(row.pieces(), "") if isinstance(row, FileText) else row
+        check.look(content, file=file, number=number)
     return list(check.faults())

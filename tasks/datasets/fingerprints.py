@@ -9,8 +9,10 @@ from typing import Any
 
 from ringmaster.tasks.batch.data_schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
+from ringmaster.techniques.runtime.data.encoding.file_text import FileText
 from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import content_hash, read_rows
+from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
+from ringmaster.techniques.runtime.data.rows import format_of, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +26,17 @@ class Content:
 
 
 def rows_of_files(pattern: str, *, format: str | None) -> Iterator[tuple[str, int, Any]]:
-    """Yields (file, number, row) of all files of a pattern. Raises ValueError if one cannot be read."""
+    """Yields (file, number, row) of all files of a pattern; the row of a text file is not read yet.
+
+    Raises ValueError if a file cannot be read.
+    """
     found = matching(pattern)
-    for name in found.names:
-        for number, row in read_rows(found.path(name), format=format):
-            yield found.path(name), number, row
+    for path in map(found.path, found.names):
+        if format_of(path, format) == "text":
+            yield path, 1, FileText(path)
+        else:
+            for number, row in read_rows(path, format=format):
+                yield path, number, row
 
 
 def splits_of(files: DatasetVersion) -> Mapping[str, str]:
@@ -41,10 +49,12 @@ def contents(entry: Entry, version: str) -> dict[str, Content]:
     found = {}
     for split, path in splits_of(entry.versions[version]).items():
         pattern = entry.location(path)
-        hashes = sorted(content_hash(row) for _, _, row in rows_of_files(pattern, format=entry.dataset.format))
-        digest = hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
+        builder = ManifestBuilder()
+        for _, _, row in rows_of_files(pattern, format=entry.dataset.format):
+            builder.add(row, held_out=False)
+        hashes = builder.built().rows["training"]
         num_files = len(matching(pattern).names)
-        found[split] = Content(path=path, num_files=num_files, num_rows=len(hashes), digest=digest)
+        found[split] = Content(path=path, num_files=num_files, num_rows=len(hashes), digest=hashes.digest())
     return found
 
 

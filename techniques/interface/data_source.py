@@ -122,8 +122,8 @@ class Row:
     """A row of a file.
 
     number: its number in the file, from 1.
-    value: the row as it was read: a mapping, or the whole text of a text file.
-    content: what a job reads of it, as a JSON value.
+    value: the row as it was read: a mapping, or a text file, which is not read yet (`FileText`).
+    content: what a job reads of it: a JSON value or a `FileText`.
     """
 
     file: str

@@ -20,6 +20,8 @@ from ringmaster.techniques.runtime.data.rows import FaultyRows, RowFault, first_
 from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
+_JSON = json.JSONEncoder(default=str)  # once, as making one takes as long as a short row
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -38,18 +40,9 @@ def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """Yields every row that a job reads, local or at a URL, and whether it is held out.
 
     Without `held_out_path`, several files are split by file, and a single file by row. A single text file is split at
-    the line where its held-out share begins. Raises ValueError where files or rows cannot be read; the message has the
-    first few wrong rows of a file.
+    the line where its held-out share begins. The value and the content of a text file are a `FileText`, which is not
+    read yet. Raises ValueError where files or rows cannot be read; the message has the first few wrong rows of a file.
     """
-    for row in streamed_rows(spec, reading):
-        if isinstance(row.content, FileText):
-            yield replace(row, value=row.value.read(), content=row.content.read())
-        else:
-            yield row
-
-
-def streamed_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
-    """Yields the same rows with a `FileText` as the value and the content of text files, which are not read yet."""
     files, others = main_files(spec), held_out_files(spec)
 
     def main() -> Iterator[Row]:
@@ -93,7 +86,7 @@ def held_out_files(spec: DataSpec) -> list[DataFile]:
 
 
 def rows_of_file(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
-    """Yields the rows of one file, whatever the window, as `streamed_rows` does."""
+    """Yields the rows of one file, whatever the window, as `rows_of_files` does."""
     rows = _rows(file.path, spec, reading, held_out=file.held_out is True)
     return _split_rows(rows, spec) if file.held_out is None else rows
 
@@ -163,7 +156,7 @@ def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
             if held_out is not None:
                 yield replace(row, content=held_out, held_out=True)
         else:
-            key = row.content if isinstance(row.content, str) else json.dumps(row.content, default=str)
+            key = row.content if isinstance(row.content, str) else _JSON.encode(row.content)
             yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
 
 

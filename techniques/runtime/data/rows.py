@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,8 @@ ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
 MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
 # Python's csv module refuses longer values by default, from 128 KiB on.
 MAX_CSV_VALUE_CHARACTERS = 1 << 30
+
+_SORTED = json.JSONEncoder(sort_keys=True, default=str)  # once, as making one takes as long as a short row
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,14 @@ def not_utf8(path: str) -> ValueError:
     )
 
 
+class TextInPieces(ABC):
+    """A text that is read when it is needed, a piece at a time."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[str]:
+        """Yields the text in pieces. Raises ValueError where it cannot be read."""
+
+
 class ContentHash:
     """The hash of a text's content that is given in parts; see `content_hash`."""
 
@@ -147,8 +158,13 @@ def content_hash(content: Any) -> str:
 
 
 def hash_bytes(content: Any) -> bytes:
-    """Returns the 8 bytes of `content_hash`."""
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    """Returns the 8 bytes of `content_hash`; a `TextInPieces` has the hash of its text."""
+    if isinstance(content, TextInPieces):
+        found = ContentHash()
+        for piece in content.pieces():
+            found.update(piece)
+        return found.digest()
+    text = content if isinstance(content, str) else _SORTED.encode(content)
     return hashlib.sha256(text.encode()).digest()[:8]
 
 

@@ -73,9 +73,8 @@ def write_tokens(
 def encoded(documents: Iterable[Document], encoder: Encoder) -> Iterator[tuple[Document, Ids]]:
     """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
     tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
-    rule = None if encoder.words is None else encoder.words.rule
     progress = Progress("encoding")
-    for batch in _batches(in_pieces(documents, rule=rule)):
+    for batch in _batches(in_pieces(documents, rule=encoder.rule)):
         for document, ids in zip(batch, encoder.ids([cast(str, each.content) for each in batch]), strict=True):
             progress.add(len(document.content), ends=document.ends)
             yield document, np.concatenate((ids, tail)) if document.ends else ids

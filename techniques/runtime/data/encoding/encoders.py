@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.encoding.cuts import GPT2, rule_of
+from ringmaster.techniques.runtime.data.encoding.cuts import GPT2, CutRule
 from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
 from ringmaster.techniques.runtime.data.encoding.progress import Progress
+from ringmaster.techniques.runtime.data.encoding.text_encoder import TextEncoder
 from ringmaster.techniques.runtime.data.encoding.words import Ids, WordEncoder
 
 END_OF_TEXT = "<|endoftext|>"
@@ -21,27 +20,21 @@ END_OF_TEXT = "<|endoftext|>"
 # read to its end, or to the second limit.
 MAX_TRAINING_CHARACTERS = 64_000_000
 MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
-SAMPLE = " A sample, isn't it?\n\n  Of 3 lines: naïve \u00e9\u0301 日本 <|endoftext|> <s> </s>\t\r\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """A tokenizer in the form that the stream needs; `save` writes what `AutoTokenizer` loads.
 
-    words: encodes text in parts that give the ids of the whole; None where text is only encoded whole.
+    ids: the ids of texts as arrays [tokens], without special tokens.
+    rule: where text may be cut so that the ids of its parts are those of the whole; None where it is encoded whole.
     """
 
-    encode: Callable[[list[str]], list[list[int]]]
+    ids: Callable[[list[str]], list[Ids]]
     vocab_size: int
     end_of_text_id: int | None
     save: Callable[[Path], None]
-    words: WordEncoder | None = None
-
-    def ids(self, texts: list[str]) -> list[Ids]:
-        """Returns the ids of texts as arrays [tokens]."""
-        if self.words is not None:
-            return self.words(texts)
-        return [np.asarray(ids, dtype=np.uint32) for ids in self.encode(texts)]
+    rule: CutRule | None = None
 
 
 def encoder_of(spec: DataSpec, documents: Iterable[Document]) -> Encoder:
@@ -78,11 +71,11 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
     tokenizer.encode_special_tokens = True  # text that contains the end-of-text token does not end there
     words = WordEncoder(rule=GPT2, encode=lambda texts: [found.ids for found in tokenizer.encode_batch_fast(texts)])
     return Encoder(
-        encode=lambda texts: [ids.tolist() for ids in words(texts)],
+        ids=words,
         vocab_size=tokenizer.get_vocab_size(),
         end_of_text_id=tokenizer.token_to_id(END_OF_TEXT),
         save=save,
-        words=words,
+        rule=GPT2,
     )
 
 
@@ -113,35 +106,14 @@ def _given(name: str) -> Encoder:
             f"wrote, or a hub name, or leave it out to train one"
         ) from error
 
-    def encode(texts: list[str]) -> list[list[int]]:
-        encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return cast("list[list[int]]", encoded["input_ids"])
-
     def save(folder: Path) -> None:
         tokenizer.save_pretrained(str(folder))
 
-    words = _words_of(tokenizer, encode)
+    encode = TextEncoder(tokenizer)
     return Encoder(
-        encode=encode if words is None else lambda texts: [ids.tolist() for ids in words(texts)],
+        ids=encode,
         vocab_size=len(tokenizer),
         end_of_text_id=tokenizer.eos_token_id,
         save=save,
-        words=words,
+        rule=None if encode.words is None else encode.words.rule,
     )
-
-
-def _words_of(tokenizer: Any, encode: Callable[[list[str]], list[list[int]]]) -> WordEncoder | None:
-    """Returns what encodes text in parts, where the tokenizer is one of which that is known to be exact."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rule = None if backend is None else rule_of(json.loads(backend.to_str()))
-    if rule is None or backend is None:
-        return None
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-
-    def encode_words(words: list[str]) -> list[list[int]]:
-        return [found.ids for found in backend.encode_batch_fast(words, add_special_tokens=False)]
-
-    # A tokenizer in Python may do more than its backend.
-    return WordEncoder(rule=rule, encode=encode_words) if encode_words([SAMPLE]) == encode([SAMPLE]) else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ringmaster.techniques.runtime.data.rows import read_text
+from ringmaster.techniques.runtime.data.rows import TextInPieces, read_text
 
 
 @dataclass(frozen=True)
-class FileText:
+class FileText(TextInPieces):
     """The characters of a file from `start` up to `stop`, which is left out; None for its end."""
 
     path: str
@@ -26,10 +26,6 @@ class FileText:
                 yield wanted
             if self.stop is not None and place >= self.stop:
                 return
-
-    def read(self) -> str:
-        """Returns the whole text."""
-        return "".join(self.pieces())
 
 
 def split_text(text: FileText, *, share: float) -> tuple[FileText, FileText | None]:

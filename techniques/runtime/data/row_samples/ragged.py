@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
 from ringmaster.techniques.runtime.data.samples import ArraySamples, Collate, Indices
@@ -25,11 +25,13 @@ class RaggedWriter:
         self._writer = writer
         self._ends: dict[tuple[str, str], int] = {}
 
-    def append(self, split: str, name: str, rows: Sequence[Array]) -> None:
-        """Appends rows to the column `name` of a split; their leading dimensions must be equal."""
+    def append(self, split: str, name: str, rows: Sequence[Array], *, dtype: DTypeLike | None = None) -> None:
+        """Appends rows to the column `name` of a split, as `dtype`; their leading dimensions must be equal."""
         ends = self._ends.get((split, name), 0) + np.cumsum([row.shape[-1] for row in rows], dtype=np.int64)
         self._ends[split, name] = int(ends[-1])
-        values = np.concatenate([np.moveaxis(row, -1, 0) for row in rows])
+        values = np.concatenate(
+            [row if row.ndim == 1 else np.moveaxis(row, -1, 0) for row in rows], dtype=dtype, casting="unsafe"
+        )
         self._writer.append(split, {name + VALUES: values, name + ENDS: ends})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from ringmaster.techniques.interface.job import DataSpec
@@ -48,7 +49,7 @@ class Columns:
             )
         return cls(columns=found, roles=tuple(roles), optional=optional)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the columns."""
         return tuple(dict.fromkeys(self.columns.values()))
@@ -57,14 +58,17 @@ class Columns:
         """Returns what is read of a row, by column. Raises ValueError where the row lacks a column or its value."""
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
-        required = {column for role, column in self.columns.items() if role not in self.optional}
-        for name in required:
+        for name in self._required:
             if row.get(name) is None:
                 said = (
                     f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
                 )
                 raise ValueError(f"{where} {said}. To fix: add the value, or remove the row")
         return {name: row.get(name) for name in self.names}
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        return frozenset(column for role, column in self.columns.items() if role not in self.optional)
 
     def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of a row by role, with None for roles that it lacks."""

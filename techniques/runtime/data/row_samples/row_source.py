@@ -17,6 +17,7 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
+from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, class_labels
 from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS, Packer
@@ -74,6 +75,7 @@ class RowSource(StoredSource):
     options: the source's own keys among the spec's `kwargs`, with their defaults. All others go to `load_dataset`.
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
+    encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     uncut: arrays of `padding` that are no tokens, and so have any length.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
@@ -89,6 +91,7 @@ class RowSource(StoredSource):
     label_role: ClassVar[str | None] = None
     options: ClassVar[Mapping[str, Any]] = {}
     needs_tokenizer: ClassVar[bool] = False
+    encodes_texts: ClassVar[bool] = True
     padding: ClassVar[Mapping[str, int]] = {
         "input_ids": 0,
         "attention_mask": 0,
@@ -189,7 +192,15 @@ class RowSource(StoredSource):
         return training, held_out
 
     def _write_files(self, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        return self._write(folder, spec, partial(self.rows_of_path, spec), self.columns(spec), where)
+        columns, manifest = self.columns(spec), ManifestBuilder()
+
+        def rows() -> Iterator[Row]:
+            return self.rows_of_path(spec)
+
+        prepared = self._write(folder, spec, rows, columns, where, manifest=None if spec.name is None else manifest)
+        if spec.name is not None:
+            manifest.built().write(folder)
+        return prepared
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
         own = (*self.options, *(f"{role}_column" for role in self.roles))
@@ -202,7 +213,14 @@ class RowSource(StoredSource):
         return self._write(folder, spec, partial(_rows_of_splits, splits, spec, columns, where), columns, where)
 
     def _write(
-        self, folder: Path, spec: DataSpec, rows: Callable[[], Iterator[Row]], columns: Columns, where: str
+        self,
+        folder: Path,
+        spec: DataSpec,
+        rows: Callable[[], Iterator[Row]],
+        columns: Columns,
+        where: str,
+        *,
+        manifest: ManifestBuilder | None = None,
     ) -> PreparedData:
         context = self._context(folder, spec, rows, columns)
         num_rows, longest, num_truncated = {"training": 0, "held_out": 0}, 0, 0
@@ -217,9 +235,12 @@ class RowSource(StoredSource):
                     self._append(writer, ragged, split, samples, max_length=context.max_length, where=where)
 
             while chunk := list(islice(left, ROWS_PER_CALL)):
-                if self.needs_tokenizer:
+                if self.needs_tokenizer and self.encodes_texts:
                     by_role = (columns.by_role(row.content) for row in chunk)
                     context.tokenizer.prefetch(text for row in by_role for text in self._texts(row, spec))
+                if manifest is not None:
+                    for row in chunk:
+                        manifest.add(row.content, held_out=row.held_out)
                 for split, held_out in (("training", False), ("held_out", True)):
                     samples = [self._sample(row, context, columns) for row in chunk if row.held_out is held_out]
                     if not samples:
@@ -343,7 +364,7 @@ class RowSource(StoredSource):
                 rows = [sample[name] for sample in samples]
                 if self._is_ragged(name, array):
                     most = None if name in self.uncut else max_length
-                    ragged.append(split, name, [row[..., :most].astype(np.int32) for row in rows])
+                    ragged.append(split, name, [row[..., :most] for row in rows], dtype=np.int32)
                 else:
                     writer.append(split, {name: np.stack(rows)})
         except (ValueError, KeyError) as error:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.runtime.data.encoding.text_encoder import TextEncoder
+
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -44,6 +46,7 @@ class RowTokenizer:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self._encoder = TextEncoder(self._tokenizer)
         self._known: dict[str, list[int]] = {}
 
     @property
@@ -110,10 +113,13 @@ class RowTokenizer:
         another way once others follow.
         """
         text = self._rendered(messages, tools=tools)
-        spans = [self._span(messages, turn, text, tools) for turn, m in enumerate(messages) if m["role"] == "assistant"]
+        is_written = [False] * (len(text) + 1)  # of each character, and of tokens after the last one
+        for turn, message in enumerate(messages):
+            if message["role"] == "assistant":
+                span = self._span(messages, turn, text, tools)
+                is_written[span.first : span.end] = [True] * (span.end - span.first)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        written = [any(span.first <= start < span.end for span in spans) for start, _ in encoded["offset_mapping"]]
-        return list(encoded["input_ids"]), written
+        return list(encoded["input_ids"]), [is_written[start] for start, _ in encoded["offset_mapping"]]
 
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
         """Returns the tokens of a conversation up to where the assistant's answer begins."""
@@ -122,7 +128,8 @@ class RowTokenizer:
 
     def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
         before = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
-        upto = self._rendered(messages[: turn + 1], tools=tools)
+        is_last = turn + 1 == len(messages)
+        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)
         if not text.startswith(upto) or not upto.startswith(before):
             raise ValueError(
                 f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
@@ -152,9 +159,7 @@ class RowTokenizer:
         return rendered
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        found = self._tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        ids: list[list[int]] = found["input_ids"]
-        return ids
+        return [ids.tolist() for ids in self._encoder(texts)]
 
     @cached_property
     def _single(self) -> list[list[int]]:

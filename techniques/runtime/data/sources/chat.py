@@ -27,13 +27,12 @@ class Chat(RowSource):
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {"messages": ("messages", "conversations"), "tools": ("tools",)}
     optional: ClassVar[frozenset[str]] = frozenset({"tools"})
     needs_tokenizer = True
+    encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
-        """Returns the contents of the messages, where a tokenizer is trained on them."""
-        if spec.tokenizer is not None:
-            return ()
+        """Returns the contents of the messages."""
         return (message["content"] for message in messages_of(row["messages"]) if message.get("content"))
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:

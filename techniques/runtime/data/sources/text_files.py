@@ -18,7 +18,6 @@ from ringmaster.techniques.runtime.data.file_rows import (
     preparation_of_files,
     rows_of_file,
     rows_of_files,
-    streamed_rows,
 )
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
@@ -49,7 +48,7 @@ class TextFiles(StoredSource):
         return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=partial(_write, cache_dir))
 
     def rows(self, spec: DataSpec) -> Iterator[Row]:
-        """Yields every row before tokenisation; its content is its text or its token ids."""
+        """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""
         return rows_of_files(spec, reading_of(spec))
 
 
@@ -62,7 +61,7 @@ def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> Prepare
     reading = reading_of(spec)
 
     def documents() -> Iterator[Document]:
-        return documents_of(streamed_rows(spec, reading))
+        return documents_of(rows_of_files(spec, reading))
 
     if spec.tokenizer is not None and spec.seq_len is not None and _has_text(spec, reading):
         return write_given(folder, spec=spec, reading=reading, cache_dir=cache_dir, where=where)

@@ -142,6 +142,18 @@ def test_a_prompt_is_read_and_not_learnt(answers, tmp_path):
     assert set(labels[tokens == prepared.pad_token_id].tolist()) == {IGNORED}
 
 
+def test_a_name_costs_no_further_pass_over_the_rows(kinds, tmp_path, monkeypatch):
+    passes = []
+    original = Counts.rows_of_path
+    monkeypatch.setattr(Counts, "rows_of_path", lambda *said: passes.append(said) or original(*said))
+    spec = DataSpec(path=write(tmp_path / "n.jsonl", [{"n": n} for n in range(60)]), kind="counts", held_out=0.3)
+    for named in (spec, replace(spec, name="numbers", version="1")):
+        prepared = prepare(named, cache_dir=tmp_path / "cache")
+    assert len(passes) == 2
+    manifest = Manifest.read(Path(prepared.folder))
+    assert [len(rows) for rows in manifest.rows.values()] == [prepared.num_samples, prepared.num_held_out]
+
+
 def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
     path = write(tmp_path / "a.jsonl", ROWS)
     spec = DataSpec(kind="answers", path=path, name="qa", version="1", seq_len=40, vocab_size=280)
