@@ -69,6 +69,7 @@ class PreparedData:
     labels: the names of the classes, in the order of their numbers; () where they have no names.
     pad_token_id: the token that fills up shorter samples.
     num_truncated: number of samples that were longer than `seq_len` and were cut.
+    num_left_out: number of samples that were left out, as no label was left in them.
     columns: (role, column) of what the samples are made of, such as ("label", "stars").
     """
 
@@ -89,6 +90,7 @@ class PreparedData:
     labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     pad_token_id: int | None = field(default=None, metadata=SINCE_LATER)
     num_truncated: int = field(default=0, metadata=SINCE_LATER)
+    num_left_out: int = field(default=0, metadata=SINCE_LATER)
     columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
@@ -102,6 +104,8 @@ class PreparedData:
         if self.seq_len is not None:
             cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
             said.append(f"up to {self.seq_len:,} tokens each{cut}")
+        if self.num_left_out:
+            said.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
         return "; ".join(said)
 
     @property

@@ -20,9 +20,10 @@ from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of
 from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, class_labels
-from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS, Packer
-from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples, RaggedWriter
+from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS
+from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
+from ringmaster.techniques.runtime.data.row_samples.sample_writer import SampleCounts, SampleWriter
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer, give_padding_token
 from ringmaster.techniques.runtime.data.sources.hugging_face import load_splits, preparation_of_dataset
 from ringmaster.techniques.runtime.data.splits import is_held_out
@@ -223,43 +224,38 @@ class RowSource(StoredSource):
         manifest: ManifestBuilder | None = None,
     ) -> PreparedData:
         context = self._context(folder, spec, rows, columns)
-        num_rows, longest, num_truncated = {"training": 0, "held_out": 0}, 0, 0
         left = rows()
-        packer = Packer(width=context.max_length) if spec.packing else None
-        with ColumnWriter(folder) as writer:
-            ragged = RaggedWriter(writer)
-
-            def append(split: str, samples: list[dict[str, Array]]) -> None:
-                num_rows[split] += len(samples)
-                if samples:
-                    self._append(writer, ragged, split, samples, max_length=context.max_length, where=where)
-
+        with ColumnWriter(folder) as columns_writer:
+            writer = SampleWriter(
+                columns_writer,
+                what=f"{where}: samples of kind {self.name}",
+                ragged=frozenset(self.padding),
+                uncut=self.uncut,
+                max_length=context.max_length,
+                packs=spec.packing,
+                needs_labels=self.is_causal,
+            )
             while chunk := list(islice(left, ROWS_PER_CALL)):
                 if self.needs_tokenizer and self.encodes_texts:
                     by_role = (columns.by_role(row.content) for row in chunk)
                     context.tokenizer.prefetch(text for row in by_role for text in self._texts(row, spec))
-                if manifest is not None:
-                    for row in chunk:
-                        manifest.add(row.content, held_out=row.held_out)
                 for split, held_out in (("training", False), ("held_out", True)):
-                    samples = [self._sample(row, context, columns) for row in chunk if row.held_out is held_out]
-                    if not samples:
-                        continue
-                    lengths = [self._length(sample) for sample in samples]
-                    num_truncated += sum(length > context.max_length for length in lengths)
-                    longest = max(longest, *(min(length, context.max_length) for length in lengths))
-                    append(split, samples if packer is None or held_out else packer.add(samples))
-            if packer is not None:
-                append("training", packer.rest())
-        if not num_rows["training"]:
-            raise ValueError(f"{where} holds no row to train on. To fix: check the path, or lower held_out")
-        if spec.held_out > 0 and not num_rows["held_out"]:
-            raise ValueError(f"{where} holds no row to evaluate on. To fix: raise held_out, or set it to 0")
-        width = context.max_length if spec.packing else spec.seq_len or longest
-        return self.described(
-            self._description(folder, context, width=width, num_rows=num_rows, columns=columns,
-                              num_truncated=num_truncated)
-        )  # fmt: skip
+                    chosen = [row for row in chunk if row.held_out is held_out]
+                    writer.add(split, [self._sample(row, context, columns) for row in chosen])
+                for row in chunk if manifest is not None else ():
+                    assert manifest is not None
+                    manifest.add(row.content, held_out=row.held_out)
+            writer.close()
+        counts = writer.counts
+        if not counts.num_samples["training"]:
+            raise ValueError(
+                f"{where} holds no row to train on. To fix: {_remedy(counts, 'check the path, or lower held_out')}"
+            )
+        if spec.held_out > 0 and not counts.num_samples["held_out"]:
+            remedy = _remedy(counts, "raise held_out, or set it to 0")
+            raise ValueError(f"{where} holds no row to evaluate on. To fix: {remedy}")
+        width = context.max_length if spec.packing else spec.seq_len or counts.longest
+        return self.described(self._description(folder, context, width=width, counts=counts, columns=columns))
 
     def _context(
         self, folder: Path, spec: DataSpec, rows: Callable[[], Iterator[Row]], columns: Columns
@@ -285,9 +281,8 @@ class RowSource(StoredSource):
         context: SampleContext,
         *,
         width: int,
-        num_rows: Mapping[str, int],
+        counts: SampleCounts,
         columns: Columns,
-        num_truncated: int,
     ) -> PreparedData:
         tokenizer, labels = context._tokenizer, context._labels
         padding = {**self.padding, "input_ids": tokenizer.pad_id if tokenizer is not None else 0}
@@ -301,8 +296,8 @@ class RowSource(StoredSource):
             name="",
             source="",
             digest=fingerprint(folder),
-            num_samples=num_rows["training"],
-            num_held_out=num_rows["held_out"],
+            num_samples=counts.num_samples["training"],
+            num_held_out=counts.num_samples["held_out"],
             kind="tokens" if is_tokens else "images" if image else "other",
             vocab_size=tokenizer.vocab_size if tokenizer is not None else plain.get("input_ids"),
             end_of_text_id=None if tokenizer is None else tokenizer.end_id,
@@ -316,7 +311,8 @@ class RowSource(StoredSource):
                 SampleTensor(name=name, dtype=str(batch[name].dtype).removeprefix("torch."), shape=shape)
                 for name, shape in shapes.items()
             ),
-            num_truncated=num_truncated,
+            num_truncated=counts.num_truncated,
+            num_left_out=counts.num_left_out,
             columns=tuple(sorted(columns.columns.items())),
         )
 
@@ -342,35 +338,10 @@ class RowSource(StoredSource):
             sample.setdefault("attention_mask", np.ones_like(sample["input_ids"]))
         return sample
 
-    def _length(self, sample: Mapping[str, Array]) -> int:
-        tokens = (name for name, array in sample.items() if self._is_ragged(name, array) and name not in self.uncut)
-        return max((sample[name].shape[-1] for name in tokens), default=0)
 
-    def _is_ragged(self, name: str, array: Array) -> bool:
-        return name in self.padding and array.ndim > 0 and array.dtype.kind in "biu"
-
-    def _append(
-        self,
-        writer: ColumnWriter,
-        ragged: RaggedWriter,
-        split: str,
-        samples: list[dict[str, Array]],
-        *,
-        max_length: int,
-        where: str,
-    ) -> None:
-        try:
-            for name, array in samples[0].items():
-                rows = [sample[name] for sample in samples]
-                if self._is_ragged(name, array):
-                    most = None if name in self.uncut else max_length
-                    ragged.append(split, name, [row[..., :most] for row in rows], dtype=np.int32)
-                else:
-                    writer.append(split, {name: np.stack(rows)})
-        except (ValueError, KeyError) as error:
-            raise ValueError(
-                f"{where}: samples of kind {self.name} differ in shape: {error}. To fix: give all rows one shape"
-            ) from error
+def _remedy(counts: SampleCounts, remedy: str) -> str:
+    """What to do where a split has no sample."""
+    return "raise seq_len, which cuts off all that is learnt" if counts.num_left_out else remedy
 
 
 def _num_values(folder: Path) -> dict[str, int]:

@@ -109,6 +109,15 @@ def test_what_is_cut_is_counted(tmp_path):
     assert fetch(training, range(3))["input_ids"].shape == (3, 10)
 
 
+def test_what_has_nothing_to_learn_is_left_out(tmp_path):
+    rows = [{"prompt": "p" * length, "completion": "c"} for length in (1, 2, 40, 50)]
+    prepared, training, _ = opened(tmp_path, "completion", rows, seq_len=10, vocab_size=257)
+    assert (len(training), prepared.num_samples, prepared.num_left_out) == (2, 2, 2)
+    assert prepared.summary("completion").endswith("2 were left out, as nothing to learn was left of them")
+    said = refused(tmp_path / "..", "completion", rows[2:], seq_len=10, vocab_size=257)
+    assert "holds no row to train on. To fix: raise seq_len" in said
+
+
 def test_a_prompt_has_no_labels(tmp_path):
     rows = [{"question": f"what is {i}?", "answer": f" it is {i}"} for i in range(NUM_ROWS)]
     _, training, tokenizer = opened(tmp_path, "completion", rows)
