@@ -2,9 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.scores import score_models
+from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
@@ -154,3 +158,15 @@ def test_memory_estimates_have_the_longest_completions(bench, prompts, tmp_path)
         found.append(forecast.device_bytes)
     logits = 2 * 4 * 128 * 320 * 4  # of both prompts' completions, in fp32
     assert found[1] - found[0] > 2 * logits
+
+
+def test_scored_rows_have_the_trainers_reward(bench, prompts):
+    job = job_of(bench, prompts)
+    trained = bench.reference(job)
+    device = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
+    environment = TrialEnvironment(server=bench.server, devices=(device,), cache_dir=bench.cache_dir)
+    data = to_json(prepare(prompts, cache_dir=bench.cache_dir))
+    folder = Path(trained.order.model_dir)
+    scores = score_models({"it": folder}, job=job, data=data, environment=environment, device=device).scores["it"]
+    found = scores.sums["reward_sums"].sum() / scores.sums["rewarded"].sum()
+    assert found == pytest.approx(trained.outcome.result["metrics"]["reward"], abs=1e-6)
