@@ -6,7 +6,7 @@ Both contenders train in one process with the same threads: dropout 0, fp32, fus
 same order. The losses of the first steps are compared, and then the medians of whole steps (data, forward, backward,
 clipping, update) within each round. The data is that of examples/recipes. Writes benchmarks/results/tasks.json and the
 section of docs/benchmarks.md between the markers `<!-- tasks -->`. Where other programs are busy, two threads wait for
-each other: pin it to one core (`taskset -c 0`), as for the figures of that page.
+each other: pin it to one core (`taskset -c 0`).
 """
 
 import argparse
