@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.data.inference import infer_kind
+from ringmaster.techniques.runtime.data.inference import infer_kind, needs_tokenizer
 
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs with the kind of data that the columns of their files and their model leave no doubt about.
+    """Returns the jobs with what their files and their model leave no doubt about: the kind of data, and the tokenizer.
 
     Files are read once for each distinct pair of data and model. What cannot be read is reported by the preflight.
     """
@@ -21,9 +22,19 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         key = digest([job.data, job.model.architecture, job.model.from_pretrained, job.model.config])
         if key not in known:
             known[key] = _kind(job.data, job.model)
-        kind = known[key]
-        found.append(job if kind is None else replace(job, data=replace(job.data, kind=kind)))
+        kind = known[key] or job.data.kind
+        tokenizer = job.data.tokenizer or _tokenizer(kind, job.model)
+        found.append(replace(job, data=replace(job.data, kind=kind, tokenizer=tokenizer)))
     return found
+
+
+def _tokenizer(kind: str | None, model: ModelSpec) -> str | None:
+    """The tokenizer of a pretrained model, where rows are encoded for it: a new one would give tokens other numbers."""
+    if kind is None or model.from_pretrained is None or not needs_tokenizer(kind):
+        return None
+    folder = Path(model.from_pretrained)
+    has_tokenizer = not folder.is_dir() or any(folder.glob("tokenizer*")) or any(folder.glob("vocab.*"))
+    return model.from_pretrained if has_tokenizer else None
 
 
 def _kind(spec: DataSpec, model: ModelSpec) -> str | None:

@@ -118,7 +118,12 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets `value` at `path`. A path through a value that is not a mapping is ignored; another check reports it."""
+    """Sets `value` at `path`. A path through a value that is not a mapping is ignored; another check reports it.
+
+    A loss that is given by its name alone becomes a mapping with that name.
+    """
+    if path[0] == "loss" and len(path) > 1 and isinstance(raw.get("loss"), str):
+        raw["loss"] = {"name": raw["loss"]}
     for key in path[:-1]:
         if raw.get(key) is None:
             raw[key] = {}

@@ -34,7 +34,7 @@ _PATTERNS = (
     (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
     (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch"),
     (PlanReason.GROUP, r".* continues? alone"),
-    (PlanReason.STEERING, r".* (may train on|stopped early)$"),
+    (PlanReason.STEERING, r".* (may train on|stopped early)$|.* stays on .*, under which it started"),
 )
 
 

@@ -53,6 +53,8 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
     if architecture is not None and architecture.endswith(CLASSIFIERS):
         return suited[0]  # also where a column is missing, which its preparation then says
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
+    if "label" in there and fitting[:1] == ["completion"]:
+        return None  # completions of which some are wrong, as in TRL's format for KTO
     if architecture is None:
         fitting = [kind for kind in fitting if kind in UNMISTAKABLE]
     return fitting[0] if fitting else None
@@ -69,6 +71,12 @@ def architecture_of(model: ModelSpec) -> str | None:
         except (OSError, ValueError):
             return None
     return str(said[0]) if isinstance(said, (list, tuple)) and said else None
+
+
+def needs_tokenizer(kind: str) -> bool:
+    """Returns whether a kind of data encodes the texts of rows. Raises ValueError on an unknown kind."""
+    source = data_source_named(kind)
+    return isinstance(source, RowSource) and source.needs_tokenizer
 
 
 def _has_columns(kind: str, spec: DataSpec, there: tuple[str, ...]) -> bool:

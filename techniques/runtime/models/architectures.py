@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Fields that configs accept although they have no such attribute: older spellings, and any special token.
-OF_LABELS = frozenset({"num_labels", "id2label", "label2id"})
+OF_LABELS = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
 """Fields of which each determines the others."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
@@ -135,7 +135,13 @@ def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _labels_of(data: PreparedData) -> Iterator[tuple[str, Any]]:
-    """Yields the config fields of the data's classes: their names, where they have some, else their number."""
+    """Yields the config fields of the data's classes: their names, where they have some, else their number.
+
+    The type of the problem is what a pipeline of transformers turns logits into probabilities by.
+    """
+    labels = next((tensor for tensor in data.tensors if tensor.name == "labels"), None)
+    if labels is not None and labels.dtype == "float32":
+        yield "problem_type", "multi_label_classification" if labels.shape else "regression"
     if data.labels:
         yield "id2label", dict(enumerate(data.labels))
         yield "label2id", {name: number for number, name in enumerate(data.labels)}

@@ -47,6 +47,15 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
                 f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "
                 f"{', '.join(sorted(loss.inputs))}. To fix: name the tensors so, or leave them out of the samples"
             )
+    if job.adapter is not None and job.base is None and job.model.has_fresh_head:
+        saved = (*job.adapter.modules_to_save, *(("",) if job.adapter.from_pretrained else ()))
+        body = getattr(model, "base_model_prefix", "")
+        heads = [name for name, part in model.named_children() if name != body and any(True for _ in part.parameters())]
+        if heads and not saved:
+            yield (
+                f"adapter: the head ({', '.join(heads)}) is fresh, and would stay as it was drawn. To fix: set "
+                f"adapter.modules_to_save to [{', '.join(heads)}]"
+            )
     pairs = batch.get("input_ids")
     if pairs is not None and pairs.dim() == 3 and job.loss is None:
         named = "dpo, orpo or simpo" if "labels" in batch else "contrastive"

@@ -353,3 +353,20 @@ def test_the_mixed_batch_is_what_it_promises():
         "ResNetForImageClassification": 2,
     }
     assert [job.name for job in jobs if job.base] == ["llama-finetuned"]
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_rows_are_read_by_the_tokenizer_of_the_pretrained_model(tmp_path, has_tokenizer):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text(
+        json.dumps({"architectures": ["BertForMaskedLM"], "model_type": "bert"})
+    )
+    (tmp_path / "bert" / "model.safetensors").touch()
+    if has_tokenizer:
+        (tmp_path / "bert" / "tokenizer.json").write_text("{}")
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n")
+    model = {"from_pretrained": "bert", "architecture": "BertForSequenceClassification"}
+    job = {"name": "a", "model": model, "data": {"path": "rows.csv"}, "num_steps": 1}
+    (read,) = parse_batch(json.dumps({"jobs": [job]}), folder=tmp_path, name="batch.json").jobs
+    assert read.data.kind == "text-classification"
+    assert read.data.tokenizer == (str(tmp_path / "bert") if has_tokenizer else None)

@@ -80,6 +80,12 @@ def test_values_arrive_in_their_jobs_and_leave_the_template_as_it_is():
     assert {job.model.config["num_hidden_layers"] for job in jobs} == {2}
 
 
+def test_options_of_a_loss_may_be_varied_where_it_is_given_by_name():
+    template = {**TEMPLATE, "loss": "dpo"}
+    jobs, _ = combinations({"template": template, "over": {"loss.beta": [0.1, 0.9]}}, at=("grid", 0))
+    assert [job.raw["loss"] for job in jobs] == [{"name": "dpo", "beta": 0.1}, {"name": "dpo", "beta": 0.9}]
+
+
 def test_jobs_of_a_grid_may_adapt_one_another():
     jobs = jobs_of("""
         jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +35,12 @@ class ClassLabels:
         """Returns 1 for each class of a row with several labels, and 0 for the others: float32 [classes]."""
         found = np.zeros(len(self.names), dtype=np.float32)
         for value in values:
-            found[self.number(value)] = 1
+            if found[number := self.number(value)]:
+                raise ValueError(
+                    f"label {value!r} is twice among the labels of a row. To fix: list the classes of the row, each "
+                    "once; not a 0 or 1 for each class"
+                )
+            found[number] = 1
         return found
 
     @cached_property
@@ -63,11 +69,7 @@ def class_labels(
     found: set[str] = set()
     for value, where in values:
         for each in classes(value):
-            if (
-                each is None
-                or (isinstance(each, float) and not each.is_integer())
-                or not isinstance(each, (str, int, float))
-            ):
+            if not _is_class(each):
                 raise ValueError(
                     f"{where}: label {each!r} in column {column!r} is no class. To fix: give text or whole numbers, "
                     "or set data.kind to text-regression for other numbers"
@@ -84,6 +86,13 @@ def class_labels(
     if numbers and numbers[0] == 0 and numbers[-1] < MAX_CLASSES:
         numbers = list(range(numbers[-1] + 1))
     return ClassLabels(names=tuple(map(str, numbers)))
+
+
+def _is_class(value: Any) -> bool:
+    """Whether a label may be a class: text that is no fraction, or a whole number."""
+    if isinstance(value, str):
+        return bool(value.strip()) and re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", value.strip()) is None
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 
 def _name(value: Any) -> str:

@@ -54,6 +54,11 @@ class SampleContext:
         return self._tokenizer
 
     @property
+    def num_cut(self) -> int:
+        """How often the tokenizer has cut a text so far."""
+        return 0 if self._tokenizer is None else self._tokenizer.num_cut
+
+    @property
     def labels(self) -> ClassLabels:
         """The classes of the data; only for kinds that name a `label_role`."""
         assert self._labels is not None, "a kind of data with classes names its label_role"
@@ -135,7 +140,7 @@ class RowSource(StoredSource):
         """Returns the column that the spec names for a role, or None."""
         key = f"{role}_column"
         named: str | None = getattr(spec, key, None) or spec.kwargs.get(key)
-        return named
+        return None if role == "text" and named == DataSpec.text_column else named
 
     def check(self, spec: DataSpec) -> None:
         """Refuses unknown options of rows in files."""
@@ -240,8 +245,12 @@ class RowSource(StoredSource):
                     by_role = (columns.by_role(row.content) for row in chunk)
                     context.tokenizer.prefetch(text for row in by_role for text in self._texts(row, spec))
                 for split, held_out in (("training", False), ("held_out", True)):
-                    chosen = [row for row in chunk if row.held_out is held_out]
-                    writer.add(split, [self._sample(row, context, columns) for row in chosen])
+                    chosen, samples = [row for row in chunk if row.held_out is held_out], list[dict[str, Array]]()
+                    for row in chosen:
+                        num_cut = context.num_cut
+                        samples.append(self._sample(row, context, columns))
+                        writer.counts.num_truncated += context.num_cut > num_cut
+                    writer.add(split, samples)
                 for row in chunk if manifest is not None else ():
                     assert manifest is not None
                     manifest.add(row.content, held_out=row.held_out)

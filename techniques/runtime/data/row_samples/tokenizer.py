@@ -48,6 +48,7 @@ class RowTokenizer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._encoder = TextEncoder(self._tokenizer)
         self._known: dict[str, list[int]] = {}
+        self.num_cut = 0  # how often `with_special` has cut a text or a pair
 
     @property
     def vocab_size(self) -> int:
@@ -95,7 +96,9 @@ class RowTokenizer:
         """
         around, parts = (self._single, [ids]) if pair is None else (self._pair, [ids, pair])
         if at_most is not None:
-            parts = _cut(parts, max(at_most - sum(map(len, around)), 0))
+            most = max(at_most - sum(map(len, around)), 0)
+            self.num_cut += sum(map(len, parts)) > most
+            parts = _cut(parts, most)
         tokens, segments = list(around[0]), [0] * len(around[0])
         for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
             tokens += [*part, *after]

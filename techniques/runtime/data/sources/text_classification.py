@@ -18,8 +18,8 @@ class TextClassification(RowSource):
 
     name = "text-classification"
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "text": ("text",),
-        "text_pair": ("text_pair",),
+        "text": ("text", "sentence", "sentence1", "premise", "question1"),
+        "text_pair": ("text_pair", "sentence2", "hypothesis", "question2"),
         "label": ("label", "labels", "class"),
     }
     optional: ClassVar[frozenset[str]] = frozenset({"text_pair"})

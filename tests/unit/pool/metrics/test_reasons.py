@@ -36,6 +36,7 @@ TEXTS = {
     "the priorities of batch nightly changed": PlanReason.REQUEST,
     "a, b and 3 others may train on; c stopped early": PlanReason.STEERING,
     "c stopped early": PlanReason.STEERING,
+    "b1/llama stays on ddp, under which it started": PlanReason.STEERING,
     "something else": PlanReason.OTHER,
 }
 

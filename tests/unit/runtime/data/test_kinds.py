@@ -90,13 +90,14 @@ def test_pairs_of_texts_have_the_tokenizers_special_tokens(tmp_path, bert_tokeni
     assert sample["token_type_ids"] == reference["token_type_ids"]
 
 
-@pytest.mark.parametrize("length", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
 def test_the_longer_text_of_a_pair_is_cut(tmp_path, bert_tokenizer, length):
     rows = [{"text": "one two one two", "text_pair": "three", "label": i % 2} for i in range(4)]
     prepared, training, tokenizer = opened(
         tmp_path, "text-classification", rows, tokenizer=bert_tokenizer, seq_len=length
     )
     reference = tokenizer("one two one two", "three", truncation="longest_first", max_length=length)
+    assert prepared.num_truncated == (4 if length < 8 else 0)
     kept = training[0]["attention_mask"].bool()
     assert training[0]["input_ids"][kept].tolist() == reference["input_ids"]
     assert prepared.seq_len == length
@@ -375,6 +376,9 @@ def test_a_dataset_names_its_classes(tmp_path):
         ("text-classification", {"text": "", "label": "a"}, "row 1: the text is empty. To fix: add text, or remove"),
         ("text-classification", {"text": "a", "label": 0.5}, "row 1: label 0.5 .* set data.kind to text-regression"),
         ("text-classification", {"text": "a", "label": None}, "line 1 has no value in 'label'. To fix: add the value"),
+        ("text-classification", {"text": "a", "label": ""}, "row 1: label '' in column 'label' is no class"),
+        ("text-classification", {"text": "a", "label": "3.47"}, "label '3.47' .* set data.kind to text-regression"),
+        ("text-classification", {"text": "a", "label": [1, 0, 1]}, "row 1: label 1 is twice among the labels of a row"),
         ("text-regression", {"text": "a", "label": "b"}, "row 1: label 'b' is no finite number"),
         ("token-classification", {"tokens": ["a"], "labels": ["x", "y"]}, "there are 1 tokens and 2 labels"),
         ("token-classification", {"tokens": "a", "labels": ["x"]}, "tokens are str, not a list"),
@@ -417,10 +421,12 @@ CAUSAL, CLASSIFIER = "LlamaForCausalLM", "BertForSequenceClassification"
         ({"chosen": "", "rejected": ""}, CAUSAL, "preference"),
         ({"prompt": "", "completion": ""}, CAUSAL, "completion"),
         ({"prompt": "", "completion": "", "text": ""}, CAUSAL, None),
+        ({"prompt": "", "completion": "", "label": True}, CAUSAL, None),
         ({"text": ""}, CAUSAL, None),
         ({"text": "", "label": ""}, CLASSIFIER, "text-classification"),
         ({"text": "", "stars": ""}, CLASSIFIER, "text-classification"),
         ({"text": ""}, "T5ForConditionalGeneration", None),
+        ({"sentence1": "", "sentence2": "", "label": ""}, CLASSIFIER, "text-classification"),
         ({"tokens": [], "ner_tags": []}, "BertForTokenClassification", "token-classification"),
         ({"input": "", "target": ""}, "T5ForConditionalGeneration", "seq2seq"),
         ({"anchor": "", "positive": ""}, "BertModel", "embedding"),

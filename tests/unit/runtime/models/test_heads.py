@@ -7,6 +7,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 
+from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models import build_model, export_model
@@ -62,6 +63,16 @@ def test_a_classifier_of_decoders_knows_the_padding():
     assert model.config.pad_token_id == 7
     causal = build_model(ModelSpec(architecture="LlamaForCausalLM", config=sizes), data=data, seed=0)
     assert causal.config.pad_token_id is None  # the embedding of a padding token would not be trained
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"), [((3,), "multi_label_classification"), ((), "regression")], ids=["several", "number"]
+)
+def test_a_classifier_says_what_its_logits_are(shape, problem):
+    labels = SampleTensor(name="labels", dtype="float32", shape=shape)
+    data = replace(REVIEWS, tensors=(labels,))
+    model = build_model(ModelSpec(architecture="BertForSequenceClassification", config=SIZES), data=data, seed=0)
+    assert model.config.problem_type == problem
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """The probe, a tiny step of a job: its errors with remedies, and its findings on dividing the job's batch."""
 
 import pytest
+import transformers
 from torch import nn
 
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
@@ -133,6 +134,15 @@ def test_several_faults_are_told_at_once(surveyed, prose):
 def test_a_classifier_of_text_files_lacks_labels(surveyed, prose):
     with pytest.raises(StepFault, match=r"text has no labels.*To fix: set data.kind to text-classification"):
         surveyed(model("BertForSequenceClassification", **TINY), prose)
+
+
+def test_a_fresh_head_beside_an_adapter_is_trained_too(surveyed, tmp_path):
+    transformers.BertModel(transformers.BertConfig(**TINY, vocab_size=300)).save_pretrained(tmp_path / "bert")
+    spec = ModelSpec(from_pretrained=str(tmp_path / "bert"), architecture="BertForSequenceClassification")
+    remedy = r"the head \(classifier\) is fresh.*set adapter.modules_to_save to \[classifier\]"
+    with pytest.raises(StepFault, match=remedy):
+        surveyed(spec, made("classes"), adapter=Adapter())
+    surveyed(spec, made("classes"), adapter=Adapter(modules_to_save=("classifier",)))
 
 
 @pytest.mark.parametrize(
