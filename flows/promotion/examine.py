@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.data import SOURCES
+from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind
+from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.scoring import Progress, model_spec
 
@@ -97,8 +99,6 @@ def data_spec(text: str) -> DataSpec:
     raw = datasets.with_files({"data": raw}, origin=lambda place: place)["data"]
     if datasets.findings:
         raise InputError([f"--data: {f.message}. To fix: {f.remedy}." for f in datasets.findings])
-    if ("path" in raw or raw.get("source") == "python-stdlib") and "seq_len" not in raw:
-        raw = {**raw, "seq_len": SEQ_LEN}
     try:
         entry = Data.model_validate(raw, context={"folder": folder.resolve()})
     except ValidationError as error:
@@ -139,7 +139,7 @@ def examine_models(
 
         found = examine_each(
             {model.label: model.folder for model in models},
-            job=_job(data),
+            job=_job(data, models[0].folder),
             held_out=data is not None,
             suite=suite,
             against=None if against is None else against.folder,
@@ -163,7 +163,7 @@ def examine_by(
         return [
             examine(
                 model.folder,
-                job=_job(data),
+                job=_job(data, model.folder),
                 suite=suite,
                 against=None if against is None else against.folder,
                 metrics=None if policy.metric is None else [policy.metric],
@@ -176,9 +176,19 @@ def examine_by(
         ]
 
 
-def _job(data: DataSpec | None) -> Job:
-    """Returns a job for an evaluation: the data, if there is any, and how a loss is computed."""
+def _job(data: DataSpec | None, folder: Path) -> Job:
+    """Returns a job for an evaluation: the data, if there is any, and how a loss is computed.
+
+    folder: a model's, whose class and classes say how rows are read where `data` does not. Raises InputError where the
+    data cannot be read.
+    """
     data = data or DataSpec(source="digits")
+    with input_errors():
+        kind = data.kind or infer_kind(data, ModelSpec(from_pretrained=str(folder)))
+    is_text = data.path is not None or data.source == "python-stdlib"
+    if is_text and kind in (None, LANGUAGE_MODELING) and data.seq_len is None:
+        data = replace(data, seq_len=SEQ_LEN)
+    data = replace(data, kind=kind, labels=data.labels or (classes_of(folder) if kind in CLASSIFICATION else ()))
     return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
 
 

@@ -27,6 +27,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 """The kinds that are inferred, the most specific first, and the endings of the classes of models that they suit."""
 
 CLASSIFIERS = (*KINDS["text-classification"], *KINDS["token-classification"], *KINDS["image-classification"])
+CLASSIFICATION = ("text-classification", "token-classification", "image-classification")
+"""The kinds whose samples have classes."""
 UNMISTAKABLE = ("chat", "preference")
 
 
@@ -71,6 +73,16 @@ def architecture_of(model: ModelSpec) -> str | None:
         except (OSError, ValueError):
             return None
     return str(said[0]) if isinstance(said, (list, tuple)) and said else None
+
+
+def classes_of(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the classes of the model in a folder; () where it does not name them."""
+    try:
+        names = json.loads((folder / "config.json").read_text()).get("id2label") or {}
+    except (OSError, ValueError):
+        return ()
+    found = tuple(str(names[number]) for number in sorted(names, key=int))
+    return () if all(name.startswith("LABEL_") for name in found) else found
 
 
 def needs_tokenizer(kind: str) -> bool:
