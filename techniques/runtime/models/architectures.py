@@ -240,7 +240,11 @@ def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
     for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
         has = getattr(config, name, None)
         if needed is not None and isinstance(has, int) and has != needed:
-            raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed}. To fix: make them equal")
+            option = "kwargs.image_size" if name == "image_size" else "kwargs.mode"
+            raise ValueError(
+                f"model: {of} has {name} {has}, and {data.name} has {needed}. To fix: make them equal, by "
+                f"model.config.{name} or data.{option}"
+            )
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if isinstance(size, int) and isinstance(patch, int) and (patch > size or size % patch):
         raise ValueError(

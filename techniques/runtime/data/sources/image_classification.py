@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PROCESSOR = "preprocessor_config.json"
+SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval"})
 
 
 class ImageClassification(RowSource):
@@ -70,6 +71,7 @@ class ImageClassification(RowSource):
         if found is None:
             return super().preparation(spec, cache_dir=cache_dir)
         assert spec.path is not None
+        _check_splits(found)
         return Preparation(
             name=spec.name or spec.path,
             location=spec.path,
@@ -128,6 +130,16 @@ def images_of(spec: DataSpec) -> Matched | None:
     found = matching(spec.path)
     images = tuple(name for name in found.names if _is_image(name))
     return replace(found, names=images) if images else None
+
+
+def _check_splits(found: Matched) -> None:
+    """Raises ValueError where the folder has a folder for each split, which would be trained on together."""
+    outermost = {name.split("/")[0] for name in found.names if name.count("/") > 1}
+    if len(outermost) > 1 and outermost <= SPLITS:
+        raise ValueError(
+            f"{found.root} has a folder for each of {', '.join(sorted(outermost))}. To fix: set path to the one to "
+            "train on, and held_out_path to the one to evaluate on"
+        )
 
 
 def _state_of(pattern: str | None) -> Any:

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -287,6 +289,17 @@ def test_a_processor_says_how_images_are_normalised(images):
     (images / "vit" / "preprocessor_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"processor .*vit' cannot be read: 'size'\. To fix: give a folder with"):
         prepare(spec, cache_dir=images / "other")
+
+
+def test_folders_of_splits_are_not_mixed(images):
+    for split in ("train", "test"):
+        shutil.copytree(images / "images", images / "splits" / split)
+    spec = DataSpec(kind="image-classification", path=str(images / "splits" / "**" / "*"))
+    with pytest.raises(ValueError, match=r"has a folder for each of test, train. To fix: set path to the one"):
+        prepare(spec, cache_dir=images / "cache")
+    one = replace(spec, path=str(images / "splits/train/**/*"), held_out_path=str(images / "splits/test/**/*"))
+    prepared = prepare(one, cache_dir=images / "cache")
+    assert (prepared.num_samples, prepared.num_held_out) == (12, 12)
 
 
 def test_images_may_be_normalised_in_another_way(images):
