@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.data.inference import infer_kind, needs_tokenizer
+from ringmaster.techniques.runtime.data.inference import encodes_text, infer_kind
 
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:
@@ -23,14 +23,14 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         if key not in known:
             known[key] = _kind(job.data, job.model)
         kind = known[key] or job.data.kind
-        tokenizer = job.data.tokenizer or _tokenizer(kind, job.model)
+        tokenizer = job.data.tokenizer or _tokenizer(replace(job.data, kind=kind), job.model)
         found.append(replace(job, data=replace(job.data, kind=kind, tokenizer=tokenizer)))
     return found
 
 
-def _tokenizer(kind: str | None, model: ModelSpec) -> str | None:
-    """The tokenizer of a pretrained model, where rows are encoded for it: a new one would give tokens other numbers."""
-    if kind is None or model.from_pretrained is None or not needs_tokenizer(kind):
+def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
+    """The tokenizer of a pretrained model, where text is encoded for it: a new one would give tokens other numbers."""
+    if model.from_pretrained is None or not encodes_text(spec):
         return None
     folder = Path(model.from_pretrained)
     has_tokenizer = not folder.is_dir() or any(folder.glob("tokenizer*")) or any(folder.glob("vocab.*"))

@@ -11,7 +11,7 @@ from ringmaster.techniques.interface.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data.row_samples.row_columns import columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources.image_classification import images_of
-from ringmaster.techniques.runtime.data.sources.registry import data_source_named
+from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING, data_source_named
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -85,9 +85,11 @@ def classes_of(folder: Path) -> tuple[str, ...]:
     return () if all(name.startswith("LABEL_") for name in found) else found
 
 
-def needs_tokenizer(kind: str) -> bool:
-    """Returns whether a kind of data encodes the texts of rows. Raises ValueError on an unknown kind."""
-    source = data_source_named(kind)
+def encodes_text(spec: DataSpec) -> bool:
+    """Returns whether the samples of a spec are made of text by a tokenizer. Raises ValueError on an unknown kind."""
+    if spec.kind in (None, LANGUAGE_MODELING):
+        return spec.path is not None or spec.source == "python-stdlib"
+    source = data_source_named(spec.kind)
     return isinstance(source, RowSource) and source.needs_tokenizer
 
 
