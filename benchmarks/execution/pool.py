@@ -52,7 +52,7 @@ def pool_of(num_nodes: int, *, with_executor: bool) -> Iterator[Pool]:
             database_url=postgresql.create("pool"),
             prefect=prefect,
             mlflow_uri=f"sqlite:///{folder}/mlflow.db",
-            patience=f"{asked.beat_every_s},{asked.lost_after_s},{asked.fence_after_s}",
+            timeouts=f"{asked.beat_every_s},{asked.lost_after_s},{asked.fence_after_s}",
         )
         stack.callback(pool.close)
         pool.prepare()
