@@ -131,7 +131,7 @@ class LossFunction(ABC):
 
         rewards: of some prompts, [prompts, completions]. of_batch: those of the whole global batch.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} has no completions; a loss with `generation` implements this")
 
     def rewards_of(self, inputs: LossInputs) -> Tensor | None:
         """Returns the reward of both sequences of each pair, [rows, 2]; None for losses without rewards."""

@@ -58,7 +58,7 @@ class Loss:
 
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Returns each row's contribution to (sum, count), of a loss with a `function`: see `losses_by_row`."""
-        raise NotImplementedError
+        raise NotImplementedError("only a loss with a function is computed by row")
 
     def rewards(self, output: Any, batch: Batch) -> Tensor | None:
         """Returns the rewards of the chosen and the rejected sequence of each pair, [rows, 2].

@@ -86,6 +86,7 @@ class RowSource(StoredSource):
     uncut: arrays of `padding` that are no tokens, and so have any length.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
+    samples_class: opens the stored columns of a split.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     """
 
@@ -106,6 +107,7 @@ class RowSource(StoredSource):
         POSITIONS: 0,  # each token of padding is then a sample of its own
     }
     is_causal: ClassVar[bool] = False
+    samples_class: ClassVar[type[PaddedSamples]] = PaddedSamples
     uncut: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -190,7 +192,7 @@ class RowSource(StoredSource):
         found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
         padding = {**self.padding, "input_ids": found.pad_token_id or 0}
         training, held_out = (
-            PaddedSamples(
+            self.samples_class(
                 open_columns(Path(found.folder), split), collate=self.collate, width=found.seq_len or 1, padding=padding
             )
             for split in ("training", "held_out")

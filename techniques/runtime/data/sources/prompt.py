@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import Dataset, PreparedData
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import Array, open_columns
+from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.row_samples.ragged import ENDS, VALUES, PaddedSamples, RaggedColumn
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
@@ -30,6 +30,29 @@ TAKEN = ("prompts", "completions", "completion_ids")
 """The names of arguments of reward functions that no column may have."""
 
 
+class _Prompts(PaddedSamples):
+    """Prompts whose rows are padded by themselves, as they have other lengths than the tokens."""
+
+    def __init__(
+        self, columns: Mapping[str, Array], *, collate: Collate, width: int, padding: Mapping[str, int]
+    ) -> None:
+        tokens = {name: column for name, column in columns.items() if not name.startswith(f"{ROW}.")}
+        super().__init__(tokens, collate=collate, width=width, padding=padding)
+        has_rows = ROW + VALUES in columns  # an empty split has no columns
+        self._rows = RaggedColumn(columns[ROW + VALUES], columns[ROW + ENDS], fill=0) if has_rows else None
+
+    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
+        """Returns the prompts of `indices`, padded to `width`, and their rows."""
+        import torch
+
+        batch = super().rows(indices, width=width)
+        if self._rows is not None:
+            chosen = np.asarray(indices, dtype=np.int64)
+            longest = int(self._rows.lengths(chosen).max(initial=1))
+            batch[ROW] = torch.from_numpy(self._rows.padded(chosen, width=longest).astype(np.int64))
+        return batch
+
+
 class Prompt(RowSource):
     """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
 
@@ -40,6 +63,7 @@ class Prompt(RowSource):
     name = "prompt"
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {PROMPT: ("prompt", "messages", "question", "instruction")}
     needs_tokenizer = True
+    samples_class = _Prompts
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 
@@ -90,43 +114,8 @@ class Prompt(RowSource):
         """Returns the description without the rows, which no model reads."""
         return replace(prepared, tensors=tuple(tensor for tensor in prepared.tensors if tensor.name != ROW))
 
-    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
-        """Opens the training and the held-out prompts."""
-        found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
-        padding = {**self.padding, "input_ids": found.pad_token_id or 0}
-        training, held_out = (
-            _Prompts(
-                open_columns(Path(found.folder), split), collate=self.collate, width=found.seq_len or 1, padding=padding
-            )
-            for split in ("training", "held_out")
-        )
-        return training, held_out
-
     def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Returns the batch; its prompts are no labels."""
         batch = super().collate(columns)
         batch.pop("labels", None)
-        return batch
-
-
-class _Prompts(PaddedSamples):
-    """Prompts whose rows are padded by themselves, as they have other lengths than the tokens."""
-
-    def __init__(
-        self, columns: Mapping[str, Array], *, collate: Collate, width: int, padding: Mapping[str, int]
-    ) -> None:
-        tokens = {name: column for name, column in columns.items() if not name.startswith(f"{ROW}.")}
-        super().__init__(tokens, collate=collate, width=width, padding=padding)
-        has_rows = ROW + VALUES in columns  # an empty split has no columns
-        self._rows = RaggedColumn(columns[ROW + VALUES], columns[ROW + ENDS], fill=0) if has_rows else None
-
-    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
-        """Returns the prompts of `indices`, padded to `width`, and their rows."""
-        import torch
-
-        batch = super().rows(indices, width=width)
-        if self._rows is not None:
-            chosen = np.asarray(indices, dtype=np.int64)
-            longest = int(self._rows.lengths(chosen).max(initial=1))
-            batch[ROW] = torch.from_numpy(self._rows.padded(chosen, width=longest).astype(np.int64))
         return batch
