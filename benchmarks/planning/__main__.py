@@ -12,15 +12,20 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
 from benchmarks.planning import others
-from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches
-from ringmaster.tasks.planning import Plan, Problem, solve, verify
+from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
+from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 from ringmaster.tasks.planning.problems.families import draw
@@ -33,16 +38,21 @@ DEAR_SWITCHES = 3  # largest allowed factor of the gap at a switch cost of 5 % o
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the table: kinds of problems, planner options, draws of each kind, and the goals (gaps in per cent)."""
+    """A row of the table: kinds of problems, planner options, draws of each kind, and the goals (gaps in per cent).
+
+    busy_loops: processes that keep the cores busy meanwhile. The plans must be those of a quiet machine.
+    """
 
     name: str
     makers: tuple[Maker, ...]
     preemption: str = "auto"
+    objective: str = "makespan"
     goal_mean: float | None = None
     goal_worst: float | None = None
     goal_s: float | None = None
     seeds: int = 10
     with_dear_switches: bool = True
+    busy_loops: int = 0
 
 
 ROWS = (
@@ -52,6 +62,15 @@ ROWS = (
         goal_mean=0.4,
         goal_worst=0.8,
         goal_s=2,
+    ),
+    Row(
+        name="the same beside 8 busy loops",
+        makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"))),
+        goal_mean=0.4,
+        goal_worst=0.8,
+        seeds=2,
+        with_dear_switches=False,
+        busy_loops=8,
     ),
     Row(name="preemptive, nodes of 2, 2, 4, 8", makers=(drawn("paper-txt-12xhet"),), goal_mean=0.4, goal_s=2),
     Row(name="preemptive, many small jobs 24 x 8", makers=(drawn("gavel-24x8"),), goal_mean=0.4, goal_s=2),
@@ -106,10 +125,42 @@ ROWS = (
     Row(
         name="order, releases, start-up, memory, a node that ends, 12 x 16",
         makers=(ruled("paper-img"),),
+        goal_mean=2.5,
+        goal_s=5,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="the same, 30 x 32",
+        makers=(ruled("scale-30x32"),),
+        goal_mean=2.0,
+        goal_s=15,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="weighted completion, 12 x 16, 30 x 32",
+        makers=(weighted(drawn("paper-img")), weighted(drawn("scale-30x32"))),
+        objective="weighted",
+        goal_mean=2.0,
+        goal_s=15,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="weighted completion with order, releases, start-up, memory, a node that ends, 12 x 16",
+        makers=(weighted(ruled("paper-img")),),
+        objective="weighted",
+        goal_mean=4.0,
+        goal_s=15,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="the same by weight, 30 x 32",
+        makers=(weighted(ruled("scale-30x32")),),
+        objective="weighted",
+        goal_mean=4.0,
+        goal_s=15,
         with_dear_switches=False,
         seeds=5,
     ),
-    Row(name="the same, 30 x 32", makers=(ruled("scale-30x32"),), with_dear_switches=False, seeds=3),
     Row(
         name="without preemption, up to 12 jobs",
         makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img"))),
@@ -174,11 +225,14 @@ def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
     for make in row.makers:
         for seed in range(seeds):
             problem = make(seed, switch_cost_s)
-            wall_s, processor_s = time.perf_counter(), time.process_time()
-            plan = solve(problem, preemption=row.preemption, seed=seed)
-            walls.append(time.perf_counter() - wall_s)
-            processors.append(time.process_time() - processor_s)
-            ratios += check(plan, problem)
+            with busy(row.busy_loops):
+                wall_s, processor_s = time.perf_counter(), time.process_time()
+                plan = solve(problem, preemption=row.preemption, objective=row.objective, seed=seed)
+                walls.append(time.perf_counter() - wall_s)
+                processors.append(time.process_time() - processor_s)
+            if row.busy_loops and _segments(row, problem, seed) != plan.segments:
+                raise SystemExit(f"{problem.name}: the plan depends on the load of the machine")
+            ratios += check(plan, problem, objective=registry.objective(row.objective))
             gaps.append(100 * plan.gap)
             moves.append(switches(plan, problem) / len(problem.jobs))
     goals = {key: value for key, value in asdict(row).items() if key.startswith("goal_")}
@@ -198,21 +252,38 @@ def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
     }
 
 
-def check(plan: Plan, problem: Problem) -> list[float]:
-    """Returns the best simple rule's makespan over the plan's, if any rule has one. A wrong plan ends the benchmark."""
+def _segments(row: Row, problem: Problem, seed: int) -> tuple[Segment, ...]:
+    return solve(problem, preemption=row.preemption, objective=row.objective, seed=seed).segments
+
+
+@contextmanager
+def busy(num_loops: int) -> Iterator[None]:
+    """Runs processes that do nothing but keep cores busy."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_loops)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def check(plan: Plan, problem: Problem, *, objective: Objective = MAKESPAN) -> list[float]:
+    """Returns the best simple rule's value over the plan's, if any rule has one. A wrong plan ends the benchmark."""
     if faults := verify(plan, problem):
         raise SystemExit(f"{problem.name}: {faults[:3]}")
     if any(job.running for job in problem.jobs):
         return []  # the rules do not support running jobs
-    found = [ended for rule in BASELINES if (ended := _makespan_s(rule, problem))]
-    if found and min(found) < plan.makespan_s * (1 - 1e-9):
-        raise SystemExit(f"{problem.name}: a simple rule ends at {min(found)} s, the plan at {plan.makespan_s} s")
-    return [min(found) / plan.makespan_s] if found else []
+    found = [value for rule in BASELINES if (value := _value(rule, problem, objective))]
+    reached = objective.value(plan, problem)
+    if found and min(found) < reached * (1 - 1e-9):
+        raise SystemExit(f"{problem.name}: a simple rule has a {objective.name} of {min(found)}, the plan {reached}")
+    return [min(found) / reached] if found else []
 
 
-def _makespan_s(rule: Callable[[Problem], Plan], problem: Problem) -> float | None:
+def _value(rule: Callable[[Problem], Plan], problem: Problem, objective: Objective) -> float | None:
     try:
-        return rule(problem).makespan_s
+        return objective.value(rule(problem), problem)
     except NoRoomError:
         return None
 
@@ -250,7 +321,7 @@ def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None
         f"{date.today().isoformat()}, {machine['cores']} cores, {machine['processor']}, a load of "
         f"{machine['load_1min']} by whatever else ran. Random problems of each kind (jobs x devices):",
         "certified gap between the plan and its lower bound, seconds of the wall, and switches a job, each mean and",
-        "worst. Every plan was checked by the verifier. *Rule*: the best simple rule's makespan over the plan's.",
+        "worst. Every plan was checked by the verifier. *Rule*: the value of the best simple rule over the plan's.",
         "",
         "| problems | switch cost | drawn | gap | worst | goal | s | worst | goal | switches | worst | rule |",
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -89,6 +89,17 @@ def ruled(family: str) -> Maker:
     return make
 
 
+def weighted(make: Maker) -> Maker:
+    """Gives the jobs of a kind of problems a weight of 1, 2, 5 or 10 each."""
+
+    def make_weighted(seed: int, switch_cost_s: float | None) -> Problem:
+        problem, random = make(seed, switch_cost_s), Random(f"weighted/{seed}")
+        jobs = tuple(replace(job, weight=random.choice((1.0, 2.0, 5.0, 10.0))) for job in problem.jobs)
+        return replace(problem, name=f"weighted-{problem.name}", jobs=jobs)
+
+    return make_weighted
+
+
 def _host_memory(option: Option) -> int:
     return 400_000_000_000 if option.technique == "spilling" else 40_000_000_000
 

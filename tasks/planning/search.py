@@ -8,29 +8,41 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ringmaster.tasks.planning.kernels.clock import clock
 from ringmaster.tasks.planning.objectives.objective import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 Preemption = Literal["auto", "never", "always"]
 
 MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
+MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
-CROWDED = 10  # jobs per node; above it, switches gain little and annealing gets more steps
+ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of pieces
+SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
+CROWDED = 10  # jobs per node; above it, few switches are enough: plans are made of whole jobs, then of a few pieces
+FEW_PIECES, COOL = 8_000_000, (2e-3, 7e-4)  # placements, and initial temperatures, of this search from a plan
+ROUNDS, SMALL = 3, 2e-3  # of this search, at most, and the gap at which it ends
+MAX_TRIAL = 600  # placements of one trial, above which these are too few trials
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
+PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
+PER_PIECE_S = 8e-8  # work of a placement of the search over lists of pieces
+PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
 SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
 
 
 class PlanSearch:
-    """Runs the planning stages in turn; each stage may improve the best plan so far. Arguments are those of `solve`."""
+    """Runs the planning stages in turn; each stage may improve the best plan so far.
+
+    work: limits the stages. The other arguments are those of `solve`.
+    """
 
     def __init__(
         self,
         problem: Problem,
         *,
-        time_limit_s: float,
+        work: WorkBudget,
         seed: int,
         preemption: Preemption,
         objective: Objective,
@@ -39,8 +51,9 @@ class PlanSearch:
     ) -> None:
         self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
         self.least_segment_s, self.enough = least_segment_s, enough
-        self.ends_at = clock() + time_limit_s
+        self.work = work
         self.seconds: dict[str, float] = {}
+        self.whole: Plan | None = None  # the best plan of whole jobs that annealing found
 
     def run(self) -> Plan:
         """Runs the stages and returns the best plan with its bound."""
@@ -58,10 +71,15 @@ class PlanSearch:
                 raise ProblemError(proved)
             self.rigid_s, self.rigid_proof, self.relaxed = self.bound.seconds, "pattern MILP", None
             if self.preemption == "never" or len(self.problem.jobs) <= 100:
-                rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
+                limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
+                rigid_s, self.relaxed = rigid_bound(self.problem, **limits)
                 self.rigid_s = max(self.rigid_s, rigid_s)
             if (counted_s := counted_bound_s(self.problem)) > self.rigid_s * (1 + 1e-9):
                 self.rigid_s, self.rigid_proof = counted_s, COUNTING
+            self.value_bound = (
+                None if self.objective.only_last_end else self.objective.best_bound(self.problem, self.bound)
+            )
+            self.work.charge(PER_OPTION_S * sum(len(job.options) for job in self.problem.jobs))
         with self._stage("heuristics"):
             self.best = self._simple()
         if not self.objective.only_last_end or not is_foldable(self.problem):
@@ -84,6 +102,9 @@ class PlanSearch:
         if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
             with self._stage("preemptive"):
                 self._preemptive()
+        if self.preemption != "never" and self._is_crowded() and self._is_worth_it(self.bound.seconds):
+            with self._stage("pieces"):
+                self._split_few()
 
     def _general(self) -> None:
         """Searches under rules that the compiled searches do not model.
@@ -92,7 +113,6 @@ class PlanSearch:
         time.
         """
         from ringmaster.tasks.planning.bounds.deadlines import unmet
-        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve
 
         if self._only_waits() and self._is_small():
             self._milp()
@@ -100,43 +120,69 @@ class PlanSearch:
             self._annealing()
             self._exhausted()
         if not self.objective.only_last_end or not self._only_waits() or self._is_worth_it(self.bound.seconds):
-            self.best = improve(
-                self.problem,
-                self.best,
-                bound_s=self.bound.seconds,
-                seed=self.seed,
-                is_over=self._is_over,
-                objective=self.objective,
-                placements=PLACEMENTS,
-            )
-        if self._is_worth_searching():
-            self._pieces()
+            self.best = self._improved(self.best)
+        before = self.best
+        if self.preemption != "never" and self._is_worth_searching():
+            self._by_events()
+        is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
+        if (is_late or self._share_above_bound() > ENOUGH_BY_EVENTS) and self._is_worth_searching():
+            self._pieces(before)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 
-    def _pieces(self) -> None:
-        from ringmaster.tasks.planning.with_rules.constrained import plan_constrained
+    def _by_events(self) -> None:
+        from ringmaster.tasks.planning.with_rules.events import plan_by_events
 
-        self.best = plan_constrained(
+        with self.work.part(SHARE_OF_EVENTS) as work:
+            found = plan_by_events(
+                self.problem,
+                self.best,
+                bound_s=self.bound.seconds,
+                least_value=self.value_bound.value if self.value_bound else self.bound.seconds,
+                objective=self.objective,
+                least_s=self.least_segment_s,
+                seed=self.seed,
+                work=work,
+            )
+        if found is not None:
+            self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+
+    def _pieces(self, start: Plan) -> None:
+        """Searches from a plan by lists of pieces."""
+        from ringmaster.tasks.planning.with_rules.constrained import plan_constrained
+        from ringmaster.tasks.planning.with_rules.pieces import HEATS, PLACEMENTS
+
+        num_rounds = 1 if self.preemption == "never" else 2
+        placements = int(min(PLACEMENTS, self.work.left_s / num_rounds / PER_PIECE_S))
+        found = plan_constrained(
             self.problem,
-            self.best,
+            start,
             bound_s=self.bound.seconds,
             objective=self.objective,
             preemptive=self.preemption != "never",
             least_s=self.least_segment_s,
             seed=self.seed,
-            is_over=self._is_over,
+            is_over=self.work.is_late,
+            placements=placements,
         )
+        self.work.charge(num_rounds * placements * PER_PIECE_S * len(HEATS) / CORES)
+        self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+
+    def _share_above_bound(self) -> float:
+        """Returns by how much of the value the best plan is above the bound."""
+        value = self.objective.value(self.best, self.problem)
+        least = self.value_bound.value if self.value_bound else self.bound.seconds
+        return 1.0 - least / value if value else 0.0
 
     def _is_worth_searching(self) -> bool:
         """Whether a longer search could improve the objective by more than it costs, or meet a missed deadline."""
-        late_s, value, makespan_s = self.objective.rank(self.best, self.problem)
-        if late_s > 1e-6 * makespan_s and not self._is_over():
+        late_s, _, makespan_s = self.objective.rank(self.best, self.problem)
+        if late_s > 1e-6 * makespan_s and not self.work.is_over():
             return True
         if self.objective.only_last_end:
             return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
-        share = 1.0 - self.objective.lower_bound(self.problem, self.bound) / value if value else 0.0
-        return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self._is_over()
+        share = self._share_above_bound()
+        return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self.work.is_over()
 
     def _only_waits(self) -> bool:
         """Whether `after` is the only constraint that keeps the problem from being plain."""
@@ -148,16 +194,10 @@ class PlanSearch:
         longest_s = max(option.runtime_s for job in self.problem.jobs for option in job.options)
         return longest_s >= 2 * self.least_segment_s
 
-    def _left_s(self) -> float:
-        return max(0.0, self.ends_at - clock())
-
-    def _is_over(self) -> bool:
-        return clock() > self.ends_at
-
     def _is_worth_it(self, bound_s: float) -> bool:
         """Whether the makespan could still improve by more than a longer search costs."""
         could_save_s = self.best.makespan_s - bound_s
-        return could_save_s > WORTH_S and could_save_s > max(1e-5, self.enough) * bound_s and not self._is_over()
+        return could_save_s > WORTH_S and could_save_s > max(1e-5, self.enough) * bound_s and not self.work.is_over()
 
     def _is_small(self) -> bool:
         return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= MAX_DEVICES_OF_MILP
@@ -187,7 +227,6 @@ class PlanSearch:
     def _simple(self) -> Plan:
         from ringmaster.tasks.planning.plans.baselines import BASELINES
         from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
-        from ringmaster.tasks.planning.plans.local_search import improve
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:
@@ -204,30 +243,43 @@ class PlanSearch:
             raise ProblemError(faults[:1])
         best = min(plans, key=lambda plan: self.objective.rank(plan, self.problem))
         if self._is_small() or any(job.after for job in self.problem.jobs):
-            best = improve(
-                self.problem,
-                best,
-                bound_s=self.bound.seconds,
-                seed=self.seed,
-                is_over=self._is_over,
-                objective=self.objective,
-            )
+            best = self._improved(best)
         return best
+
+    def _improved(self, plan: Plan, *, effort: int = 1, seed: int | None = None, bound_s: float | None = None) -> Plan:
+        """Returns the plan after local search over lists.
+
+        effort: factor of the usual number of placements.
+        """
+        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve
+
+        placements = int(min(effort * PLACEMENTS, self.work.left_s / PER_PLACEMENT_S))
+        found = improve(
+            self.problem,
+            plan,
+            bound_s=self.bound.seconds if bound_s is None else bound_s,
+            seed=self.seed if seed is None else seed,
+            is_over=self.work.is_late,
+            objective=self.objective,
+            placements=placements,
+        )
+        self.work.charge(placements * PER_PLACEMENT_S)
+        return found
 
     def _milp(self) -> None:
         from ringmaster.tasks.planning.non_preemptive.time_indexed import solve_time_indexed
         from ringmaster.tasks.planning.plans.list_scheduling import schedule
-        from ringmaster.tasks.planning.plans.local_search import improve
 
         if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
             return
         found = solve_time_indexed(
-            self.problem, horizon_s=self.best.makespan_s, time_limit_s=self._left_s(), seed=self.seed
+            self.problem, horizon_s=self.best.makespan_s, time_limit_s=self.work.time_left_s, seed=self.seed
         )
+        self.work.charge(MILP_S)
         if found:
             plan = Plan(self.problem.name, schedule(self.problem, found), method="time-indexed MILP")
             self._take(plan)
-            self._take(improve(self.problem, plan, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over))
+            self._take(self._improved(plan))
 
     def _preemptive(self) -> None:
         from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
@@ -244,7 +296,7 @@ class PlanSearch:
             chosen=self.relaxed,
             seed=self.seed,
             least_run_s=self.least_segment_s,
-            is_over=self._is_over,
+            work=self.work,
         )
         if segments and alike is not self.problem:
             with self._stage("retiming"):
@@ -264,6 +316,38 @@ class PlanSearch:
             self.bound = Bound(proved_s, certificate, "work prices")
             self.rigid_s = max(self.rigid_s, proved_s)
 
+    def _is_crowded(self) -> bool:
+        return len(self.problem.jobs) > CROWDED * len(self.problem.nodes)
+
+    def _split_few(self) -> None:
+        """Splits a few jobs of the plan of whole jobs, and of the best plan: on crowded nodes, this gains most."""
+        from ringmaster.tasks.planning.with_rules.constrained import exactly
+        from ringmaster.tasks.planning.with_rules.pieces import PieceSearch
+
+        if len(self.problem.jobs) * (4 + len(self.problem.nodes)) > MAX_TRIAL:
+            return
+        search = PieceSearch.of(self.problem, self.objective, self.bound.seconds)
+        num_rounds = 1 if any(job.running for job in self.problem.jobs) else ROUNDS
+        for i in range(num_rounds):
+            if self.best.makespan_s <= self.bound.seconds * (1 + SMALL):
+                break
+            start = self.whole if i == 1 and self.whole is not None else self.best
+            placements = int(min(FEW_PIECES, self.work.left_s / (num_rounds - i) / PER_PIECE_S))
+            found = search.searched(
+                start.segments,
+                least_s=self.least_segment_s,
+                enough=1.0 + max(1e-6, self.enough),
+                preemptive=True,
+                seed=ROUNDS * self.seed + i,
+                is_over=self.work.is_late,
+                placements=placements,
+                heats=COOL,
+            )
+            self.work.charge(placements * PER_PIECE_S * len(COOL) / CORES)
+            for segments in found:
+                if timed := exactly(self.problem, segments, objective=self.objective, least_s=self.least_segment_s):
+                    self._take(Plan(self.problem.name, timed, method="pieces"))
+
     def _annealing(self) -> None:
         from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
 
@@ -271,44 +355,33 @@ class PlanSearch:
         if self.preemption == "never":
             few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
             num_searches, steps = few if num_jobs <= FEW else many
-        elif num_jobs > CROWDED * len(self.problem.nodes):
-            num_searches, steps = 2, 3_000_000
+        elif self._is_crowded():
+            num_searches, steps = 2, 1_000_000
         else:
             num_searches, steps = 2, 300_000
-        # The preemptive stage runs later and often gains more, so it gets half of the time.
-        share = 1.0 if self.preemption == "never" else 0.5
-        until = clock() + share * self._left_s()
-        segments = plan_rigid(
-            self.problem,
-            self.rigid_s,
-            options=self.relaxed,
-            num_searches=num_searches,
-            steps=steps,
-            seed=self.seed,
-            enough=self.enough,
-            is_over=lambda: clock() > until,
-        )
+        # The preemptive stage runs later and often gains more, so it gets half of the work.
+        with self.work.part(1.0 if self.preemption == "never" else 0.5) as work:
+            segments = plan_rigid(
+                self.problem,
+                self.rigid_s,
+                options=self.relaxed,
+                num_searches=num_searches,
+                steps=steps,
+                seed=self.seed,
+                enough=self.enough,
+                work=work,
+            )
         if segments:
-            self._take(Plan(self.problem.name, segments, method="annealing"))
+            self.whole = Plan(self.problem.name, segments, method="annealing")
+            self._take(self.whole)
         if self.preemption == "never" and any(o.num_nodes > 1 for job in self.problem.jobs for o in job.options):
             self._gangs_over_nodes()
 
     def _gangs_over_nodes(self) -> None:
         """Searches for gangs over several nodes by list scheduling: annealing models gangs of one node only."""
-        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve
-
         start = self.best
         for seed in range(3 * self.seed, 3 * self.seed + 3):
-            self._take(
-                improve(
-                    self.problem,
-                    start,
-                    bound_s=self.rigid_s,
-                    seed=seed,
-                    is_over=self._is_over,
-                    placements=8 * PLACEMENTS,
-                )
-            )
+            self._take(self._improved(start, effort=8, seed=seed, bound_s=self.rigid_s))
 
     def _exhausted(self) -> None:
         """For few jobs: finds the best plan without preemption and proves that it is optimal."""
@@ -318,7 +391,7 @@ class PlanSearch:
         bare = without_overheads(self.problem)
         if bare is None or any(job.running is not None for job in self.problem.jobs):
             return
-        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, is_over=self._is_over)
+        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
         if found is not None:
             self.rigid_s, self.rigid_proof = found.lower_s, "exhausted search"
         if found is not None and found.orders is not None:
@@ -327,7 +400,8 @@ class PlanSearch:
 
     def _proved(self) -> Plan:
         """Returns the best plan with the lower bound for its kind and the name of the proof."""
-        plan = self.objective.valued(replace(self.best, seconds=self.seconds), self.problem, self.bound)
+        plan = replace(self.best, seconds=self.seconds)
+        plan = self.objective.valued(plan, self.problem, self.bound, best=self.value_bound)
         if self.preemption == "never" and self.rigid_s > self.bound.seconds:
             return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof=self.rigid_proof)
         return replace(

@@ -6,12 +6,14 @@ from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import PlanSearch, Preemption
+from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 
 
 def solve(
     problem: Problem,
     *,
-    time_limit_s: float = 30.0,
+    work_s: float = WORK_S,
+    time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
     preemption: Preemption = "auto",
     objective: str = "makespan",
@@ -20,10 +22,12 @@ def solve(
 ) -> Plan:
     """Returns the best plan found for a problem, never worse than any of `baselines.BASELINES`.
 
-    Equal arguments give equal plans: counts of iterations limit the search, and `time_limit_s` is only an outer guard.
-    When the time limit is reached, the best plan so far is returned with its gap. The time limit does not count the
-    compilation of kernels.
+    Equal arguments give equal plans, unless the time limit ends the search.
 
+    work_s: the work that the search may do, in seconds of a quiet machine with two cores. On a busy machine, it takes
+        longer and finds the same plan.
+    time_limit_s: seconds of the wall after which the best plan so far is returned, with its gap. The compilation of
+        kernels does not count. The work is never more than the time limit.
     preemption: "never" runs each job in one segment, "always" plans with switches, "auto" takes the better of the two.
     objective: "makespan" minimizes the end of the last job, "weighted" the sum of weight x end over all jobs, "cost"
         the price of the devices, and others are registered by entry points (`objectives/registry.py`). Meeting
@@ -34,6 +38,28 @@ def solve(
     Raises ValueError for an unknown preemption or objective or a negative minimum length, and ProblemError where
     deadlines cannot be met.
     """
+    return solve_within(
+        problem,
+        work=WorkBudget.of(work_s, time_limit_s=time_limit_s),
+        seed=seed,
+        preemption=preemption,
+        objective=objective,
+        least_segment_switches=least_segment_switches,
+        enough=enough,
+    )
+
+
+def solve_within(
+    problem: Problem,
+    *,
+    work: WorkBudget,
+    seed: int = 0,
+    preemption: Preemption = "auto",
+    objective: str = "makespan",
+    least_segment_switches: float = 5.0,
+    enough: float = 0.0,
+) -> Plan:
+    """Does what `solve` does within a budget, and charges the work to it."""
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
     minimised = registry.objective(objective)
@@ -45,20 +71,20 @@ def solve(
         return solve_fused(
             problem,
             partial(
-                solve,
+                solve_within,
                 seed=seed,
                 preemption=preemption,
                 objective=objective,
                 least_segment_switches=least_segment_switches,
                 enough=enough,
             ),
-            time_limit_s=time_limit_s,
+            work=work,
             preemption=preemption,
             objective=minimised,
         )
     return PlanSearch(
         problem,
-        time_limit_s=time_limit_s,
+        work=work,
         seed=seed,
         preemption=preemption,
         objective=minimised,

@@ -1,17 +1,23 @@
 """Lower bounds on any plan: the pattern LP with its dual prices, and its MILP for plans without preemption.
 
+Where order, releases or leaving nodes decide when something can run, a second LP divides time into windows.
+
 Over its whole length, any plan gives each (job, option) some seconds, and each node uses each pattern (a way to divide
 the node into slots) for some seconds. The pattern LP requires only that these seconds agree, and ignores when they
 occur. The LP is small, and its bound is within a percent of the plans that are found.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.certificates import certified_bound, shortest_of
+from ringmaster.tasks.planning.bounds.certificates import certified_bound, certified_ends_bound
+from ringmaster.tasks.planning.bounds.job_costs import shortest_of
+from ringmaster.tasks.planning.bounds.order import earliest_ends_s
+from ringmaster.tasks.planning.bounds.windows import faults_of
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.parts import PlanningJob
+from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 
 
@@ -24,11 +30,35 @@ class Bound:
     proof: str
 
 
+@dataclass(frozen=True)
+class ValueBound:
+    """A lower bound on the value of an objective; `certificate` proves the part of it that is a sum of weight x end."""
+
+    value: float
+    certificate: Certificate | None
+
+
 def preemptive_bound(problem: Problem) -> Bound:
-    """Returns the best bound on any plan: that of the pattern LP with its certificate, or the longest chain of `after`.
+    """Returns the best bound on any plan, with its certificate: of the pattern LP, a chain of `after`, or of windows.
 
     The bound is infinite where nodes become unavailable before they can have done all work.
     """
+    from ringmaster.tasks.planning.bounds.window_model import WindowModel, has_windows, points_of
+
+    best = pattern_bound(problem)
+    if not has_windows(problem) or not 0 < best.seconds < math.inf:
+        return best
+    model = WindowModel(problem, points_s=points_of(problem, before_s=best.seconds), unit_s=best.seconds)
+    prices = model.prices()
+    if prices is None or next(faults_of(prices, problem), None):
+        return best
+    certificate = Certificate(windows=prices)
+    seconds = certified_bound(certificate, problem)
+    return Bound(seconds, certificate, "window prices") if seconds > best.seconds * (1 + 1e-6) else best
+
+
+def pattern_bound(problem: Problem) -> Bound:
+    """Returns the bound of the pattern LP with its certificate, or that of the longest chain of `after`."""
     from ringmaster.tasks.planning.bounds.pattern_model import PatternModel
 
     simple = _simple_certificate(problem)
@@ -39,16 +69,33 @@ def preemptive_bound(problem: Problem) -> Bound:
             candidates.append(certificate)
     # The prices alone prove the bound, whatever status the solver reported.
     seconds, best = max(((certified_bound(c, problem), i) for i, c in enumerate(candidates)))
-    chain_s = critical_path_s(problem)
+    chain_s = max(earliest_ends_s(problem).values())
     if chain_s > seconds:
-        return Bound(chain_s, None, "critical path")
+        return Bound(chain_s, critical_path(problem), "critical path")
     return Bound(seconds, candidates[best], "dual prices")
 
 
-def rigid_bound(problem: Problem, *, time_limit_s: float) -> tuple[float, dict[str, int] | None]:
+def ends_certificate(problem: Problem, weights: Mapping[str, float], bound: Bound) -> Certificate:
+    """Returns the certificate of the best lower bound on the sum of weight x end of any plan.
+
+    bound: on the end of the last job.
+    """
+    from ringmaster.tasks.planning.bounds.completion_model import completion_certificate
+
+    has_slots = bound.certificate is not None and bound.certificate.has_slot_prices
+    candidates = [by_area(problem), bound.certificate if has_slots else pattern_bound(problem).certificate]
+    if 0 < bound.seconds < math.inf and not problem.is_fused:
+        candidates.append(completion_certificate(problem, weights, bound_s=bound.seconds))
+    known = [each for each in candidates if each is not None and (each.has_slot_prices or each.completions)]
+    return max(known, key=lambda certificate: certified_ends_bound(certificate, problem, weights))
+
+
+def rigid_bound(
+    problem: Problem, *, work_s: float = 5.0, time_limit_s: float = 300.0
+) -> tuple[float, dict[str, int] | None]:
     """Returns a lower bound in seconds on plans without preemption, and the options that the relaxation chose.
 
-    The options are None if the relaxation found none.
+    The options are None if the relaxation found none. The limits are those of `PatternModel.solve`.
     """
     from ringmaster.tasks.planning.bounds.pattern_model import Integral, PatternModel
 
@@ -56,37 +103,23 @@ def rigid_bound(problem: Problem, *, time_limit_s: float) -> tuple[float, dict[s
     if not math.isfinite(unit_s):
         return unit_s, None
     model = PatternModel(problem, unit_s=unit_s, integral=Integral.OPTIONS)
-    model.solve(time_limit_s=time_limit_s)
+    model.solve(work_s=work_s, time_limit_s=time_limit_s)
     return max(0.0, model.bound_s()), model.chosen_options()
 
 
-def critical_path_s(problem: Problem) -> float:
-    """Returns the length of the longest chain of jobs that wait for each other, each under its fastest option."""
-    return max(earliest_ends_s(problem).values())
-
-
-def earliest_ends_s(problem: Problem) -> dict[str, float]:
-    """Returns when each job could end if it had all devices to itself, by job id.
-
-    A job starts at its release or at the latest end of the jobs that it waits for, and runs under its fastest option.
-    """
-    ends: dict[str, float] = {}
-    shortest = shortest_of(problem)
-    for job in in_order(problem):
-        start_s = max([job.release_s, *(ends[other] for other in job.after)])
-        ends[job.id] = start_s + shortest[job.id]
-    return ends
-
-
-def in_order(problem: Problem) -> Iterator[PlanningJob]:
-    """Yields the jobs in a topological order: each job after those that it waits for."""
-    done: set[str] = set()
-    left = list(problem.jobs)
-    while left:
-        ready = [job for job in left if all(other in done for other in job.after)]
-        yield from ready
-        done |= {job.id for job in ready}
-        left = [job for job in left if job.id not in done]
+def critical_path(problem: Problem) -> Certificate | None:
+    """Returns the prices of the longest chain of `after`: 1 a second for its jobs. None for fused problems."""
+    if problem.is_fused:
+        return None
+    ends_s, jobs = earliest_ends_s(problem), {job.id: job for job in problem.jobs}
+    chain = [max(ends_s, key=lambda job: ends_s[job])]
+    while after := jobs[chain[0]].after:
+        last = max(after, key=lambda job: ends_s[job])
+        if ends_s[last] <= jobs[chain[0]].release_s:
+            break
+        chain.insert(0, last)
+    own, order = dict.fromkeys(chain, (1.0,)), dict.fromkeys(pairwise(chain), (1.0,))
+    return Certificate(windows=WindowPrices((0.0,), ({},), own, order))
 
 
 def by_area(problem: Problem) -> Certificate:

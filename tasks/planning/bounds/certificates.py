@@ -5,6 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 
+from ringmaster.tasks.planning.bounds.completions import completion_bound
+from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of, shortest_of
+from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -24,11 +27,15 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     job runs once at a time, from its release on. Where all nodes stay available, T is the right side divided by sum_n
     pack(G_n) + sum_j l_j.
     cost_j is the least that the job costs, see `costs_of`. Nodes with other types of devices have prices of their own.
-    With work prices, the formula is that of `bound_by_work`.
+    With work prices, the formula is that of `bound_by_work`; with prices by window, that of `windows.window_bound`.
 
     The result is infinite where the nodes become unavailable too early for all work. Raises ValueError where a price is
     negative or not finite.
     """
+    if certificate.completions is not None:
+        raise ValueError("prices of completions prove no bound on the last end")
+    if certificate.windows is not None:
+        return window_bound(certificate.windows, problem)
     every = [*certificate.slot_prices.values(), *certificate.job_prices.values(), *certificate.work_prices.values()]
     every += [*certificate.cover_prices.values()]
     every += [price for prices in certificate.typed_prices.values() for price in prices.values()]
@@ -40,26 +47,11 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     cost = sum(costs_of(certificate, problem).values())
     cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
     pack = {kind: pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
-    worth = [(pack[node.device_type][node.num_devices], node.available_until_s) for node in problem.nodes]
-    forever = sum(own.values()) + sum(w for w, until_s in worth if until_s is None)
-    ending = sorted((until_s, w) for w, until_s in worth if until_s is not None)
-    return _time_to_earn(cost, forever, ending)
-
-
-def _time_to_earn(cost: float, forever: float, ending: Sequence[tuple[float, float]]) -> float:
-    """Returns the least T with forever T + sum of worth min(T, until_s) over (until_s, worth) in `ending` >= cost."""
-    earned = now_s = 0.0
-    for i, (until_s, _) in enumerate(ending):
-        rate = forever + sum(worth for _, worth in ending[i:])
-        if earned + rate * (until_s - now_s) >= cost:
-            break
-        earned, now_s = earned + rate * (until_s - now_s), until_s
-    else:
-        rate = forever
-    missing = cost - earned
-    if missing <= 1e-9 * cost:
-        return now_s
-    return now_s + missing / rate if rate else math.inf
+    rates = [Rate(0.0, math.inf, sum(own.values()))]
+    for node in problem.nodes:
+        until_s = math.inf if node.available_until_s is None else node.available_until_s
+        rates.append(Rate(0.0, until_s, pack[node.device_type][node.num_devices]))
+    return time_to_earn(cost, rates)
 
 
 def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
@@ -106,16 +98,21 @@ def _covering(rows: Sequence[tuple[tuple[str, ...], float]], asked: Mapping[str,
     return {name: price / most for name, price in charged.items()}
 
 
-def shortest_of(problem: Problem) -> dict[str, float]:
-    """Returns the least seconds of each job from its first start to its end, alone or in a fused group."""
-    if not problem.is_fused:
-        return {job.id: shortest_s(job, problem.switch_cost_s) for job in problem.jobs}
-    shortest: dict[str, float] = {}
-    for job in problem.jobs:
-        for option in job.options:
-            for name in (job.id, *option.jobs):
-                shortest[name] = min(option.runtime_s, shortest.get(name, math.inf))
-    return {job.id: shortest[job.id] for job in problem.jobs}
+def certified_ends_bound(certificate: Certificate, problem: Problem, weights: Mapping[str, float]) -> float:
+    """Returns a lower bound on the sum of weight x end of any plan, as the certificate proves.
+
+    The formula is that of `completions.completion_bound` where the certificate has prices of completions, and otherwise
+    that of `weighted_bound`. Raises ValueError where a price is negative or not finite.
+    """
+    if certificate.completions is not None:
+        return completion_bound(certificate.completions, problem, weights)
+    prices = [
+        *certificate.slot_prices.values(),
+        *(p for row in certificate.typed_prices.values() for p in row.values()),
+    ]
+    if any(not math.isfinite(price) or price < 0 for price in prices):
+        raise ValueError("a price is negative or not finite")
+    return weighted_bound(certificate, problem, weights)
 
 
 def weighted_bound(certificate: Certificate, problem: Problem, weights: Mapping[str, float]) -> float:
@@ -171,40 +168,6 @@ def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], s
     return least_of(job, prices, switch_cost_s)
 
 
-def least_of(job: PlanningJob, prices: Sequence[float], switch_cost_s: float) -> float:
-    """Returns the least total worth of a job's seconds, where a second under option o is worth prices[o].
-
-    The cost of a plan is linear in how it divides the work among its segments. So it is cheapest to do all the work in
-    one segment; at most one more segment is worth its cost, a last one that evaluates:
-
-        min( min_o price_o (head_o + runtime_o + save_o + evaluate_o),
-             min_o price_o (head_o + runtime_o + save_o) + min_o price_o (switch + startup_o + save_o + evaluate_o) )
-
-    head_o is what the job's first segment pays at its start: the start-up, and also the switch cost where the job has
-    started before. It is 0 under the option that the job runs under at time 0.
-    """
-    rows = []
-    for k, (price, o) in enumerate(zip(prices, job.options, strict=True)):
-        whole_s = whole_of(job, k, switch_cost_s)
-        last_s = switch_cost_s + o.startup_s + o.save_s + o.evaluate_s
-        rows.append((price * whole_s, price * (whole_s - o.evaluate_s), price * last_s))
-    whole, work, last = (min(column) for column in zip(*rows, strict=True))
-    return float(min(whole, work + last))
-
-
-def whole_of(job: PlanningJob, option: int, switch_cost_s: float) -> float:
-    """Returns the seconds of a whole job in one segment under the option with that index, including its overhead."""
-    chosen = job.options[option]
-    if job.running is not None and option == job.running.option:
-        return chosen.whole_s - chosen.startup_s
-    return chosen.whole_s + (switch_cost_s if job.started else 0.0)
-
-
-def shortest_s(job: PlanningJob, switch_cost_s: float) -> float:
-    """Returns the least seconds of a job from its first start to its end."""
-    return least_of(job, [1.0] * len(job.options), switch_cost_s)
-
-
 def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
     """Returns the lower bound in seconds that the prices p_j of the jobs' whole work prove.
 
@@ -250,12 +213,3 @@ def num_states(problem: Problem) -> int:
     """Returns the number of states of free devices on the nodes, where nodes of equal size are interchangeable."""
     sizes = Counter(node.num_devices for node in problem.nodes)
     return math.prod(math.comb(size + count, count) for size, count in sizes.items())
-
-
-def pack_of(prices: Mapping[int, float], problem: Problem) -> list[float]:
-    """Returns the maximum worth of slots that fit g devices together, for each g."""
-    pack = [0.0]
-    for size in range(1, max(node.num_devices for node in problem.nodes) + 1):
-        fits = (pack[size - slot] + price for slot, price in prices.items() if 0 < slot <= size)
-        pack.append(max([pack[-1], *fits]))
-    return pack

@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ringmaster.tasks.planning.bounds.bounds import by_area, earliest_ends_s, in_order, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import costs_of, shortest_of
+from ringmaster.tasks.planning.bounds.bounds import by_area, pattern_bound
+from ringmaster.tasks.planning.bounds.certificates import costs_of
+from ringmaster.tasks.planning.bounds.job_costs import shortest_of
+from ringmaster.tasks.planning.bounds.order import earliest_ends_s, in_order
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -111,7 +113,7 @@ def _due_s(problem: Problem) -> dict[str, float]:
 
 def _needed_s(problem: Problem, names: Collection[str]) -> float:
     """Returns a lower bound in seconds on plans of these jobs alone."""
-    return preemptive_bound(_only(problem, set(names))).seconds
+    return pattern_bound(_only(problem, set(names))).seconds
 
 
 def _only(problem: Problem, names: set[str]) -> Problem:

@@ -11,17 +11,20 @@ jobs.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.certificates import whole_of
 from ringmaster.tasks.planning.bounds.dominance import useful_groups, useful_options
+from ringmaster.tasks.planning.bounds.job_costs import whole_of
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
 
 Group = frozenset[str]  # ids of the jobs that an option trains together
+MAX_NODES = 3_000  # of a MILP's branch-and-bound tree
+NODE_S = 2.5e-5  # work of a node, per column
 
 
 class Integral(Enum):
@@ -41,31 +44,6 @@ class _Column:
     kind: str
     seconds: float  # of a whole job, in units of `unit_s`
     rows: tuple[int, ...]  # indices of the classes whose work it does
-
-
-@dataclass
-class _Rows:
-    """Rows of an LP with their two limits, and its columns as lists of (row, value)."""
-
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-    columns: list[list[tuple[int, float]]] = field(default_factory=list)
-    limits: list[tuple[float, float]] = field(default_factory=list)
-    integer: list[int] = field(default_factory=list)
-
-    def row(self, lower: float, upper: float) -> int:
-        """Adds a row and returns its index."""
-        self.lower.append(lower)
-        self.upper.append(upper)
-        return len(self.lower) - 1
-
-    def column(self, entries: list[tuple[int, float]], *, upper: float = math.inf, is_integer: bool = False) -> int:
-        """Adds a column >= 0 and returns its index."""
-        self.columns.append(entries)
-        self.limits.append((0.0, upper))
-        if is_integer:
-            self.integer.append(len(self.columns) - 1)
-        return len(self.columns) - 1
 
 
 class PatternModel:
@@ -94,8 +72,8 @@ class PatternModel:
     def __init__(self, problem: Problem, *, unit_s: float, integral: Integral = Integral.NOTHING) -> None:
         self.problem, self.unit_s, self.integral = problem, unit_s, integral
         self.classes = problem.classes
-        self.lp = _Rows()
-        self.lp.column([])  # T
+        self.lp = LinearProgram()
+        self.lp.column(cost=1.0)  # T
         self._work, self._time = self._class_rows()
         self.options = self._find_options()
         kinds = {(c.kind, self._option(c).slot) for c in self.options}
@@ -107,7 +85,7 @@ class PatternModel:
         if integral is Integral.OPTIONS:
             self._add_long_options()
         self.groups = self._add_groups() if integral is Integral.GROUPS else {}
-        self._load()
+        self.highs: Any = self.lp.loaded()
 
     def _class_rows(self) -> tuple[list[int], list[int]]:
         work, time = [], []
@@ -158,7 +136,7 @@ class PatternModel:
                 self.lp.columns[0].append((in_use, -float(count)))
                 self.lp.column([(in_use, 1.0), (places[0], -1.0)], upper=count * until_s / self.unit_s)
             slots = tuple(slot for own, slot in self._slot_rows if own == kind)
-            for place, slot in _steps(size, slots):
+            for place, slot in steps_of(size, slots):
                 entries = [(self._slot_rows[kind, slot], -1.0)] if slot else []
                 entries.append((places[place], 1.0))
                 if (reached := place + max(1, slot)) < size:
@@ -191,37 +169,19 @@ class PatternModel:
             for members, row in rows.items()
         }
 
-    def _load(self) -> None:
-        import highspy
-        import numpy as np
+    def solve(self, *, work_s: float = 5.0, time_limit_s: float = 300.0) -> bool:
+        """Runs the solver and returns whether it ended with an optimum.
 
-        lp, columns = highspy.HighsLp(), self.lp.columns
-        lp.num_col_, lp.num_row_ = len(columns), len(self.lp.lower)
-        lp.col_cost_ = np.array([1.0] + [0.0] * (len(columns) - 1))
-        lp.col_lower_, lp.col_upper_ = (np.array(side) for side in zip(*self.lp.limits, strict=True))
-        lp.row_lower_, lp.row_upper_ = np.array(self.lp.lower), np.array(self.lp.upper)
-        if self.lp.integer:
-            kinds = [highspy.HighsVarType.kContinuous] * len(columns)
-            for i in self.lp.integer:
-                kinds[i] = highspy.HighsVarType.kInteger
-            lp.integrality_ = kinds
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_ = np.cumsum([0, *(len(column) for column in columns)], dtype=np.int32)
-        lp.a_matrix_.index_ = np.array([row for column in columns for row, _ in column], dtype=np.int32)
-        lp.a_matrix_.value_ = np.array([value for column in columns for _, value in column])
-        self.highs: Any = highspy.Highs()
-        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
-            self.highs.setOptionValue(name, value)
-        self.highs.passModel(lp)
-
-    def solve(self, *, time_limit_s: float = 60.0) -> bool:
-        """Runs the solver and returns whether it ended with an optimum."""
+        work_s: limit of a MILP's work on a quiet machine, as a number of nodes, which is the same at any load.
+        time_limit_s: limit by the wall clock.
+        """
         import highspy
 
         self.highs.setOptionValue("time_limit", max(0.01, time_limit_s))
         if self.integral is not Integral.NOTHING:
+            max_nodes = work_s / (NODE_S * len(self.lp.columns))
             self.highs.setOptionValue("mip_rel_gap", 1e-5)
-            self.highs.setOptionValue("mip_max_nodes", 3000)
+            self.highs.setOptionValue("mip_max_nodes", int(max(1, min(MAX_NODES, max_nodes))))
         self.highs.run()
         return bool(self.highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)
 
@@ -246,6 +206,11 @@ class PatternModel:
         if len(typed) == 1:
             return Certificate(next(iter(typed.values())), own, cover_prices=cover)
         return Certificate(job_prices=own, typed_prices=typed, cover_prices=cover)
+
+    @property
+    def work_s(self) -> float:
+        """The work that a MILP took, in seconds of a quiet machine, about."""
+        return NODE_S * len(self.lp.columns) * max(1, int(self.highs.getInfo().mip_node_count))
 
     def bound_s(self) -> float:
         """Returns the MILP's dual bound in seconds, less the solver's tolerance; 0 where it proved nothing."""
@@ -282,7 +247,7 @@ def members_of(job: PlanningJob, option: Option) -> Group:
     return frozenset((job.id, *option.jobs))
 
 
-def _steps(size: int, slots: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def steps_of(size: int, slots: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Yields the (position, slot) steps of walks over a node; slot 0 leaves one device idle.
 
     On a walk, larger slots come first.

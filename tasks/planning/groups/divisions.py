@@ -5,7 +5,7 @@ divisions is estimated once. An estimate uses the division's lower bound and sim
 milliseconds.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
@@ -18,10 +18,12 @@ from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import WORTH_S
+from ringmaster.tasks.planning.work import WorkBudget
 
 MAX_JUDGED, JOBS_JUDGED = 150, 6_000  # limits of the local search: divisions estimated, and jobs in all of them
 MAX_LENGTHS = 16  # limit of the group lengths for which divisions are made
-MILP_S = 5.0
+MILP_S, SHARE_OF_MILP = 5.0, 0.2  # limits of the pattern MILP's work, and of its share of what is left
+PER_JOB_S = 5e-5  # work of an estimate, per job
 SAME = 1e-4  # relative difference of values that count as equal
 
 Division = frozenset[Group]
@@ -64,13 +66,11 @@ class Divisions:
     """The divisions of a problem that have been estimated.
 
     is_preemptive: plans may switch.
+    work: limits the search.
     """
 
-    def __init__(
-        self, problem: Problem, *, objective: Objective, is_preemptive: bool, is_over: Callable[[], bool]
-    ) -> None:
-        self.problem, self.objective, self.is_preemptive = problem, objective, is_preemptive
-        self._is_over = is_over
+    def __init__(self, problem: Problem, *, objective: Objective, is_preemptive: bool, work: WorkBudget) -> None:
+        self.problem, self.objective, self.is_preemptive, self.work = problem, objective, is_preemptive, work
         self._contraction = Contraction(problem)
         self._likenesses: dict[Group, int] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -79,7 +79,7 @@ class Divisions:
         # Groups that can meet their deadline, small ones first.
         self._groups = sorted((g for g in self._contraction.groups if self._area(g) < float("inf")), key=len)
 
-    def search(self, bound: Bound, *, time_limit_s: float) -> tuple[list[DivisionEstimate], list[DivisionEstimate]]:
+    def search(self, bound: Bound) -> tuple[list[DivisionEstimate], list[DivisionEstimate]]:
         """Estimates divisions and returns all of them, once by estimated value and once by lower bound, best first.
 
         The divisions are made for groups of several lengths, by the pattern MILP, and by local search near the best of
@@ -87,7 +87,7 @@ class Divisions:
 
         bound: the lower bound of the fused problem.
         """
-        starts = [*self._by_length(), *self._of_milp(bound, time_limit_s), self.alone]
+        starts = [*self._by_length(), *self._of_milp(bound), self.alone]
         found = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
         if found:
             best = found[0]
@@ -129,6 +129,7 @@ class Divisions:
 
     def _judge(self, contracted: Contracted, division: Division) -> DivisionEstimate:
         problem = contracted.problem
+        self.work.charge(PER_JOB_S * len(problem.jobs))
         bound = preemptive_bound(problem)
         promise = self.objective.lower_bound(problem, bound)
         listed, (late_s, list_value, _) = None, (float("inf"),) * 3
@@ -145,11 +146,13 @@ class Divisions:
             return replace(estimate, value=min(list_value, promise + problem.switch_cost_s))
         return estimate
 
-    def _of_milp(self, bound: Bound, time_limit_s: float) -> Iterator[Division]:
+    def _of_milp(self, bound: Bound) -> Iterator[Division]:
         """Yields the division of the pattern MILP's incumbent, if there is one."""
         if 0 < bound.seconds < float("inf"):
             model = PatternModel(self.problem, unit_s=bound.seconds, integral=Integral.GROUPS)
-            model.solve(time_limit_s=min(MILP_S, time_limit_s))
+            work_s = min(MILP_S, SHARE_OF_MILP * self.work.left_s)
+            model.solve(work_s=work_s, time_limit_s=self.work.time_left_s)
+            self.work.charge(model.work_s)
             groups = model.chosen_groups()
             if groups is not None:
                 yield self.division(groups)
@@ -200,7 +203,7 @@ class Divisions:
                     num_known = len(self._estimates)
                     found = self.estimate(trial)
                     left -= len(self._estimates) - num_known
-                    if left <= 0 or self._is_over():
+                    if left <= 0 or self.work.is_over():
                         return
                     if found is not None and found.is_better(estimate):
                         now, estimate, is_better = trial, found, True

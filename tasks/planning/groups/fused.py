@@ -11,35 +11,35 @@ from typing import Protocol
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.groups.divisions import Division, DivisionEstimate, Divisions
-from ringmaster.tasks.planning.kernels.clock import clock
 from ringmaster.tasks.planning.objectives.objective import Objective
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
+from ringmaster.tasks.planning.work import WorkBudget
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one
 GAIN = 1e-3  # minimum possible gain of a division that is planned, as a share of the best plan
 SAME_VALUE = 1e-6  # relative difference of objectives that count as equal
 LEAST_GAIN = 1e-3  # minimum gain of fusing, as a share of the objective; below it, jobs stay alone
 ENOUGH_TO_TELL = 5e-3  # `enough` of the plan with every job alone, where it only serves to report the saving
-SHARE_OF_FIRST, SHARE_OF_ALONE = 0.4, 0.5  # of the remaining time
+SHARE_OF_FIRST, SHARE_OF_ALONE = 0.4, 0.5  # of the work that is left
 
 
 class Solve(Protocol):
     """Plans an ordinary problem. Raises ProblemError where its deadlines cannot be met."""
 
-    def __call__(self, problem: Problem, *, time_limit_s: float, enough: float = 0.0) -> Plan:
+    def __call__(self, problem: Problem, *, work: WorkBudget, enough: float = 0.0) -> Plan:
         """Returns the best plan found.
 
         enough: the search stops when the plan is above its bound by at most this share of the bound.
         """
 
 
-def solve_fused(problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: Objective) -> Plan:
+def solve_fused(problem: Problem, solve: Solve, *, work: WorkBudget, preemption: str, objective: Objective) -> Plan:
     """Returns the best plan found over divisions into groups. Raises ProblemError where deadlines are not met."""
-    search = FusedSearch(problem, solve, time_limit_s=time_limit_s, preemption=preemption, objective=objective)
+    search = FusedSearch(problem, solve, work=work, preemption=preemption, objective=objective)
     search.run()
     return search.proved()
 
@@ -52,19 +52,17 @@ class FusedSearch:
     """
 
     def __init__(
-        self, problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: Objective
+        self, problem: Problem, solve: Solve, *, work: WorkBudget, preemption: str, objective: Objective
     ) -> None:
         self.problem, self.solve, self.preemption, self.objective = problem, solve, preemption, objective
-        self.ends_at = clock() + time_limit_s
+        self.work = work
         self.best: Plan | None = None
         self.best_value, self.took_s = float("inf"), 0.0
         self.best_division: Division = frozenset()
         self.alone: Plan | None = None
         self.faults: tuple[str, ...] = ()
         self._tried: list[DivisionEstimate] = []
-        self._divisions = Divisions(
-            problem, objective=objective, is_preemptive=preemption != "never", is_over=self._is_over
-        )
+        self._divisions = Divisions(problem, objective=objective, is_preemptive=preemption != "never", work=work)
 
     def run(self, *, with_alone: bool = False) -> None:
         """Searches for the best plan.
@@ -73,7 +71,7 @@ class FusedSearch:
         """
         began = time.monotonic()
         self.bound = preemptive_bound(self.problem)
-        by_value, by_promise = self._divisions.search(self.bound, time_limit_s=0.2 * self._left_s())
+        by_value, by_promise = self._divisions.search(self.bound)
         self.seconds = {"division": round(time.monotonic() - began, 3)}
         alone = self._divisions.estimate(self._divisions.alone)
         assert alone is not None, "single jobs wait for each other as in the problem"
@@ -81,7 +79,7 @@ class FusedSearch:
         if with_alone:
             is_beaten = self.best_value < alone.promise * (1 - LEAST_GAIN)
             enough = ENOUGH_TO_TELL if is_beaten else 0.0
-            self._plan(alone, time_limit_s=SHARE_OF_ALONE * self._left_s(), enough=enough)
+            self._plan(alone, share=SHARE_OF_ALONE, enough=enough)
         self._plan_best_of([estimate for pair in zip(by_value, by_promise, strict=True) for estimate in pair])
         self._plan_best_of([alone])  # never worse than without fusing
         self._part_idle_groups()
@@ -95,7 +93,8 @@ class FusedSearch:
         lower_s, proof = self.bound.seconds, self.bound.proof
         certificate = self.bound.certificate
         if self.preemption == "never":
-            rigid_s, _ = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
+            limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
+            rigid_s, _ = rigid_bound(self.problem, **limits)
             if rigid_s > lower_s:
                 lower_s, certificate, proof = rigid_s, None, "pattern MILP"
         plan = replace(
@@ -107,47 +106,42 @@ class FusedSearch:
         )
         return self.objective.valued(plan, self.problem, self.bound)
 
-    def _left_s(self) -> float:
-        return max(0.1, self.ends_at - clock())
-
-    def _is_over(self) -> bool:
-        return clock() > self.ends_at
-
     def _plan_best_of(self, looks: list[DivisionEstimate], *, share: float = 1.0) -> None:
         """Plans divisions in the given order as long as the next one could be better.
 
-        share: of the remaining time, for each division.
+        share: of the work that is left, for each division.
         """
         effort = 0
         for estimate in looks:
             if estimate in self._tried or estimate.promise >= self.best_value * (1 - GAIN):
                 continue
-            began = clock()
             effort += DEAR if _is_dear(estimate) else CHEAP
-            if effort > EFFORT or (self.best and self._left_s() < self.took_s):
+            if effort > EFFORT or (self.best and self.work.left_s < self.took_s):
                 return
-            self._plan(estimate, time_limit_s=share * self._left_s())
-            self.took_s = max(self.took_s, clock() - began)
+            self._plan(estimate, share=share)
 
     def _part_idle_groups(self) -> None:
         """Breaks up each group of the best plan without which a simple list schedule is as good."""
         at_most = self.best_value * (1 + SAME_VALUE)
         for group in sorted(self.best_division, key=sorted):
-            if len(group) > 1 and not self._is_over():
+            if len(group) > 1 and not self.work.is_over():
                 estimate = self._divisions.estimate(self._divisions.division(self.best_division - {group}))
                 if estimate and estimate.listed and estimate.late_s <= 0 and estimate.list_value <= at_most:
                     self._take(estimate, estimate.listed)
 
-    def _plan(self, estimate: DivisionEstimate, *, time_limit_s: float, enough: float = 0.0) -> None:
+    def _plan(self, estimate: DivisionEstimate, *, share: float = 1.0, enough: float = 0.0) -> None:
         if estimate in self._tried:
             return
         self._tried.append(estimate)
         problem = estimate.contracted.problem
         try:
-            found = self.solve(problem, time_limit_s=time_limit_s, enough=enough)
+            with self.work.part(share) as work:
+                found = self.solve(problem, work=work, enough=enough)
         except (ProblemError, NoRoomError) as error:
             self.faults = getattr(error, "faults", (str(error),))
             return
+        finally:
+            self.took_s = max(self.took_s, work.spent_s)
         is_listed_better = self.objective.value(found, problem) > estimate.list_value
         if is_listed_better and estimate.listed and estimate.late_s <= 0:
             found = _proving(found, estimate.listed, value=estimate.list_value)

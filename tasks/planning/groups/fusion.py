@@ -18,7 +18,8 @@ from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import Preemption
-from ringmaster.tasks.planning.solve import solve
+from ringmaster.tasks.planning.solve import solve_within
+from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 
 Groups = Mapping[str, tuple[str, ...]]
 """Members by lead; jobs that are trained alone are not listed."""
@@ -67,24 +68,26 @@ class Fusion:
 def choose_groups(
     problem: Problem,
     *,
-    time_limit_s: float = 30.0,
+    work_s: float = WORK_S,
+    time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
     preemption: Preemption = "auto",
     objective: str = "makespan",
 ) -> Fusion:
     """Divides the jobs of a problem with fused options into groups; into none where training alone is as good.
 
-    The arguments are those of `solve`. Equal arguments give equal results, unless the time limit is reached. Raises
-    ProblemError where deadlines cannot be met even with groups.
+    The arguments are those of `solve`. Equal arguments give equal results, unless the time limit ends the search.
+    Raises ProblemError where deadlines cannot be met even with groups.
     """
-    plan_one = partial(solve, seed=seed, preemption=preemption, objective=objective)
+    work = WorkBudget.of(work_s, time_limit_s=time_limit_s)
+    plan_one = partial(solve_within, seed=seed, preemption=preemption, objective=objective)
     if not problem.is_fused:
-        plan = plan_one(problem, time_limit_s=time_limit_s)
+        plan = plan_one(problem, work=work)
         return Fusion({}, plan, plan)
     search = FusedSearch(
         problem,
         plan_one,
-        time_limit_s=time_limit_s,
+        work=work,
         preemption=preemption,
         objective=registry.objective(objective),
     )
@@ -92,7 +95,7 @@ def choose_groups(
     together, alone, is_late = search.proved(), search.alone, False
     if alone is None:
         jobs = tuple(replace(job, deadline_s=None) for job in without_groups(problem).jobs)
-        alone = plan_one(replace(problem, jobs=jobs), time_limit_s=time_limit_s)
+        alone = plan_one(replace(problem, jobs=jobs), work=WorkBudget.of(work_s, time_limit_s=time_limit_s))
         is_late = any(job.deadline_s is not None for job in problem.jobs)
     elif _objective_of(together) >= _objective_of(alone) * (1 - LEAST_GAIN):
         together = _as_fused(alone, together, problem)

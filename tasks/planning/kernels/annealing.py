@@ -7,6 +7,7 @@ import numpy as np
 
 from ringmaster.tasks.planning.kernels.compiled import kernel
 
+PER_STEP = 70  # work of a trial beside that of placing jobs
 OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # upper limits of the random number for each kind of move; above: a swap
 
 
@@ -49,6 +50,12 @@ def cost_of(free, size, target, spread):
 
 
 @kernel
+def work_of(count, size):
+    """Returns the work of placing a node's jobs: steps of the loops in `fill_node` and `cost_of`, about."""
+    return 20 + count * (4 + size // 2) + size
+
+
+@kernel
 def shift(row, x, y):
     """Moves the entry at position x of a row to position y."""
     j = row[x]
@@ -72,7 +79,8 @@ def anneal(
     first, last: the options of job j are first[j] .. last[j] - 1.
     need, length: option o takes need[kind[v], o] devices of node v for length[o].
     size, heads: size[v] devices of node v become free at heads[v] at first.
-    state: state[0] is the best makespan, which ends the search at `bound`; state[1] is the target.
+    state: state[0] is the best makespan, which ends the search at `bound`; state[1] is the target; state[2] is the work
+        done, in `work_of`, which ends the search at state[3].
     settings: the initial temperature, the share of it that is left at the end, the weight of the device time used, the
         distance of the target below the makespan, and whether no job may take an option longer than the target.
     """
@@ -88,7 +96,10 @@ def anneal(
     worst, temperature = np.argmax(end), 0.0
     for step in range(begin, stop):
         if step % 1000 == 0 or step == begin:
-            temperature = heat * cool ** (step / steps)
+            if state[2] >= state[3]:
+                break
+            temperature = heat * cool ** max(step / steps, state[2] / state[3])
+        state[2] += PER_STEP
         a = worst if np.random.random() < 0.3 else np.random.randint(num_nodes)
         if counts[a] == 0:
             continue
@@ -148,7 +159,9 @@ def anneal(
         fill_node(row_a, count_a, option, need[kind[a]], length, size[a], heads[a], free)
         end_a, cost_a, end_b, cost_b = free[size[a] - 1], cost_of(free, size[a], state[1], spread), 0.0, 0.0
         more = cost_a - cost[a]
+        state[2] += work_of(count_a, size[a])
         if b >= 0:
+            state[2] += work_of(count_b, size[b])
             fill_node(row_b, count_b, option, need[kind[b]], length, size[b], heads[b], free)
             end_b, cost_b = free[size[b] - 1], cost_of(free, size[b], state[1], spread)
             more += cost_b - cost[b]

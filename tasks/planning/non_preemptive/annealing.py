@@ -1,17 +1,18 @@
 """Plans without preemption by annealing over the sequence of jobs on each node and the option of each job."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.certificates import whole_of
 from ringmaster.tasks.planning.bounds.dominance import useful_options
+from ringmaster.tasks.planning.bounds.job_costs import whole_of
 from ringmaster.tasks.planning.kernels.tables import Floats, Ints
 from ringmaster.tasks.planning.plans.node_orders import Order, segments_of, without_overheads
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 # Initial temperature, share of it that is left at the end, weight of the device time used, distance of the target below
 # the best makespan, whether options beyond the target are excluded. Each search has a row of its own, since none is
@@ -23,7 +24,8 @@ SETTINGS = (
     (0.06, 0.1, 0.1, 0.01, False),
 )
 FIRST_TARGET = 0.3  # position of the first target between the bound and the first plan
-SLICE = 500_000  # steps between checks of the time limit: a fifth of a second
+SLICE = 500_000  # steps between checks of the wall clock: a fifth of a second
+STEP_S = 2e-9  # work of a step of the kernel's loops
 NOWHERE = 1 << 20  # devices that an option needs on nodes of another type
 
 
@@ -36,7 +38,7 @@ def plan_rigid(
     steps: int = 1_000_000,
     seed: int = 0,
     enough: float = 0.0,
-    is_over: Callable[[], bool] = lambda: False,
+    work: WorkBudget | None = None,
 ) -> tuple[Segment, ...] | None:
     """Returns the best plan of `num_searches` annealings, two of which run at a time.
 
@@ -47,14 +49,15 @@ def plan_rigid(
     bound_s: a lower bound, the unit of all times.
     options: the initial options, such as the pattern MILP's.
     enough: a search stops when its plan is above the bound by at most this share of the bound.
+    work: limits the searches, each of which cools down by its end; None for no limit.
     """
     bare = without_overheads(problem)
     table = _Table.of(problem, bare, bound_s, options or {}) if bare is not None else None
     if table is None:
         return None
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(CORES) as pool, (work or WorkBudget()).parallel(num_searches) as works:
         seeds = range(seed * num_searches, (seed + 1) * num_searches)
-        found = pool.map(lambda own_seed: table.search(own_seed, steps=steps, enough=enough, is_over=is_over), seeds)
+        found = pool.map(lambda s, own: table.search(s, steps=steps, enough=enough, work=own), seeds, works)
         _, orders = min(found, key=lambda pair: pair[0])
     return segments_of(problem, orders)
 
@@ -122,7 +125,7 @@ class _Table:
             heads=heads,
         )
 
-    def search(self, seed: int, *, steps: int, enough: float, is_over: Callable[[], bool]) -> tuple[float, list[Order]]:
+    def search(self, seed: int, *, steps: int, enough: float, work: WorkBudget) -> tuple[float, list[Order]]:
         """Runs one annealing; returns the makespan in units of the bound, and the order of starts on each node."""
         from ringmaster.tasks.planning.kernels.annealing import anneal
 
@@ -135,15 +138,16 @@ class _Table:
                 option[j] = min(faster, key=lambda k: self.length[k] * self.need[:, k].min(), default=o)
         sequences, counts, end = self._longest_first(option)
         best = sequences.copy(), counts.copy(), option.copy()
-        state, good = np.array([end, target]), 1.0 + max(1e-7, enough)
+        state, good = np.array([end, target, 0.0, work.left_s / STEP_S]), 1.0 + max(1e-7, enough)
         for begin in range(0, steps, SLICE):
-            if is_over() or state[0] <= good:
+            if work.is_late() or state[0] <= good or state[2] >= state[3]:
                 break
             anneal(
                 self.first, self.last, self.need, self.length, self.kind, self.size, self.heads, sequences, counts,
                 option, *best, state, SETTINGS[seed % len(SETTINGS)], begin, min(steps, begin + SLICE), steps,
                 good, 1_000_003 * seed,
             )  # fmt: skip
+        work.charge(STEP_S * state[2])
         sequences, counts, option = best
         orders = []
         for v, count in enumerate(counts):

@@ -12,7 +12,6 @@ devices become free) lists the sets of jobs that it can finish by T without wast
 joined over the nodes. The best union of all jobs is the optimum; if there is none, no plan ends by T.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import pack_of
 from ringmaster.tasks.planning.bounds.dominance import useful_options
+from ringmaster.tasks.planning.bounds.job_costs import pack_of
 from ringmaster.tasks.planning.non_preemptive.node_contents import GRID, NEVER, Contents, SpentError
 from ringmaster.tasks.planning.plans.node_orders import Order
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.work import WorkBudget
 
 MAX_JOBS = 14  # sets of jobs are bit masks, and tables over all sets are stored
 MAX_WORK = 6_000_000_000  # steps of the first trial: about five seconds
@@ -52,7 +52,7 @@ def search(
     lower_s: float,
     upper_s: float,
     max_work: int = MAX_WORK,
-    is_over: Callable[[], bool] = lambda: False,
+    budget: WorkBudget | None = None,
 ) -> Proof | None:
     """Returns the best plan if one ends before `upper_s`, the makespan of a known plan; or else a proved lower bound.
 
@@ -60,17 +60,19 @@ def search(
     anything better than `lower_s` is proved.
 
     problem: as `node_orders.without_overheads` returns it.
-    max_work: the budget in steps of the dynamic program.
+    max_work: limit of the steps of the dynamic program in the first trial.
+    budget: limits the steps as well; None for no limit.
     """
     options = [job.options[k] for job in problem.jobs for k in useful_options(job)]
     if len(problem.jobs) > MAX_JOBS or any(option.num_nodes > 1 for option in options):
         return None
+    budget = budget or WorkBudget()
     proved_s, limit_s, work = lower_s, upper_s * (1 - CLOSE), max_work
     for _ in range(1 + TRIALS_BELOW):
-        if limit_s <= proved_s or is_over():
+        if limit_s <= proved_s or budget.is_over():
             break
         try:
-            orders, end_s = _Trial(problem, limit_s, work, is_over).run()
+            orders, end_s = _Trial(problem, limit_s, work, budget).run()
         except SpentError:
             unproved_s = limit_s
         else:
@@ -87,8 +89,8 @@ class _Trial:
     `costs`, `worth`, `slack` and `steps` have a row for each certificate whose prices are used.
     """
 
-    def __init__(self, problem: Problem, limit_s: float, max_work: int, is_over: Callable[[], bool]) -> None:
-        self.problem, self.limit_s, self.is_over = problem, limit_s, is_over
+    def __init__(self, problem: Problem, limit_s: float, max_work: int, budget: WorkBudget) -> None:
+        self.problem, self.limit_s, self.budget = problem, limit_s, budget
         self.work, self.max_work = 0, max_work
         self.kept = {job.id: useful_options(job) for job in problem.jobs}
 
@@ -212,6 +214,6 @@ class _Trial:
             step=step,
             tolerance=tolerance,
             max_work=self.max_work - self.work,
-            is_over=self.is_over,
+            budget=self.budget,
         )
         return contents

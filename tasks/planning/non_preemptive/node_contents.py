@@ -1,6 +1,6 @@
 """Sets of jobs that one node can finish by a given time: the dynamic program of `non_preemptive.exhaustive`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from ringmaster.tasks.planning.plans.node_orders import Order
 from ringmaster.tasks.planning.problems.parts import Node
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.work import WorkBudget
 
 MAX_STATES = 2_000_000  # per node, at 50 bytes each
-SLICE = 100_000_000  # steps between checks of the time limit: a tenth of a second
+SLICE = 100_000_000  # steps between checks of the wall clock: a tenth of a second
+STEP_S = 0.8e-9  # work of a step
 SHIFT = 22  # bits by which a time is shifted to leave seven
 GRID = 1 << (SHIFT + 7)  # the time limit in units; lengths are rounded down, so that no plan is excluded
 NEVER = GRID + 1
@@ -79,7 +81,7 @@ class Contents:
         step: NDArray[Any],
         tolerance: float,
         max_work: int,
-        is_over: Callable[[], bool],
+        budget: WorkBudget,
     ) -> int:
         """Finds the wanted sets that the node can finish, and returns the number of steps taken. Raises SpentError."""
         from ringmaster.tasks.planning.kernels.exhaustive import DONE, ROOM, extend, first_ends, look_ahead
@@ -94,14 +96,14 @@ class Contents:
         self.states[0], count[0] = 0, 1
         cheapest, latest = self._cheapest(), self._latest(int(must[0]))
         progress, said = np.array([0, 1, 0], np.int64), ROOM
-        while said == ROOM:
-            if is_over():
-                raise SpentError
+        max_work = int(min(max_work, budget.left_s / STEP_S))
+        while said == ROOM and not budget.is_late():
             said = extend(
                 self.first, self.last, self.need, self.length, latest, self.excess, cheapest, self.size, GRID, SHIFT,
                 step, worth, floor, within, must, self.states, self.parent, self.how, begin, count, progress, SLICE,
                 max_work,
             )  # fmt: skip
+        budget.charge(STEP_S * progress[2])
         if said != DONE:
             raise SpentError
         self.state_of = first_ends(self.states, begin, count, self.size)

@@ -1,6 +1,6 @@
 """The makespan: the end of the last job."""
 
-from ringmaster.tasks.planning.bounds.bounds import Bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound
 from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -24,7 +24,7 @@ class Makespan(Objective):
         """Returns the bound on the end of the last job."""
         return bound.seconds
 
-    def valued(self, plan: Plan, problem: Problem, bound: Bound) -> Plan:
+    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
         """Returns the plan as it is."""
         return plan
 

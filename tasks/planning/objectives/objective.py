@@ -14,9 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, earliest_ends_s
-from ringmaster.tasks.planning.bounds.certificates import cost_bound, weighted_bound
-from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, ends_certificate
+from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound, cost_bound
+from ringmaster.tasks.planning.bounds.order import earliest_ends_s
+from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 
 
@@ -88,32 +89,55 @@ class Objective(ABC):
         return self.coefficients(problem).value(ends_of(plan, problem), held)
 
     def lower_bound(self, problem: Problem, bound: Bound) -> float:
-        """Returns a value that no plan is below: the sum of the least values of the three parts.
+        """Returns a value that no plan is below, without a solver: the sum of the least values of the three parts.
 
         bound: on the end of the last job.
         """
-        of, least = self.coefficients(problem), 0.0
+        ends, certificates = self.coefficients(problem).ends, [by_area(problem)]
+        if bound.certificate is not None and bound.certificate.has_slot_prices:
+            certificates.append(bound.certificate)
+        least = max(certified_ends_bound(certificate, problem, ends) for certificate in certificates) if ends else 0.0
+        return self._with_other_parts(least, problem, bound.seconds)
+
+    def best_bound(self, problem: Problem, bound: Bound) -> ValueBound:
+        """Returns the best lower bound on the value, with the certificate of the part that is a sum of weight x end.
+
+        bound: on the end of the last job.
+        """
+        ends = self.coefficients(problem).ends
+        certificate = ends_certificate(problem, ends, bound) if ends else None
+        proved = self.certified_bound(certificate, problem, bound_s=bound.seconds)
+        least = self.lower_bound(problem, bound)  # a subclass may prove more in another way
+        return ValueBound(proved, certificate) if proved >= least else ValueBound(least, None)
+
+    def certified_bound(self, certificate: Certificate | None, problem: Problem, *, bound_s: float) -> float:
+        """Returns the lower bound on the value that a certificate proves, together with a bound on the last end."""
+        ends = self.coefficients(problem).ends
+        least = certified_ends_bound(certificate, problem, ends) if ends and certificate else 0.0
+        return self._with_other_parts(least, problem, bound_s)
+
+    def _with_other_parts(self, least: float, problem: Problem, bound_s: float) -> float:
+        """Returns the bound on the sum of weight x end plus those on the other two parts of the value."""
+        of = self.coefficients(problem)
         if of.latest:
             ends_s = earliest_ends_s(problem)
             in_all = min(of.latest.get(job, 0.0) for job in ends_s)
-            least += max(in_all * bound.seconds, *(factor * ends_s[job] for job, factor in of.latest.items()))
-        if of.ends:
-            certificates = (by_area(problem), bound.certificate)
-            least += max(weighted_bound(prices, problem, of.ends) for prices in certificates if prices)
+            least += max(in_all * bound_s, *(factor * ends_s[job] for job, factor in of.latest.items()))
         return least + (cost_bound(problem, of.prices) if of.prices else 0.0)
 
     def rank(self, plan: Plan, problem: Problem) -> tuple[float, float, float]:
         """Returns a sort key, lower is better: total lateness in seconds, then the value, then the makespan."""
         return lateness_s(plan, problem), self.value(plan, problem), plan.makespan_s
 
-    def valued(self, plan: Plan, problem: Problem, bound: Bound) -> Plan:
-        """Returns a plan with its value by this objective, and the lower bound of it.
+    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
+        """Returns a plan with its value by this objective, and the lower bound of it with its certificate.
 
         bound: on the end of the last job.
+        best: the result of `best_bound`, where it is known.
         """
-        value = self.value(plan, problem)
-        least = min(self.lower_bound(problem, bound), value)
-        return replace(plan, objective=self.name, value=value, value_bound=least)
+        value, best = self.value(plan, problem), best or self.best_bound(problem, bound)
+        least = min(best.value, value)
+        return replace(plan, objective=self.name, value=value, value_bound=least, value_certificate=best.certificate)
 
 
 def ends_of(plan: Plan, problem: Problem) -> dict[str, float]:

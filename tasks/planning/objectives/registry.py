@@ -8,11 +8,14 @@ from importlib.metadata import EntryPoint, entry_points
 
 from ringmaster.tasks.planning.objectives.cost import Cost
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.objectives.mean_completion import MeanCompletion
 from ringmaster.tasks.planning.objectives.objective import Objective
 from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCompletion
 
 ENTRY_POINT_GROUP = "ringmaster.objectives"
-BUILTIN: Mapping[str, Objective] = {each.name: each for each in (MAKESPAN, WeightedCompletion(), Cost())}
+BUILTIN: Mapping[str, Objective] = {
+    each.name: each for each in (MAKESPAN, WeightedCompletion(), MeanCompletion(), Cost())
+}
 
 
 def names() -> tuple[str, ...]:

@@ -40,6 +40,11 @@ def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
         return None
     if minimised.value(plan, problem) > (start.makespan_s if start.value is None else start.value) * (1 + SAME):
         return None
+    return bounded(plan, problem, objective=objective)
+
+
+def bounded(plan: Plan, problem: Problem, *, objective: str) -> Plan:
+    """Returns a valid plan of the problem with the problem's own bound, value and certificate."""
     bound = preemptive_bound(problem)
     proved = replace(
         plan,
@@ -47,11 +52,11 @@ def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
         certificate=bound.certificate,
         proof=bound.proof,
     )
-    return minimised.valued(proved, problem, bound)
+    return registry.objective(objective).valued(proved, problem, bound)
 
 
 def checked_plan(
-    problem: Problem, *, time_limit_s: float, seed: int, objective: str = "makespan", start: Plan | None = None
+    problem: Problem, *, work_s: float, seed: int, objective: str = "makespan", start: Plan | None = None
 ) -> Plan:
     """Solves the problem and checks the plan with the independent verifier. Raises ProblemError as `solve` does.
 
@@ -59,13 +64,13 @@ def checked_plan(
     """
     plan = None if start is None else taken_over(start, problem, objective=objective)
     if plan is None:
-        plan = solve(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+        plan = solve(problem, work_s=work_s, seed=seed, objective=objective)
     return _checked(plan, problem)
 
 
-def checked_fusion(problem: Problem, *, time_limit_s: float, seed: int, objective: str = "makespan") -> Fusion:
+def checked_fusion(problem: Problem, *, work_s: float, seed: int, objective: str = "makespan") -> Fusion:
     """Chooses fused groups and checks their plan with the independent verifier. Raises ProblemError as `solve` does."""
-    fusion = choose_groups(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+    fusion = choose_groups(problem, work_s=work_s, seed=seed, objective=objective)
     _checked(fusion.together, problem)
     return fusion
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ringmaster.tasks.planning.bounds.certificates import whole_of
+from ringmaster.tasks.planning.bounds.job_costs import whole_of
 from ringmaster.tasks.planning.plans.list_scheduling import Choice, DeviceTimeline
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob

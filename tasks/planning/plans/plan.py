@@ -1,15 +1,22 @@
 """Plans: which job runs where, when and under which option, with a lower bound and its certificate."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from ringmaster.tasks.planning.problems.faults import shown
-
-LARGEST = 10**18
-"""Limit of the integers in a plan."""
+from ringmaster.tasks.planning.plans.reading import (
+    index_at,
+    list_at,
+    number_at,
+    number_or_none_at,
+    object_at,
+    prices_at,
+    slot_prices_at,
+    text_at,
+    typed_prices_at,
+)
+from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Certificate:
     typed_prices: slot prices by device type of the node, where there are several types.
     cover_prices: worth of a job's whole work, by job id, where options train several jobs; used with slot and job
         prices.
+    windows: prices by window of time; where there are any, they are the proof, and the others are empty.
+    completions: prices that prove a bound on the sum of weight x end; the others are then empty.
     """
 
     slot_prices: Mapping[int, float] = field(default_factory=dict)
@@ -55,20 +64,43 @@ class Certificate:
     work_prices: Mapping[str, float] = field(default_factory=dict)
     typed_prices: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     cover_prices: Mapping[str, float] = field(default_factory=dict)
+    windows: WindowPrices | None = None
+    completions: CompletionPrices | None = None
 
     def prices_of(self, device_type: str) -> Mapping[int, float]:
         """Slot prices on nodes of a device type."""
         return self.typed_prices.get(device_type, self.slot_prices)
 
+    @property
+    def has_slot_prices(self) -> bool:
+        """Whether there are prices of slots that hold at any time."""
+        return bool(self.slot_prices or self.typed_prices)
+
+    def renamed(self, names: Mapping[str, str]) -> "Certificate":
+        """Returns the certificate with other names of jobs; jobs that `names` leaves out keep theirs."""
+
+        def by_new_name(prices: Mapping[str, float]) -> dict[str, float]:
+            return {names.get(job, job): price for job, price in prices.items()}
+
+        return replace(
+            self,
+            job_prices=by_new_name(self.job_prices),
+            work_prices=by_new_name(self.work_prices),
+            cover_prices=by_new_name(self.cover_prices),
+            windows=self.windows and self.windows.renamed(names),
+            completions=self.completions and self.completions.renamed(names),
+        )
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
         """Reads a certificate from a JSON object. Raises ValueError where the object is not a certificate."""
-        said = _object(data, "certificate")
-        slots, typed = said.get("slot_prices", {}), _object(said.get("typed_prices", {}), "typed_prices")
-        jobs = {key: _prices(said.get(key, {}), key) for key in ("job_prices", "work_prices", "cover_prices")}
+        said = object_at(data, "certificate")
+        jobs = {key: prices_at(said.get(key, {}), key) for key in ("job_prices", "work_prices", "cover_prices")}
         return cls(
-            slot_prices=_slot_prices(slots, "slot_prices"),
-            typed_prices={kind: _slot_prices(prices, f"typed_prices of {kind!r}") for kind, prices in typed.items()},
+            slot_prices=slot_prices_at(said.get("slot_prices", {}), "slot_prices"),
+            typed_prices=typed_prices_at(said.get("typed_prices", {}), "typed_prices"),
+            windows=WindowPrices.from_json(said["windows"]) if "windows" in said else None,
+            completions=CompletionPrices.from_json(said["completions"]) if "completions" in said else None,
             **jobs,
         )
 
@@ -76,6 +108,10 @@ class Certificate:
         """The JSON object that `from_json` reads."""
         if self.work_prices:
             return {"work_prices": dict(self.work_prices)}
+        if self.windows:
+            return {"windows": self.windows.to_json()}
+        if self.completions:
+            return {"completions": self.completions.to_json()}
         typed = {
             kind: {str(slot): price for slot, price in prices.items()} for kind, prices in self.typed_prices.items()
         }
@@ -98,6 +134,7 @@ class Plan:
     method: the name of the method that found the plan.
     seconds: planning time by stage; two plans that differ only here are equal.
     objective, value, value_bound: the objective where it is not the makespan, its value, and a bound on its value.
+    value_certificate: prices that prove the part of that bound that is a sum of weight x end.
     """
 
     problem_name: str
@@ -110,6 +147,7 @@ class Plan:
     objective: str = "makespan"
     value: float | None = None
     value_bound: float | None = None
+    value_certificate: Certificate | None = None
 
     @property
     def makespan_s(self) -> float:
@@ -148,7 +186,7 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
         """Reads a plan from a JSON object. Raises ValueError that names what is missing or of the wrong type."""
         try:
-            return _plan(_object(data, "it"))
+            return _plan(object_at(data, "it"))
         except ValueError as error:
             raise ValueError(f"not a plan: {error}. To fix: give what `ringmaster plan -o` wrote") from error
 
@@ -169,6 +207,7 @@ class Plan:
             "objective": self.objective,
             "value": self.value,
             "value_bound": self.value_bound,
+            **({"value_certificate": self.value_certificate.to_json()} if self.value_certificate else {}),
             "segments": [
                 {
                     "job": s.job,
@@ -186,79 +225,35 @@ class Plan:
 
 def _plan(data: Mapping[str, Any]) -> Plan:
     certificate = data.get("certificate") or data.get("extended_certificate")
+    rows = list_at(data.get("segments"), "segments")
     return Plan(
-        problem_name=_text(data.get("instance"), "instance"),
-        segments=tuple(_segment(row, f"segment {i}") for i, row in enumerate(_list(data.get("segments"), "segments"))),
-        lower_bound_s=_number_or_none(data.get("lower_bound"), "lower_bound"),
+        problem_name=text_at(data.get("instance"), "instance"),
+        segments=tuple(_segment(row, f"segment {i}") for i, row in enumerate(rows)),
+        lower_bound_s=number_or_none_at(data.get("lower_bound"), "lower_bound"),
         certificate=Certificate.from_json(certificate) if certificate else None,
-        proof=_text(data.get("proof", ""), "proof"),
-        method=_text(data.get("method", ""), "method"),
-        seconds=_prices(data.get("seconds", {}), "seconds"),
-        objective=_text(data.get("objective", "makespan"), "objective"),
-        value=_number_or_none(data.get("value"), "value"),
-        value_bound=_number_or_none(data.get("value_bound"), "value_bound"),
+        proof=text_at(data.get("proof", ""), "proof"),
+        method=text_at(data.get("method", ""), "method"),
+        seconds=prices_at(data.get("seconds", {}), "seconds"),
+        objective=text_at(data.get("objective", "makespan"), "objective"),
+        value=number_or_none_at(data.get("value"), "value"),
+        value_bound=number_or_none_at(data.get("value_bound"), "value_bound"),
+        value_certificate=Certificate.from_json(of_value) if (of_value := data.get("value_certificate")) else None,
     )
 
 
 def _segment(data: Any, place: str) -> Segment:
-    row = _object(data, place)
+    row = object_at(data, place)
     devices = []
-    for item in _list(row.get("gpus"), f"{place}, gpus"):
+    for item in list_at(row.get("gpus"), f"{place}, gpus"):
         node, ids = item if isinstance(item, list) and len(item) == 2 else (None, None)
-        ids = [_index(device, f"{place}, gpus") for device in _list(ids, f"{place}, gpus")]
-        devices.append((_text(node, f"{place}, gpus"), tuple(ids)))
+        ids = [index_at(device, f"{place}, gpus") for device in list_at(ids, f"{place}, gpus")]
+        devices.append((text_at(node, f"{place}, gpus"), tuple(ids)))
     return Segment(
-        job=_text(row.get("job"), f"{place}, job"),
-        option=_index(row.get("option"), f"{place}, option"),
-        start_s=_number(row.get("start"), f"{place}, start"),
-        end_s=_number(row.get("end"), f"{place}, end"),
-        work=_number(row.get("work"), f"{place}, work"),
-        overhead_s=_number(row.get("overhead", 0.0), f"{place}, overhead"),
+        job=text_at(row.get("job"), f"{place}, job"),
+        option=index_at(row.get("option"), f"{place}, option"),
+        start_s=number_at(row.get("start"), f"{place}, start"),
+        end_s=number_at(row.get("end"), f"{place}, end"),
+        work=number_at(row.get("work"), f"{place}, work"),
+        overhead_s=number_at(row.get("overhead", 0.0), f"{place}, overhead"),
         devices=tuple(devices),
     )
-
-
-def _slot_prices(data: Any, place: str) -> dict[int, float]:
-    prices = _prices(data, place)
-    if wrong := [slot for slot in prices if not re.fullmatch("[1-9][0-9]{0,8}", slot)]:
-        raise ValueError(f"{place} must be by numbers of devices, not by {shown(wrong[0])}")
-    return {int(slot): price for slot, price in prices.items()}
-
-
-def _prices(data: Any, place: str) -> dict[str, float]:
-    return {name: _number(price, f"{place}, {shown(name)}") for name, price in _object(data, place).items()}
-
-
-def _object(data: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{place} must be an object, not {shown(data)}")
-    return data
-
-
-def _list(data: Any, place: str) -> list[Any]:
-    if not isinstance(data, list):
-        raise ValueError(f"{place} must be a list, not {shown(data)}")
-    return data
-
-
-def _text(data: Any, place: str) -> str:
-    if not isinstance(data, str):
-        raise ValueError(f"{place} must be text, not {shown(data)}")
-    return data
-
-
-def _index(data: Any, place: str) -> int:
-    if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data <= LARGEST:
-        raise ValueError(f"{place} must be a whole number from 0 on, not {shown(data)}")
-    return data
-
-
-def _number(data: Any, place: str) -> float:
-    """Reads a number; NaN and infinity pass, since `verify` reports them."""
-    if not isinstance(data, (int, float)) or isinstance(data, bool) or (isinstance(data, int) and abs(data) > LARGEST):
-        raise ValueError(f"{place} must be a number, not {shown(data)}")
-    return float(data)
-
-
-def _number_or_none(data: Any, place: str) -> float | None:
-    return None if data is None else _number(data, place)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
 from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -210,6 +210,8 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
             yield f"{plan.objective} {plan.value} claimed, {found} found"
         if plan.value_bound is not None and plan.value_bound > found * (1 + 1e-6):
             yield f"bound {plan.value_bound} on {plan.objective} above {found}"
+    if plan.value_certificate is not None and plan.value_bound is not None and plan.objective in registry.names():
+        yield from _value_faults(plan, plan.value_certificate, plan.value_bound, problem)
     if plan.proof == COUNTING and bound_s is not None and not bound_s <= counted_bound_s(problem) * (1 + 1e-6):
         yield f"lower bound {bound_s} claimed, {COUNTING} proves {counted_bound_s(problem)}"
     if plan.certificate is None:
@@ -223,3 +225,15 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
         yield f"certificate proves {proved_s}, above the makespan {makespan_s}"
     if bound_s is not None and not bound_s <= proved_s * (1 + 1e-6):
         yield f"lower bound {bound_s} claimed, the certificate proves {proved_s}"
+
+
+def _value_faults(plan: Plan, certificate: Certificate, value_bound: float, problem: Problem) -> Iterator[str]:
+    """Yields a fault where the certificate, and the bound on the last end, do not prove the bound on the value."""
+    objective, bound_s = registry.objective(plan.objective), plan.lower_bound_s or 0.0
+    try:
+        proved = objective.certified_bound(certificate, problem, bound_s=bound_s)
+    except ValueError as error:
+        yield f"certificate of {plan.objective}: {error}"
+        return
+    if not value_bound <= proved * (1 + 1e-6):
+        yield f"bound {value_bound} on {plan.objective} claimed, the certificate proves {proved}"

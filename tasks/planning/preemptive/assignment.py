@@ -45,13 +45,14 @@ class Assignment(NamedTuple):
 
 
 @kernel
-def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough):
+def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough, work):
     """Solves the configuration LP of a group and polishes its sequence: (score, time, sequence, times, LP's time).
 
     A group is not polished where the LP's time is at least `enough`, which rejects it, or where the budget is 0; the
     LP's time is then its score.
 
     chosen: the group's members, as indices into `parts`.
+    work: the steps of the loops are added to work[0].
     """
     if chosen.size == 0:
         return 0.0, 0.0, np.zeros((0, 0), np.int32), np.zeros(0), 0.0
@@ -60,10 +61,10 @@ def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enou
         options.first[kind], options.last[kind], options.need, options.rate, options.liked, options.slot, options.spread
     )
     members = of_group(parts, chosen, group, layout.size)
-    lp, configs, times, prices = config_lp(members.job, members.share, here, layout)
+    lp, configs, times, prices = config_lp(members.job, members.share, here, layout, work)
     if lp >= enough or budget == 0:
         return lp, lp, configs, times, lp
-    score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes)
+    score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes, work)
     return score, total, sequence, took, lp
 
 
@@ -86,7 +87,7 @@ def effort(num_members, depth):
 
 
 @kernel
-def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed):
+def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed, work):
     """Moves and swaps jobs between groups so that the slowest group gets faster; changes `now` and `best` in place.
 
     The search is simulated annealing, from temperature `heat` down, of log(sum_g exp(sharpness * score_g)) / sharpness,
@@ -101,6 +102,7 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
     depth: effort of polishing the groups; 0 to use the values of their LPs alone.
     until: the number of trials at which the search pauses; it is continued by a call with the same clock and seed -1.
     budget: the number of trials at which the search ends.
+    work: the steps of the loops are added to work[0], from 0 on; the search also ends, cooled down, at work[1].
     """
     if seed >= 0:
         np.random.seed(seed)
@@ -125,6 +127,7 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
                 effort(counts[g] + 1, depth),
                 0,
                 INFEASIBLE,
+                work,
             )[0]
         total += energy(score[g], sharpness)
     if clock[1] == 0:
@@ -135,7 +138,10 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
     while clock[0] < until:
         if num_groups == 1 or clock[0] >= budget or clock[1] >= DRAWS * budget or score[worst] <= 1.0 + 1e-6:
             return True
+        if work[0] >= work[1]:
+            return True
         clock[1] += 1
+        work[0] += 30
         g = worst if np.random.random() < 0.6 else np.random.randint(num_groups)
         h = np.random.randint(num_groups)
         if g == h or counts[g] == 0:
@@ -155,7 +161,8 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
         if first[kinds[h], j] == last[kinds[h], j] or (b >= 0 and first[kinds[g], k] == last[kinds[g], k]):
             continue
         before = energy(score[g], sharpness) + energy(score[h], sharpness)
-        temperature = heat * 1e-3 ** max(clock[0] / budget, clock[1] / (DRAWS * budget))
+        spent = max(clock[0] / budget, clock[1] / (DRAWS * budget), work[0] / work[1])
+        temperature = heat * 1e-3**spent
         allowed = before + total * (np.random.random() ** (-sharpness * temperature) - 1.0)
         priced_g, owned_g = priced[g] - cost[kinds[g], j], owned[g] - own[j]
         priced_h, owned_h = priced[h] + cost[kinds[h], j], owned[h] + own[j]
@@ -177,11 +184,11 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
             of_g[:a], of_g[a:] = members[g, :a], members[g, a + 1 : counts[g]]
             of_h[:-1], of_h[-1] = members[h, : counts[h]], p
         enough = highest(allowed - least_h, sharpness)
-        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, enough)[0]
+        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, enough, work)[0]
         if energy(score_g, sharpness) + least_h >= allowed:
             continue
         enough = highest(allowed - energy(score_g, sharpness), sharpness)
-        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, enough)[0]
+        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, enough, work)[0]
         after = energy(score_g, sharpness) + energy(score_h, sharpness)
         if after >= allowed:
             continue

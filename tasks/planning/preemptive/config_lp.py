@@ -95,7 +95,7 @@ def price_exactly(members, prices, options, layout, config):
 
 
 @kernel
-def config_lp(members, share, options, layout):
+def config_lp(members, share, options, layout, work):
     """Returns the least time in which configurations can do all of the members' work, each job once at a time.
 
         min sum_c t_c   with   sum_c t_c rate[c(j)] >= share[j]  for each member j,   t >= 0
@@ -103,6 +103,8 @@ def config_lp(members, share, options, layout):
     The LP is solved by the revised simplex method. `price` finds columns; on few nodes, `price_exactly` does where the
     result of `price` does not fit and repairing it leaves nothing that improves. Returns (time, configurations, their
     times, prices).
+
+    work: the steps of the loops are added to work[0].
     """
     n, capacity, largest = members.size, layout.sum(), layout.max()
     slot, spread, rate = options.slot, options.spread, options.liked
@@ -130,7 +132,11 @@ def config_lp(members, share, options, layout):
     for size in layout:
         states *= size + 1
     can_be_exact = layout.size > 1 and states <= MAX_STATES
+    num_options = 0
+    for i in range(n):
+        num_options += options.last[members[i]] - options.first[members[i]]
     for _ in range(60 * n + 200):
+        work[0] += 3 * n * n + capacity * num_options
         for i in range(n):
             total = 0.0
             for b in range(n):
@@ -152,6 +158,7 @@ def config_lp(members, share, options, layout):
             if worth > 1.0 + 1e-7 and layout.size > 1 and not fits(config, options, layout):
                 worth = repair(config, members, prices, options, layout)
                 if worth <= 1.0 + 1e-7 and can_be_exact:
+                    work[0] += (states * num_options * layout.size) << layout.size
                     worth = price_exactly(members, prices, options, layout, config)
             if worth <= 1.0 + 1e-7:
                 break

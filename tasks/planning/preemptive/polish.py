@@ -126,13 +126,14 @@ def neighbour(now, trial, num, move, members, options, layout, most):
 
 
 @kernel
-def polish(configs, prices, members, options, layout, rules, budget, shakes):
+def polish(configs, prices, members, options, layout, rules, budget, shakes, work):
     """Orders configurations into a sequence with few switches by local search; each trial solves for its exact times.
 
     Returns (score, time, sequence, times).
 
     budget: limit of trials; a trial that is rejected by its prices counts an eighth.
     shakes: how many local optima are left by random moves.
+    work: the steps of the loops are added to work[0].
     """
     if shakes > 0:
         np.random.seed(shakes)
@@ -140,12 +141,14 @@ def polish(configs, prices, members, options, layout, rules, budget, shakes):
     n, rows = begin.shape[1], begin.shape[0]
     now, trial, starts = begin.copy(), begin.copy(), np.zeros((rows, n), np.bool_)
     times, others, worth, known = np.zeros(rows), np.zeros(rows), np.zeros(n), np.zeros(n)
-    score, total, num = settle(now, rows, members, options, layout, rules, starts, times, worth, known, INFEASIBLE)
+    score, total, num = settle(
+        now, rows, members, options, layout, rules, starts, times, worth, known, INFEASIBLE, work
+    )
     known[:] = worth
     if members.held.max() >= 0:
         stay(trial, rows, members, options, layout)
         found, took, length = settle(
-            trial, rows, members, options, layout, rules, starts, others, worth, known, INFEASIBLE
+            trial, rows, members, options, layout, rules, starts, others, worth, known, INFEASIBLE, work
         )
         if found < score:
             score, total, num = found, took, length
@@ -167,6 +170,7 @@ def polish(configs, prices, members, options, layout, rules, budget, shakes):
             now[:], score, num, stale = best, best_score, best_num, 0
             continue
         stale += 1
+        work[0] += 100
         move = np.random.randint(num_moves) if shaken else (move + 1) % num_moves
         length = neighbour(now, trial, num, move, members, options, layout, most)
         if length < 0:
@@ -174,7 +178,7 @@ def polish(configs, prices, members, options, layout, rules, budget, shakes):
         enough = INFEASIBLE if shaken > 0 else score - 1e-9
         worth[:] = -1.0
         found, took, length = settle(
-            trial, length, members, options, layout, rules, starts, times, worth, known, enough
+            trial, length, members, options, layout, rules, starts, times, worth, known, enough, work
         )
         spent += 8 if worth[0] >= 0.0 else 1
         if found < score - 1e-9 or (shaken > 0 and found < INFEASIBLE):

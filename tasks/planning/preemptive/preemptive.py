@@ -6,7 +6,7 @@ devices, and accounts for the cost of each switch. Between groups, annealing mov
 such plans. The global pattern LP remains the bound for the whole plan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.realise import realise
 from ringmaster.tasks.planning.preemptive.sequences import Parts, Rules, of_group, runs
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan
 # Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, and trials. The
@@ -31,6 +32,8 @@ STAGES_OF_MANY = ((0.0, 1000.0, 2e-3, 1.0), (1.0, 1000.0, 8e-4, 0.5))  # where L
 MANY = 10
 STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
 AGAIN = 0.3  # share of these trials, and of the last local search's, where jobs run at time 0
+SHARES = (0.5, 0.8)  # of the work that is left, at most, for each stage; the rest is for the last local search
+STEP_S = 2.5e-9  # work of a step of the kernels' loops
 SLICE = 200  # trials of annealing between checks of the time limit, for ten members of a group or fewer
 TRIALS = 20_000  # trials of the last local search of each group, for ten members or fewer
 
@@ -47,7 +50,7 @@ def plan_preemptive(
     chosen: Mapping[str, int] | None = None,
     seed: int = 0,
     least_run_s: float | None = None,
-    is_over: Callable[[], bool] = lambda: False,
+    work: WorkBudget | None = None,
 ) -> tuple[Segment, ...] | None:
     """Returns the segments of a preemptive plan; None where some job fits no group. Ignores `after`.
 
@@ -56,18 +59,26 @@ def plan_preemptive(
 
     chosen: an option per job, whose device type assigns the job to groups at first.
     least_run_s: minimum run of a job that has several; None for five switch costs.
+    work: limits the annealing between groups; None for no limit.
     """
+    work = work or WorkBudget()
     tables = Tables.of(problem, bound, least_run_s=least_run_s)
     found: list[tuple[Segment, ...] | None] = []
     for nodes in _groupings(problem):
         groups = NodeGroups.of(tables, nodes)
         parts = whole_jobs(tables, groups)
         guess = _longest_first(tables, groups, parts, chosen)
-        if guess is not None and not (found and is_over()):
-            members = _annealed(tables, groups, parts, guess, seed, is_over)
-            found.append(_planned(tables, groups, parts, members))
-    plans = [plan for plan in found if plan is not None]
+        if guess is not None and not (found and work.is_over()):
+            members = _annealed(tables, groups, parts, guess, seed, work)
+            found.append(_planned(tables, groups, parts, members, work))
+    # Exact pricing finds configurations that placing the largest gangs first cannot place.
+    plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
+
+
+def _is_placed(segment: Segment, problem: Problem) -> bool:
+    """Whether a segment has all nodes that its option needs."""
+    return len(segment.devices) == problem.job(segment.job).options[segment.option].num_nodes
 
 
 def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
@@ -85,7 +96,7 @@ def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
     tables = Tables.of(problem, bound)
     everything = np.arange(len(problem.jobs), dtype=np.int32)
     layout = np.array(sorted((node.num_devices for node in problem.nodes), reverse=True), np.int32)
-    *_, prices = config_lp(everything, np.ones(everything.size), tables.options_of(0), layout)
+    *_, prices = config_lp(everything, np.ones(everything.size), tables.options_of(0), layout, np.zeros(1))
     return Certificate(work_prices={job.id: max(0.0, float(p)) for job, p in zip(problem.jobs, prices, strict=True)})
 
 
@@ -101,12 +112,14 @@ def _groupings(problem: Problem) -> list[list[list[int]]]:
     return [narrow]
 
 
-def _planned(tables: Tables, groups: NodeGroups, parts: Parts, members: Sequence[Ints]) -> tuple[Segment, ...] | None:
+def _planned(
+    tables: Tables, groups: NodeGroups, parts: Parts, members: Sequence[Ints], work: WorkBudget
+) -> tuple[Segment, ...] | None:
     """Returns the plans of all groups together; groups are planned in parallel on two cores."""
     segments: list[Segment] = []
-    with ThreadPoolExecutor(2) as pool:
-        every = range(len(groups.nodes))
-        for plan in pool.map(lambda g: _group_segments(tables, groups, parts, g, members[g]), every):
+    every = range(len(groups.nodes))
+    with ThreadPoolExecutor(CORES) as pool, work.parallel(len(every)) as works:
+        for plan in pool.map(lambda g: _group_segments(tables, groups, parts, g, members[g], works[g]), every):
             if plan is None:
                 return None
             segments += plan
@@ -229,7 +242,7 @@ def _annealed(
     parts: Parts,
     members: Sequence[Sequence[int]],
     seed: int,
-    is_over: Callable[[], bool],
+    work: WorkBudget,
 ) -> list[Ints]:
     """Returns jobs by group after annealing: the better of two searches with different seeds, which run in parallel."""
     num_groups, num_jobs = len(members), tables.own.size
@@ -246,25 +259,27 @@ def _annealed(
     cooler = min(1.0, max(0.25, 4 / num_groups))
     between = max(5, int(SLICE * min(1.0, (10 / per_group) ** 2)))
 
-    def search(own_seed: int) -> Assignment:
+    def search(own_seed: int, own: WorkBudget) -> Assignment:
         now = Assignment(np.zeros((num_groups, width), np.int32), np.zeros(num_groups, np.int32), np.zeros(num_groups))
         for g, jobs in enumerate(members):
             now.members[g, : len(jobs)], now.counts[g] = jobs, len(jobs)
-        for depth, sharpness, heat, times in stages:
+        for (depth, sharpness, heat, times), share in zip(stages, SHARES, strict=True):
             trials = int(times * budget)
             best = Assignment(*(array.copy() for array in now))
             clock, is_done, begins = np.zeros(2, np.int64), False, own_seed
-            while not is_done and not (begins < 0 and is_over()):
+            steps = np.array([0.0, max(1.0, share * own.left_s / STEP_S)])
+            while not is_done and not (begins < 0 and own.is_late()):
                 is_done = assign(
                     now, best, clock, parts, sites, options, _rules(tables),
-                    depth, sharpness, heat * cooler, trials, clock[0] + between, begins,
+                    depth, sharpness, heat * cooler, trials, clock[0] + between, begins, steps,
                 )  # fmt: skip
                 begins = -1
+            own.charge(STEP_S * steps[0])
             now = best
         return now
 
-    with ThreadPoolExecutor(2) as pool:
-        found = min(pool.map(search, [2 * seed, 2 * seed + 1]), key=lambda now: float(now.score.max()))
+    with ThreadPoolExecutor(CORES) as pool, work.parallel(2) as works:
+        found = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
     return [found.members[g, : found.counts[g]].copy() for g in range(num_groups)]
 
 
@@ -285,7 +300,7 @@ def _rules(tables: Tables) -> Rules:
 
 
 def _group_segments(
-    tables: Tables, groups: NodeGroups, parts: Parts, group: int, members: Ints
+    tables: Tables, groups: NodeGroups, parts: Parts, group: int, members: Ints, work: WorkBudget
 ) -> list[Segment] | None:
     """Returns the segments of one group; None where a job fits none of its nodes."""
     if members.size == 0:
@@ -293,10 +308,11 @@ def _group_segments(
     layout = groups.layout(group)
     per_group = min(1.0, 24.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
     trials = int(np.clip(TRIALS * per_group * _again(parts), 500, TRIALS))
-    sites = _sites(tables, groups)
+    sites, steps = _sites(tables, groups), np.zeros(1)
     score, _, sequence, times, _ = plan_group(
-        members, group, parts, sites, _with_liking(tables, parts), _rules(tables), trials, 1_000, INFEASIBLE
+        members, group, parts, sites, _with_liking(tables, parts), _rules(tables), trials, 1_000, INFEASIBLE, steps
     )
+    work.charge(STEP_S * steps[0])
     if score >= INFEASIBLE:
         return None
     here = of_group(parts, members, group, layout.size)

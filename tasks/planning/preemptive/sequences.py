@@ -100,7 +100,7 @@ def runs(sequence, num, members, options, layout, starts, located):
 
 
 @kernel
-def durations(sequence, num, starts, members, rate, switch, times, worth):
+def durations(sequence, num, starts, members, rate, switch, times, worth, work):
     """Computes the least time of a sequence of `num` configurations in the given order, including switches.
 
         min sum_k d_k + 20 sum_w late_w   with
@@ -112,6 +112,8 @@ def durations(sequence, num, starts, members, rate, switch, times, worth):
     The LP is solved as its dual, whose slack basis is feasible for all right-hand sides. The times of the
     configurations are written into `times`, and the dual prices of the members' work into `worth`. Returns (time,
     lateness); the time is INFEASIBLE if a member never runs, or a pinned one does not continue.
+
+    work: the steps of the loops are added to work[0].
     """
     n = sequence.shape[1]
     windows = 0
@@ -159,6 +161,7 @@ def durations(sequence, num, starts, members, rate, switch, times, worth):
         table[k, width - 1] = 1.0 if k < num else 20.0
     basis = np.full(rows, -1, np.int32)
     for turn in range(20 * (n + rows)):
+        work[0] += 0.35 * rows * width
         enters = -1
         if turn < 10 * (n + rows):
             least = -1e-10
@@ -233,20 +236,23 @@ def least(sequence, num, starts, members, rate, rules, worth):
 
 
 @kernel
-def settle(sequence, num, members, options, layout, rules, starts, times, worth, known, enough):
+def settle(sequence, num, members, options, layout, rules, starts, times, worth, known, enough, work):
     """Computes the times of a sequence, removes configurations that get none, and returns (score, time, length).
 
     The score adds `per_switch` for each switch, a large penalty for lateness, and one for each run shorter than
     `least_run` of a job that has several, unless the run continues what ran before. The prices of the members' work are
     written into `worth`. With the prices of another sequence, `known`, a sequence that cannot score less than `enough`
     is rejected at almost no cost.
+
+    work: the steps of the loops are added to work[0].
     """
     n, nowhere = sequence.shape[1], np.zeros((0, 0, 0), np.bool_)
     while True:
+        work[0] += 300 + 4 * num * n * layout.size
         runs(sequence, num, members, options, layout, starts, nowhere)
         if least(sequence, num, starts, members, options.rate, rules, known) >= enough:
             return INFEASIBLE, INFEASIBLE, num
-        total, late = durations(sequence, num, starts, members, options.rate, rules.switch, times, worth)
+        total, late = durations(sequence, num, starts, members, options.rate, rules.switch, times, worth, work)
         if total >= INFEASIBLE:
             return INFEASIBLE, INFEASIBLE, num
         kept = 0

@@ -21,12 +21,14 @@ def plan_constrained(
     least_s: float,
     seed: int,
     is_over: Callable[[], bool],
+    placements: int,
 ) -> Plan:
     """Returns the best of a plan and those that list searches find from it.
 
     The lists first have one piece per job, then several if `preemptive`.
 
     least_s: minimum length of a segment of a job that has several.
+    placements: limit of the placements of pieces on nodes, in each search.
     """
     from ringmaster.tasks.planning.with_rules.pieces import PieceSearch
 
@@ -42,6 +44,7 @@ def plan_constrained(
             preemptive=pieces,
             seed=seed,
             is_over=is_over,
+            placements=placements,
         )
         method = "pieces" if pieces else "list annealing"
         plans = [exactly(problem, segments, objective=objective, least_s=least_s) for segments in found]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
-from ringmaster.tasks.planning.bounds.certificates import certified_bound, least_of
+from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.job_costs import least_of
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule, schedule_pieces

@@ -93,7 +93,7 @@ def test_an_installed_objective_is_planned_for_from_a_batch_file_to_a_verified_p
     batch = parse_batch(BATCH, folder=Path(), name="batch.yaml")
     assert batch.objective == "mean"
     problem = batch.terms.on(two())
-    plan = checked_plan(problem, time_limit_s=30.0, seed=0, objective=batch.terms.objective)
+    plan = checked_plan(problem, work_s=30.0, seed=0, objective=batch.terms.objective)
     assert ends(plan) == {"short": 100.0, "long": 400.0}
     assert (plan.objective, plan.value) == ("mean", 250.0)
     assert 200.0 <= plan.value_bound <= 250.0
@@ -113,7 +113,14 @@ def test_it_is_found_by_the_command_that_plans(installed, tmp_path):
 
 
 def test_editors_offer_it(installed):
-    assert json_schema()["properties"]["objective"]["enum"][:5] == ["makespan", "weighted", "cost", "mean", "urgent"]
+    assert json_schema()["properties"]["objective"]["enum"][:6] == [
+        "makespan",
+        "weighted",
+        "mean_completion",
+        "cost",
+        "mean",
+        "urgent",
+    ]
 
 
 def test_equal_weights_are_the_mean(installed):
@@ -147,7 +154,9 @@ def test_only_the_jobs_that_are_named_must_end_early(installed):
 
 @pytest.mark.parametrize("name", ["speed", "misnamed", "nothing"])
 def test_what_is_no_objective_is_refused(installed, name):
-    with pytest.raises(ValueError, match=r"objective is makespan, weighted, cost, mean.* or|To fix: let it name a sub"):
+    with pytest.raises(
+        ValueError, match=r"objective is makespan, weighted, mean_completion, cost, mean.* or|To fix: let it name a sub"
+    ):
         solve(two(), objective=name)
 
 
@@ -158,7 +167,7 @@ def test_without_its_package_a_name_is_unknown_everywhere(fresh, tmp_path):
     problem.write_text(json.dumps(two().to_json()))
     refused = CliRunner().invoke(app, ["plan", str(problem), "--objective", "mean"], env={"COLUMNS": "200"})
     assert refused.exit_code == 2
-    assert "'mean' is not one of 'makespan', 'weighted', 'cost'." in refused.output
+    assert "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'cost'." in refused.output
     plan = Plan.from_json(solve(two()).to_json() | {"objective": "mean"})
     assert verify(plan, two()) == ["the objective 'mean' is unknown. To fix: install the package that registers it"]
 

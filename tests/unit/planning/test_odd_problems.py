@@ -65,7 +65,7 @@ def test_every_value_has_a_file(problem):
 @given(problem=odd_problems(), objective=st.sampled_from(["makespan", "weighted", "cost"]))
 def test_every_plan_keeps_every_rule(preemption, problem, objective):
     try:
-        plan = solve(problem, objective=objective, preemption=preemption, time_limit_s=20.0)
+        plan = solve(problem, objective=objective, preemption=preemption, work_s=20.0)
     except ProblemError as error:
         assert error.faults
         return
@@ -77,7 +77,7 @@ def test_every_plan_keeps_every_rule(preemption, problem, objective):
 @draws(20)
 @given(whole_problems(), st.randoms(use_true_random=False))
 def test_bounds_are_below_every_simple_plan_and_know_no_order(problem, random):
-    bound_s, rigid_s = preemptive_bound(problem).seconds, rigid_bound(problem, time_limit_s=5.0)[0]
+    bound_s, rigid_s = preemptive_bound(problem).seconds, rigid_bound(problem, work_s=5.0)[0]
     for rule in BASELINES:
         plan = rule(problem)
         assert verify(plan, problem) == []
@@ -124,8 +124,8 @@ def test_classes_change_no_bound():
     assert len(alike.classes) == 5
     assert len(apart.classes) == 15
     assert preemptive_bound(alike).seconds == pytest.approx(preemptive_bound(apart).seconds, rel=1e-6)
-    alike_s, chosen = rigid_bound(alike, time_limit_s=10.0)
-    assert alike_s == pytest.approx(rigid_bound(apart, time_limit_s=10.0)[0], rel=1e-3)
+    alike_s, chosen = rigid_bound(alike, work_s=10.0)
+    assert alike_s == pytest.approx(rigid_bound(apart, work_s=10.0)[0], rel=1e-3)
     assert chosen is not None
     assert chosen.keys() == {job.id for job in copies}
 

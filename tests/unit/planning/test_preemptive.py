@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
+from ringmaster.tasks.planning.preemptive import preemptive
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.polish import polish
 from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive, whole_jobs
 from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
 from ringmaster.tasks.planning.problems.families import draw
+from ringmaster.tasks.planning.work import WorkBudget
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def node():
 
 def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
     tables, layout, members = node
-    time, configs, times, prices = config_lp(members.job, members.share, tables.options_of(0), layout)
+    time, configs, times, prices = config_lp(members.job, members.share, tables.options_of(0), layout, np.zeros(1))
     assert time == pytest.approx(times.sum())
     assert 1 - 1e-6 <= time <= 1.01
     assert prices.sum() == pytest.approx(time, rel=1e-6)
@@ -36,19 +39,19 @@ def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
 
 def test_prices_of_one_sequence_bound_the_score_of_others(node):
     tables, layout, members = node
-    options, rules = tables.options_of(0), _rules(tables)
-    _, configs, _, prices = config_lp(members.job, members.share, options, layout)
-    _, _, sequence, _ = polish(configs, prices, members, options, layout, rules, 500, 0)
+    options, rules, steps = tables.options_of(0), _rules(tables), np.zeros(1)
+    _, configs, _, prices = config_lp(members.job, members.share, options, layout, steps)
+    _, _, sequence, _ = polish(configs, prices, members, options, layout, rules, 500, 0, steps)
     worth, other = np.zeros(7), np.zeros(7)
     starts, times = np.zeros(sequence.shape, np.bool_), np.zeros(len(sequence))
     num = len(sequence)
-    settle(sequence.copy(), num, members, options, layout, rules, starts, times, worth, worth.copy(), INFEASIBLE)
+    settle(sequence.copy(), num, members, options, layout, rules, starts, times, worth, worth.copy(), INFEASIBLE, steps)
     assert worth.sum() > 0
     rng = np.random.default_rng(0)
     for _ in range(20):
         shuffled = sequence[rng.permutation(num)]
         score, _, _ = settle(
-            shuffled.copy(), num, members, options, layout, rules, starts, times, other, np.zeros(7), INFEASIBLE
+            shuffled.copy(), num, members, options, layout, rules, starts, times, other, np.zeros(7), INFEASIBLE, steps
         )
         first_starts = np.array(
             [
@@ -59,7 +62,17 @@ def test_prices_of_one_sequence_bound_the_score_of_others(node):
         assert least(shuffled, num, first_starts, members, options.rate, rules, worth) <= score + 1e-9
 
 
-def test_an_ended_time_limit_still_gives_a_plan():
+@pytest.mark.parametrize("work", [WorkBudget(limit_s=0.0), WorkBudget(ends_at_s=-1.0)])
+def test_a_spent_budget_still_gives_a_plan(work):
     problem = draw("paper-txt-12x16", seed=0)
-    segments = plan_preemptive(problem, preemptive_bound(problem), is_over=lambda: True)
+    segments = plan_preemptive(problem, preemptive_bound(problem), work=work)
     assert {segment.job for segment in segments} == {job.id for job in problem.jobs}
+
+
+def test_a_configuration_that_cannot_be_placed_is_not_planned(monkeypatch):
+    """4 + 2 + 2 and 3 + 3 + 2 fill two nodes of 8, but placing the largest gangs first puts 4 and 3 on one node."""
+    jobs = tuple(PlanningJob(f"j{i}", (Option("t", size, 1000.0),)) for i, size in enumerate((4, 3, 3, 2, 2, 2)))
+    problem = Problem("tight", (Node("n0", 8), Node("n1", 8)), jobs, switch_cost_s=1.0)
+    monkeypatch.setattr(preemptive, "_groupings", lambda _: [[[0, 1]]])
+    segments = plan_preemptive(problem, preemptive_bound(problem))
+    assert segments is None or verify(Plan("tight", segments), problem) == []

@@ -9,6 +9,7 @@ from hypothesis import given
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import makespan_s, schedule
+from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 
@@ -59,6 +60,14 @@ def test_jobs_wait_for_those_that_they_name():
 def test_the_same_seed_gives_the_same_plan():
     problem = tiny(num_jobs=8)
     assert solve(problem, seed=3) == solve(problem, seed=3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+def test_many_small_jobs_on_a_node_are_split_seldom(seed):
+    plan = solve(draw("gavel-24x8", seed=seed), seed=seed)
+    assert plan.gap < 0.004
+    assert plan.num_switches <= 8
 
 
 def test_a_plan_survives_json():

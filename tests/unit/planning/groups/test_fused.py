@@ -111,7 +111,7 @@ def divisions(problem: Problem):
 
 def test_without_preemption_the_milp_bounds_groups_too():
     problem = adapters(15.0)
-    assert rigid_bound(problem, time_limit_s=10.0)[0] == pytest.approx(15.0, rel=1e-4)
+    assert rigid_bound(problem, work_s=10.0)[0] == pytest.approx(15.0, rel=1e-4)
     plan = solve(problem, preemption="never")
     assert plan.makespan_s == pytest.approx(15.0)
 

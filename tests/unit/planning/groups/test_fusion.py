@@ -32,6 +32,7 @@ from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.checked import checked_plan, taken_over
 from ringmaster.tasks.planning.problems.families import draw
+from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
 
@@ -244,7 +245,7 @@ def test_a_plan_of_another_problem_is_not_followed():
         without_groups(problem),
     ]
     assert [taken_over(start, other, objective="makespan") for other in others] == [None] * 5
-    assert checked_plan(others[1], time_limit_s=5.0, seed=0, start=start).makespan_s == pytest.approx(12.0)
+    assert checked_plan(others[1], work_s=5.0, seed=0, start=start).makespan_s == pytest.approx(12.0)
 
 
 def test_what_is_good_enough_is_searched_for_no_further():
@@ -273,7 +274,7 @@ def test_a_group_that_gains_nothing_is_not_formed():
 
 def test_like_divisions_are_judged_once():
     problem = draw("adapters-16x2", seed=0)
-    divisions = Divisions(problem, objective=MAKESPAN, is_preemptive=True, is_over=lambda: False)
+    divisions = Divisions(problem, objective=MAKESPAN, is_preemptive=True, work=WorkBudget())
     halves = [divisions.division([group]) for group in Contraction(problem).groups if len(group) == 8]
     assert len(halves) == 2
     assert divisions.estimate(halves[0]) is divisions.estimate(halves[1])

@@ -1,5 +1,6 @@
 """Compilation of kernels: its time does not count on the planner's clock, and a changed kernel is recompiled."""
 
+import math
 import subprocess
 import sys
 
@@ -11,7 +12,9 @@ from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.tasks.planning.groups.fused import FusedSearch
 from ringmaster.tasks.planning.kernels import compiled
 from ringmaster.tasks.planning.kernels.clock import Clock, clock
+from ringmaster.tasks.planning.non_preemptive import annealing, exhaustive
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.work import WorkBudget
 from tests.unit.planning.draw import tiny
 
 TIME_LIMIT_S, COMPILING_S = 10.0, 60.0
@@ -81,12 +84,12 @@ def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 400.0 + 70 * i),)) for i in range(20))
     problem, was_over = Problem("large", (Node("n", 8),), jobs), []
 
-    def compiles(*_, is_over, **__):
+    def compiles(budget):
         seconds.compile()
-        was_over.append(is_over())
+        was_over.append(budget.is_over())
 
-    monkeypatch.setattr("ringmaster.tasks.planning.non_preemptive.annealing.plan_rigid", compiles)
-    monkeypatch.setattr("ringmaster.tasks.planning.non_preemptive.exhaustive.search", compiles)
+    monkeypatch.setattr(annealing, "plan_rigid", lambda *_, work, **__: compiles(work))
+    monkeypatch.setattr(exhaustive, "search", lambda *_, budget, **__: compiles(budget))
     solve(problem, preemption="never", time_limit_s=TIME_LIMIT_S)
     assert was_over == [False, False]
 
@@ -96,10 +99,9 @@ def test_nor_of_the_time_to_choose_groups(seconds):
         seconds.compile()
         return solve(problem)
 
-    problem = tiny()
-    search = FusedSearch(problem, solving, time_limit_s=TIME_LIMIT_S, preemption="auto", objective=MAKESPAN)
-    search.run()
-    assert (search._left_s(), search.took_s) == (TIME_LIMIT_S, 0)
+    work = WorkBudget.of(math.inf, time_limit_s=TIME_LIMIT_S)
+    FusedSearch(tiny(), solving, work=work, preemption="auto", objective=MAKESPAN).run()
+    assert work.time_left_s == TIME_LIMIT_S
 
 
 @pytest.mark.full
@@ -129,7 +131,7 @@ before = {name: len(kernel.signatures) for name, kernel in kernels.items()}
 assert sum(before.values()) > 5, before
 for family in ("tiny-4x2", "paper-mixed-12x32", "multi-16x64", "gavel-20x16", "types-12x16", "adapters-8x8"):
     for objective in ("makespan", "weighted"):
-        solve(draw(family, seed=2), objective=objective, time_limit_s=1.0)
+        solve(draw(family, seed=2), objective=objective, work_s=1.0)
 print([name for name, kernel in kernels.items() if len(kernel.signatures) > before[name]])
 """
 
