@@ -1,6 +1,6 @@
 """Preparation of data of real sizes: the peak of memory, and megabytes a second on one core.
 
-    python -m benchmarks.data [--megabytes 1000] [--rows 1000000]
+    python -m benchmarks.data [--megabytes 1000] [--rows 1000000] [--only CASES]
 
 Makes up a text file of that size and files of that many rows, and prepares each in a process of its own on one core:
 it is read, the text is encoded by a given tokenizer, or by one that is trained first, and its tokens are written. One
@@ -9,7 +9,7 @@ named rows as a batch does before it starts. Memory is the largest resident size
 end. Speed is by processor time, as the machine may be shared, and with the import of libraries.
 
 Writes benchmarks/results/data.json, and the section of docs/benchmarks.md between the markers `<!-- data -->`, after
-each case, so that a run that is interrupted leaves those before.
+each case, so that a run that is interrupted leaves those before. With `--only`, the other cases stay as they are there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date
 from itertools import count, islice
 from pathlib import Path
@@ -37,8 +37,8 @@ MEGABYTE = 1_000_000
 NUM_WORDS, WORDS_A_LINE, LINES_A_BLOCK, LINES_A_ROW = 50_000, 12, 200_000, 3
 ROWS_A_GROUP = 100_000
 
-# The given tokenizer is trained on this much text. Chats are a tenth of the rows, as they take longest.
-TOKENIZER_BYTES, SHARE_OF_CHATS = 20 * MEGABYTE, 10
+# The given tokenizer is trained on this much text. Chats with a trained one are fewer, as they take longest.
+TOKENIZER_BYTES, ROWS_A_CHAT, SHARE_OF_TRAINED_CHATS = 20 * MEGABYTE, 2, 5
 
 CHILD = """
 import json, os, resource, sys, time
@@ -63,64 +63,132 @@ found = {"seconds": seconds, "cpu_s": time.process_time() - start_cpu_s, "peak_b
 print(json.dumps({**found, "tokenizer": tokenizer}))
 """
 
+GIVE_CHAT_TEMPLATE = """
+import sys
+from pathlib import Path
+from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
+give_chat_template(Path(sys.argv[1]))
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", help="where the files are written; default: a temporary folder")
+    parser.add_argument("--only", help=f"some of {','.join(CASES)}; default: all")
     args = parser.parse_args()
-    cases: list[dict[str, Any]] = []
-    with TemporaryDirectory(dir=args.folder) as folder:
-        for case in measured(Path(folder), num_bytes=args.megabytes * MEGABYTE, num_rows=args.rows):
-            print(line_of(case), flush=True)
-            cases.append(case)
-            write(cases)
+    chosen = list(CASES) if args.only is None else args.only.split(",")
+    if unknown := set(chosen) - set(CASES):
+        parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
+    for name in chosen:
+        with TemporaryDirectory(dir=args.folder) as folder:
+            bench = Bench(Path(folder), num_bytes=args.megabytes * MEGABYTE, num_rows=args.rows)
+            write(name, [*CASES[name](bench)])
 
 
-def measured(folder: Path, *, num_bytes: int, num_rows: int) -> Iterator[dict[str, Any]]:
-    """Yields what each case took, the most important first. Files are deleted where no later case needs them."""
+class Bench:
+    """A folder with the files of a case, and a tokenizer. num_bytes: of text files; num_rows: of others."""
 
-    def case(name: str, spec: dict[str, Any], *, is_checked: bool = False) -> dict[str, Any]:
-        found = prepare_in_child(folder, spec, is_checked=is_checked)
-        shutil.rmtree(folder / "cache" / "data", ignore_errors=True)
-        sizes = [path.stat().st_size for path in folder.glob(Path(spec["path"]).name)]
-        return {"name": name, "bytes": sum(sizes), **found}
+    def __init__(self, folder: Path, *, num_bytes: int, num_rows: int) -> None:
+        self.folder, self.num_bytes, self.num_rows = folder, num_bytes, num_rows
 
-    write_text(folder / "short.txt", num_bytes=min(TOKENIZER_BYTES, num_bytes))
-    found = prepare_in_child(folder, {"path": str(folder / "short.txt")})
-    tokenizer = {"tokenizer": keep(found["tokenizer"], folder)}
-    write_text(folder / "text.txt", num_bytes=num_bytes)
-    text = {"path": str(folder / "text.txt")}
-    yield case("one text file", {**text, **tokenizer})
-    shutil.rmtree(folder / "cache" / "tokens")
+    def tokenizer(self) -> dict[str, str]:
+        """Returns the setting of a given tokenizer, which is trained first."""
+        write_text(self.folder / "short.txt", num_bytes=min(TOKENIZER_BYTES, self.num_bytes))
+        found = prepare_in_child(self.folder, {"path": str(self.folder / "short.txt")})
+        return {"tokenizer": shutil.copytree(found["tokenizer"], str(self.folder / "tokenizer"))}
 
-    jsonl(folder / "rows-1.jsonl", rows(0, num_rows))
-    named = {"path": str(folder / "rows-*.jsonl"), **tokenizer, "name": "rows", "version": "1"}
-    yield case(f"{num_rows:,} rows of JSONL, named", named)
-    yield case("the check of these rows before a batch starts", named, is_checked=True)
-    jsonl(folder / "rows-2.jsonl", rows(num_rows, num_rows // 10))
-    yield case("the rows with a tenth more in a new file", named)
-    for path in folder.glob("rows-*.jsonl"):
-        path.unlink()
+    def measured(self, name: str, spec: dict[str, Any], *, is_checked: bool = False) -> dict[str, Any]:
+        """Returns what the preparation of the files at `spec["path"]` takes, or their check."""
+        spec = {**spec, "path": str(self.folder / spec["path"])}
+        found = prepare_in_child(self.folder, spec, is_checked=is_checked)
+        shutil.rmtree(self.folder / "cache" / "data", ignore_errors=True)
+        sizes = [path.stat().st_size for path in self.folder.glob(Path(spec["path"]).name)]
+        case = {"name": name, "bytes": sum(sizes), **found}
+        print(line_of(case), flush=True)
+        return case
 
-    jsonl(folder / "labels.jsonl", labelled(rows(0, num_rows)))
-    labels = {"path": str(folder / "labels.jsonl"), "kind": "text-classification"}
-    yield case(f"{num_rows:,} rows of text-classification", {**labels, **tokenizer})
-    (folder / "labels.jsonl").unlink()
 
-    comma_separated(folder / "rows.csv", rows(0, num_rows))
-    yield case(f"{num_rows:,} rows of CSV", {"path": str(folder / "rows.csv"), **tokenizer})
-    (folder / "rows.csv").unlink()
+def text_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """One text file under a given tokenizer."""
+    write_text(bench.folder / "text.txt", num_bytes=bench.num_bytes)
+    yield bench.measured("one text file", {"path": "text.txt", **bench.tokenizer()})
 
-    yield case("one text file, a tokenizer is trained", text)
-    num_chats = num_rows // SHARE_OF_CHATS
-    jsonl(folder / "chat.jsonl", chats(rows(0, 2 * num_chats)))
-    yield case(
-        f"{num_chats:,} rows of chat, a tokenizer is trained", {"path": str(folder / "chat.jsonl"), "kind": "chat"}
-    )
-    parquet(folder / "rows.parquet", rows(0, num_rows))
-    yield case(f"{num_rows:,} rows of Parquet", {"path": str(folder / "rows.parquet"), **tokenizer})
+
+def trained_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """One text file, on which a tokenizer is trained."""
+    write_text(bench.folder / "text.txt", num_bytes=bench.num_bytes)
+    yield bench.measured("one text file, a tokenizer is trained", {"path": "text.txt"})
+
+
+def named_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Named rows of JSONL, their check, and the rows with a tenth more."""
+    named = {"path": "rows-*.jsonl", **bench.tokenizer(), "name": "rows", "version": "1"}
+    jsonl(bench.folder / "rows-1.jsonl", rows(0, bench.num_rows))
+    yield bench.measured(f"{bench.num_rows:,} rows of JSONL, named", named)
+    yield bench.measured("the check of these rows before a batch starts", named, is_checked=True)
+    jsonl(bench.folder / "rows-2.jsonl", rows(bench.num_rows, bench.num_rows // 10))
+    yield bench.measured("the rows with a tenth more in a new file", named)
+
+
+def classification_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Rows with classes, and these with a tenth more in a new file, and then at the end of that file."""
+    spec = {"path": "rows-*.jsonl", **bench.tokenizer(), "kind": "text-classification"}
+    num_more = bench.num_rows // 10
+    jsonl(bench.folder / "rows-1.jsonl", labelled(rows(0, bench.num_rows)))
+    yield bench.measured(f"{bench.num_rows:,} rows of text-classification", spec)
+    jsonl(bench.folder / "rows-2.jsonl", labelled(rows(bench.num_rows, num_more)))
+    yield bench.measured("the rows of text-classification with a tenth more in a new file", spec)
+    jsonl(bench.folder / "rows-1.jsonl", labelled(rows(bench.num_rows + num_more, num_more)), mode="a")
+    yield bench.measured("these with a tenth more at the end of the first file", spec)
+
+
+def chat_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Conversations under a given tokenizer, whose chat template is ChatML, and these with a tenth more."""
+    tokenizer = bench.tokenizer()
+    # In a process of its own: the largest size of this one would count as that of its children.
+    subprocess.run([sys.executable, "-c", GIVE_CHAT_TEMPLATE, tokenizer["tokenizer"]], check=True)
+    spec = {"path": "chat-*.jsonl", **tokenizer, "kind": "chat"}
+    num_chats = bench.num_rows // ROWS_A_CHAT
+    jsonl(bench.folder / "chat-1.jsonl", chats(rows(0, bench.num_rows)))
+    yield bench.measured(f"{num_chats:,} rows of chat", spec)
+    jsonl(bench.folder / "chat-2.jsonl", chats(rows(bench.num_rows, bench.num_rows // 10)))
+    yield bench.measured("the rows of chat with a tenth more in a new file", spec)
+
+
+def trained_chat_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Conversations on which a tokenizer is trained."""
+    num_chats = bench.num_rows // ROWS_A_CHAT // SHARE_OF_TRAINED_CHATS
+    jsonl(bench.folder / "chat.jsonl", chats(rows(0, num_chats * ROWS_A_CHAT)))
+    yield bench.measured(f"{num_chats:,} rows of chat, a tokenizer is trained", {"path": "chat.jsonl", "kind": "chat"})
+
+
+def csv_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Rows of a CSV file with classes."""
+    comma_separated(bench.folder / "rows.csv", labelled(rows(0, bench.num_rows)))
+    spec = {"path": "rows.csv", **bench.tokenizer(), "kind": "text-classification"}
+    yield bench.measured(f"{bench.num_rows:,} rows of text-classification, CSV", spec)
+
+
+def parquet_case(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file with classes."""
+    parquet(bench.folder / "rows.parquet", labelled(rows(0, bench.num_rows)))
+    spec = {"path": "rows.parquet", **bench.tokenizer(), "kind": "text-classification"}
+    yield bench.measured(f"{bench.num_rows:,} rows of text-classification, Parquet", spec)
+
+
+CASES: Mapping[str, Callable[[Bench], Iterator[dict[str, Any]]]] = {
+    "text": text_case,
+    "named": named_case,
+    "classification": classification_case,
+    "csv": csv_case,
+    "parquet": parquet_case,
+    "chat": chat_case,
+    "trained": trained_case,
+    "trained-chat": trained_chat_case,
+}
+"""The cases by name, in the order of the table."""
 
 
 def labelled(made: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -142,11 +210,6 @@ def prepare_in_child(folder: Path, spec: dict[str, Any], *, is_checked: bool = F
     ran = subprocess.run([sys.executable, "-c", CHILD, said], check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
-
-
-def keep(tokenizer: str, folder: Path) -> str:
-    """Returns a copy of a tokenizer outside the cache."""
-    return str(shutil.copytree(tokenizer, folder / "tokenizer"))
 
 
 def lines() -> Iterator[str]:
@@ -188,16 +251,16 @@ def write_text(path: Path, *, num_bytes: int) -> None:
             file.writelines(islice(endless, 10_000))
 
 
-def jsonl(path: Path, made: Iterable[dict[str, Any]]) -> None:
-    """Writes rows as JSONL."""
-    with path.open("w") as file:
+def jsonl(path: Path, made: Iterable[dict[str, Any]], *, mode: str = "w") -> None:
+    """Writes rows as JSONL; with the mode "a" behind those that are there."""
+    with path.open(mode) as file:
         file.writelines(json.dumps(row) + "\n" for row in made)
 
 
 def comma_separated(path: Path, made: Iterable[dict[str, Any]]) -> None:
     """Writes rows as CSV."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["text", "number"])
+        writer = csv.DictWriter(file, ["text", "number", "label"])
         writer.writeheader()
         writer.writerows(made)
 
@@ -208,18 +271,22 @@ def parquet(path: Path, made: Iterable[dict[str, Any]]) -> None:
     import pyarrow.parquet
 
     rest = iter(made)
-    schema = pyarrow.schema({"text": pyarrow.string(), "number": pyarrow.int64()})
+    schema = pyarrow.schema({"text": pyarrow.string(), "number": pyarrow.int64(), "label": pyarrow.string()})
     with pyarrow.parquet.ParquetWriter(path, schema) as writer:
         while group := list(islice(rest, ROWS_A_GROUP)):
             writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
 
 
-def write(cases: list[dict[str, Any]]) -> None:
-    """Writes the result as JSON, and as a table in the docs."""
+def write(name: str, measurements: list[dict[str, Any]]) -> None:
+    """Writes the measurements of a case beside those of the other cases, as JSON and as a table in the docs."""
     machine = f"{os.cpu_count()} cores, {processor()}, shared"
-    result = {"date": date.today().isoformat(), "machine": machine, "cases": cases}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    text = f"""{result["date"]}, {machine}; one core for each case, `vocab_size` 8,192, `seq_len` 512, one run;
+    dated = [{"case": name, "date": date.today().isoformat(), "machine": machine, **each} for each in measurements]
+    known = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else []
+    cases = [each for each in known if each.get("case") in CASES and each["case"] != name] + dated
+    cases.sort(key=lambda each: list(CASES).index(each["case"]))
+    RESULTS.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+    machines = "; ".join(dict.fromkeys(f"{each['date']}, {each['machine']}" for each in cases))
+    text = f"""{machines}; one core for each case, `vocab_size` 8,192, `seq_len` 512, one run;
 a tokenizer is given where none is trained.
 
 | | size, MB | seconds | of the processor | MB in a second of it | peak of memory, MB |

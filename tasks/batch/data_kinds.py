@@ -8,11 +8,19 @@ from pathlib import Path
 
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.data.inference import encodes_text, infer_kind
+from ringmaster.techniques.losses.contrastive import Contrastive
+from ringmaster.techniques.runtime.data.inference import (
+    encodes_text,
+    has_negatives,
+    has_tokenizer,
+    infer_kind,
+    with_processor_of,
+)
 
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:
-    """Returns the jobs with what their files and their model leave no doubt about: the kind of data, and the tokenizer.
+    """Returns the jobs with what their files and their model leave no doubt about: the kind of data, the
+    tokenizer or the image processor, and whether a contrastive loss has hard negatives.
 
     Files are read once for each distinct pair of data and model. What cannot be read is reported by the preflight.
     """
@@ -22,10 +30,22 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         key = digest([job.data, job.model.architecture, job.model.from_pretrained, job.model.config])
         if key not in known:
             known[key] = _kind(job.data, job.model)
-        kind = known[key] or job.data.kind
-        tokenizer = job.data.tokenizer or _tokenizer(replace(job.data, kind=kind), job.model)
-        found.append(replace(job, data=replace(job.data, kind=kind, tokenizer=tokenizer)))
+        data = replace(job.data, kind=known[key] or job.data.kind)
+        data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
+        job = replace(job, data=with_processor_of(data, job.model.from_pretrained))
+        found.append(_with_hard_negatives(job))
     return found
+
+
+def _with_hard_negatives(job: Job) -> Job:
+    """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
+    if job.loss != Contrastive.name or "hard_negatives" in job.loss_options:
+        return job
+    try:
+        has_some = has_negatives(job.data)
+    except ValueError:  # as below
+        return job
+    return replace(job, loss_options={**job.loss_options, "hard_negatives": True}) if has_some else job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
@@ -33,8 +53,7 @@ def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
     if model.from_pretrained is None or not encodes_text(spec):
         return None
     folder = Path(model.from_pretrained)
-    has_tokenizer = not folder.is_dir() or any(folder.glob("tokenizer*")) or any(folder.glob("vocab.*"))
-    return model.from_pretrained if has_tokenizer else None
+    return model.from_pretrained if not folder.is_dir() or has_tokenizer(folder) else None
 
 
 def _kind(spec: DataSpec, model: ModelSpec) -> str | None:

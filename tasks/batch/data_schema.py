@@ -131,6 +131,9 @@ class Data(Section):
     positive_column: str | None = Field(
         default=None, description="the column that holds the text that belongs to it, such as passage"
     )
+    negative_column: str | None = Field(
+        default=None, description="the column that holds a similar text that does not belong to it, such as other"
+    )
     image_column: str | None = Field(
         default=None, description="the column that holds the path of an image, such as file"
     )

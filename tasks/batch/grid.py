@@ -118,12 +118,8 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets `value` at `path`. A path through a value that is not a mapping is ignored; another check reports it.
-
-    A loss that is given by its name alone becomes a mapping with that name.
-    """
-    if path[0] == "loss" and len(path) > 1 and isinstance(raw.get("loss"), str):
-        raw["loss"] = {"name": raw["loss"]}
+    """Sets `value` at `path`. A path through a value that is not a mapping is ignored; another check reports it."""
+    name_loss(raw, path[:-1])
     for key in path[:-1]:
         if raw.get(key) is None:
             raw[key] = {}
@@ -131,6 +127,12 @@ def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
             return
         raw = raw[key]
     raw[path[-1]] = value
+
+
+def name_loss(raw: dict[str, Any], path: Sequence[str]) -> None:
+    """Makes a loss that is given by its name alone a mapping with that name, where `path` leads through it."""
+    if path and path[0] == "loss" and isinstance(raw.get("loss"), str):
+        raw["loss"] = {"name": raw["loss"]}
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:

@@ -31,7 +31,8 @@ from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.interface.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
-from ringmaster.techniques.runtime.data.files import is_url, matching
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.runtime.data.files import matching
 from ringmaster.techniques.runtime.data.rows import IMAGE_SUFFIXES, SUFFIXES
 from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
 

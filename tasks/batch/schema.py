@@ -278,7 +278,7 @@ class BatchEntry(Section):
     name: Name = Field(
         default="batch", description="a name of up to 100 letters, digits, '-', '_' and '.', such as tonight"
     )
-    objective: Objective = Field(default="makespan", description="makespan, weighted or cost")
+    objective: Objective = Field(default="makespan", description="makespan, weighted, mean_completion or cost")
     price_per_device_hour: Positive = Field(
         default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"
     )

@@ -10,13 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.grid import name_loss
 
 MOST_TRIALS = 1000
 MOST_KEYS = 50
 MOST_SHAPES = 16  # the most shapes that are profiled for a sweep whose trials are not all known at its start
 
 # Keys that affect neither a trial's speed nor its size: one profile serves all of their values.
-SAME_SHAPE = ("optimizer.lr", "optimizer.options.", "schedule.", "clip_grad_norm", "seed", "num_steps", "num_epochs")
+SAME_SHAPE = (
+    "optimizer.lr",
+    "optimizer.options.",
+    "schedule.",
+    "clip_grad_norm",
+    "seed",
+    "num_steps",
+    "num_epochs",
+    "loss.temperature",
+    "loss.label_smoothing",
+    "loss.gamma",
+    "loss.epsilon",
+    "loss.epsilon_high",
+)
 
 Values = Mapping[str, Any]
 """A trial's values by dotted key."""
@@ -106,6 +120,8 @@ def combinations(space: Sequence[Parameter]) -> Iterator[Values]:
 
 def changes_shape(parameter: Parameter) -> bool:
     """Whether trials may differ in speed or size by the parameter; then each of its values is profiled separately."""
+    if parameter.key == "loss.beta":  # GRPO keeps no reference where it is 0
+        return 0 in parameter.extremes().values()
     return not any(parameter.key == key or (key[-1] == "." and parameter.key.startswith(key)) for key in SAME_SHAPE)
 
 
@@ -123,11 +139,13 @@ def shapes(space: Sequence[Parameter]) -> list[Values]:
 def with_values(template: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """Returns a job's plain values with others at some dotted keys.
 
-    A value on the way that is not a mapping is replaced; another check reports it.
+    A loss that is given by its name alone becomes a mapping with that name. Any other value on the way that is not a
+    mapping is replaced; another check reports it.
     """
     raw = copy.deepcopy(dict(template))
     for key, value in values.items():
         *path, last = key.split(".")
+        name_loss(raw, path)
         place = raw
         for part in path:
             if not isinstance(place.get(part), dict):

@@ -89,7 +89,8 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
     job, said = order.job, order.job.adaptation
     assert said is not None and not job.trains
     cache = Path(order.cache_dir)
-    prepared = from_json(PreparedData, order.data) if order.data else prepare(job.data, cache_dir=cache)
+    pinned = from_json(PreparedData, order.data) if order.data else None
+    prepared = prepare(job.data, cache_dir=cache, pinned=pinned)
 
     def read(folder: str | None, *, is_named: bool) -> nn.Module:
         assert folder is not None or is_trial or not is_named, "a parent's folder was not ordered"

@@ -20,8 +20,21 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PARAMETER_PREFIX = "base_model.model."
 PREFIX = "prompt_embeddings"  # the only tensor without `PARAMETER_PREFIX`
 KINDS = {"LORA": "lora", "PREFIX_TUNING": "prefix", "IA3": "ia3"}
-TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
-HEADS = ("classifier", "score")  # modules that peft saves with every SEQ_CLS adapter
+TASKS = {
+    "CAUSAL_LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "SEQ_2_SEQ_LM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "TOKEN_CLS": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "QUESTION_ANS": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "FEATURE_EXTRACTION": "MODEL_MAPPING_NAMES",
+}
+"""peft's tasks, and transformers' tables of the classes that peft's AutoPeftModelFor... loads for them."""
+HEADS = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+"""The modules that peft saves with every adapter of a task."""
 # Config keys that change the adapted weights in ways not implemented here, with the values that have no effect.
 FOREIGN: Mapping[str, Sequence[Any]] = {
     "use_dora": (False, None),
@@ -162,9 +175,9 @@ def config_of(
     config: Any = getattr(model, "config", None)
     name = type(model).__name__
     modules = [path for path, _ in model.named_modules()]
-    task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
-    if task == "SEQ_CLS" and not {path for path in modules if path.endswith(HEADS)} <= set(saved):
-        task = None  # with SEQ_CLS peft would expect saved heads
+    task = _task_of(model)
+    if not {path for path in modules if path.endswith(HEADS.get(task or "", ()))} <= set(saved):
+        task = None  # peft would look for the heads' weights in the adapter
     said: dict[str, Any] = {
         "peft_type": {kind: theirs for theirs, kind in KINDS.items()}[adapter.kind],
         "task_type": task,
@@ -172,7 +185,7 @@ def config_of(
         "inference_mode": True,
         "modules_to_save": _ends(adapter.modules_to_save, saved, modules) or None,
     }
-    if config is None:
+    if task is None:
         said["auto_mapping"] = {"base_model_class": name, "parent_library": type(model).__module__}
     if adapter.kind == "prefix":
         del said["modules_to_save"]
@@ -199,6 +212,19 @@ def config_of(
         "bias": "none",
         "init_lora_weights": True,
     }
+
+
+def _task_of(model: Any) -> str | None:
+    """Returns peft's task for a model of tokens; None where it has none."""
+    from transformers.models.auto import modeling_auto
+
+    if getattr(model, "main_input_name", None) != "input_ids":
+        return None
+    for task, table in TASKS.items():
+        listed = getattr(modeling_auto, table).values()
+        if any(type(model).__name__ in (names if isinstance(names, tuple) else (names,)) for names in listed):
+            return task
+    return None
 
 
 def _ends(given: Sequence[str], saved: Sequence[str], modules: Sequence[str]) -> list[str]:

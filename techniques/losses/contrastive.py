@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.interface.loss import LossFunction, LossInputs, Values, option
+from ringmaster.techniques.interface.loss import LossFunction, LossInputs, Values, YesOrNo, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,8 @@ class Contrastive(LossFunction):
 
         mean over i of -log(exp(a_i . p_i / t) / sum over j of exp(a_i . p_j / t))
 
+    With hard negatives a sample is a triplet (a_i, p_i, n_i), and the sum over j has exp(a_i . n_j / t) too.
+
     Sources: van den Oord et al. (arXiv:1807.03748), equation 4; Henderson et al. (arXiv:1705.00652), section 4.4, as
     MultipleNegativesRankingLoss of sentence-transformers, whose scale is 1 / t = 20.
     """
@@ -29,23 +31,32 @@ class Contrastive(LossFunction):
     mixes_rows: ClassVar[bool] = True
 
     temperature: float = option(0.05, Values(above=0))
+    hard_negatives: bool = option(False, YesOrNo())
+
+    @property
+    def num_sequences(self) -> int:
+        """The anchor, the positive and perhaps the hard negative of a sample."""
+        return 3 if self.hard_negatives else 2
 
     def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each anchor, and ones."""
         import torch
         from torch.nn.functional import cross_entropy
 
-        pairs = embeddings(inputs.output, inputs.batch)
-        similarities = pairs[:, 0] @ pairs[:, 1].T / self.temperature
-        losses = cross_entropy(similarities, torch.arange(len(pairs), device=pairs.device), reduction="none")
+        found = embeddings(inputs.output, inputs.batch)
+        candidates = found[:, 1:].transpose(0, 1).flatten(0, 1)  # all positives, and then all hard negatives
+        similarities = found[:, 0] @ candidates.T / self.temperature
+        losses = cross_entropy(similarities, torch.arange(len(found), device=found.device), reduction="none")
         return losses, torch.ones_like(losses)
 
 
 def embeddings(output: Any, batch: Any) -> Tensor:
-    """Returns normalised embeddings of anchor and positive, [rows, 2, features], in fp32. Raises ValueError.
+    """Returns normalised embeddings of each sample's sequences, [rows, sequences, features], in fp32.
 
-    output: of the model, for the sequences of all pairs one after another.
-    batch: with attention_mask [rows, 2, tokens].
+    output: of the model, for the sequences of all samples one after another.
+    batch: with attention_mask [rows, sequences, tokens].
+
+    Raises ValueError where the model or the samples do not suit.
     """
     from torch.nn.functional import normalize
 

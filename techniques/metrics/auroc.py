@@ -26,6 +26,7 @@ class Auroc(GatheredMetric):
     name = "auroc"
     higher_is_better = True
     sums = ("class_scores", "class_targets")
+    undefined_where = "the evaluated rows are all of one class"
     needs = "one prediction a row: logits [rows, classes], and labels of classes"
 
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:

@@ -64,17 +64,23 @@ class ClassCounts(Metric):
     """A metric of counts by class, averaged over classes.
 
     average: the average, named as in scikit-learn. None stands for "binary" with two classes of which one is right (the
-        positive class is 1), else "macro", the mean over classes. A class that is neither predicted nor right counts in
-        a mean only where several classes may be right.
+        positive class is 1), else "macro", the mean over classes, and for rows with one prediction only: of tokens, one
+        class is usually "none", and what people mean is an average or entities. A class that is neither predicted nor
+        right counts in a mean only where several classes may be right.
     """
 
     higher_is_better = True
-    sums = ("true_positives", "predicted_positives", "actual_positives", "multi_labelled")
-    needs = f"labels of classes, and a logit for each of 2 to {MAX_CLASSES} classes"
+    sums = ("row_true_positives", "row_predicted_positives", "row_actual_positives", "multi_labelled_rows")
+    needs = (
+        f"one prediction a row: labels of classes, and a logit for each of 2 to {MAX_CLASSES} classes. For tokens: "
+        "entity_f1 (classes such as B-PER and I-PER), f1_macro or f1_micro"
+    )
     average: ClassVar[str | None] = None
 
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
         """Returns each row's counts by class, [rows, classes], and whether several classes may be right, [rows]."""
+        if outputs.logits is None or (self.average is None and outputs.logits.ndim != 2):
+            return None
         if (counts := class_counts(outputs)) is None:
             return None
         flags = counts[0][:, 0] * 0 + int(is_multi_label(outputs))

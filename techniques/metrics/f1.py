@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.metrics.class_counts import MACRO, MICRO, WEIGHTED, ClassCounts, ratio
+from ringmaster.techniques.metrics.class_counts import MACRO, MAX_CLASSES, MICRO, WEIGHTED, ClassCounts, ratio
 
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.metric import Values
 
 
 class F1(ClassCounts):
-    """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes."""
+    """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes. For one prediction a row."""
 
     name = "f1"
 
@@ -25,16 +25,18 @@ class F1Macro(F1):
 
     name = "f1_macro"
     average = MACRO
+    sums = ("true_positives", "predicted_positives", "actual_positives", "multi_labelled")
+    needs = f"labels of classes, and a logit for each of 2 to {MAX_CLASSES} classes"
 
 
-class F1Micro(F1):
+class F1Micro(F1Macro):
     """F1 of the counts of all classes together. Where one class is right, this is the accuracy."""
 
     name = "f1_micro"
     average = MICRO
 
 
-class F1Weighted(F1):
+class F1Weighted(F1Macro):
     """The mean of F1 over classes, weighted by how many labels each class has."""
 
     name = "f1_weighted"

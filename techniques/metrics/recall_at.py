@@ -21,10 +21,11 @@ NUM_DECIMALS = 6  # of similarities: what differs less differs by the rounding o
 class RecallAt1(GatheredMetric):
     """The share of anchors to which their own positive is more similar than the positives of all other rows.
 
-    A row has two sequences, anchor and positive. The embedding of a sequence is the mean of the last hidden states of
-    its tokens, divided by its length, and the similarity is the cosine (Reimers & Gurevych, Sentence-BERT, 2019). The
-    order of positives that are equally similar is drawn, and the expected share is returned: if all embeddings are
-    equal, it is k / rows. A sample, or a slice, is one of anchors; the positives are always those of all rows.
+    A row has two sequences, anchor and positive; a third one, such as a hard negative, is left out. The embedding of a
+    sequence is the mean of the last hidden states of its tokens, divided by its length, and the similarity is the
+    cosine (Reimers & Gurevych, Sentence-BERT, 2019). The order of positives that are equally similar is drawn, and the
+    expected share is returned: if all embeddings are equal, it is k / rows. A sample, or a slice, is one of anchors;
+    the positives are always those of all rows.
     """
 
     name = "recall_at_1"
@@ -37,11 +38,11 @@ class RecallAt1(GatheredMetric):
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
         """Returns the embeddings of anchors and positives, [rows, features] each."""
         states, mask = last_hidden_state(outputs.output), outputs.batch.get("attention_mask")
-        if states is None or mask is None or mask.ndim != 3 or mask.shape[1] != 2:
+        if states is None or mask is None or mask.ndim != 3 or mask.shape[1] < 2:
             return None
         if states.ndim != 3 or states.shape[:2] != mask.flatten(0, 1).shape:
             return None
-        pairs = embeddings(states, mask.flatten(0, 1)).reshape(len(mask), 2, -1).cpu()
+        pairs = embeddings(states, mask.flatten(0, 1)).reshape(*mask.shape[:2], -1).cpu()
         return {"anchors": pairs[:, 0], "positives": pairs[:, 1], "embedded_pairs": pairs[:, 0, 0] * 0 + 1}
 
     def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:

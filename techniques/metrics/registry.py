@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 from ringmaster.techniques.interface.metric import Metric
 from ringmaster.techniques.interface.registry import find, installed, make
@@ -17,6 +18,9 @@ BUILTIN: dict[str, str] = {
     "f1_macro": "ringmaster.techniques.metrics.f1:F1Macro",
     "f1_micro": "ringmaster.techniques.metrics.f1:F1Micro",
     "f1_weighted": "ringmaster.techniques.metrics.f1:F1Weighted",
+    "entity_f1": "ringmaster.techniques.metrics.entities:EntityF1",
+    "entity_precision": "ringmaster.techniques.metrics.entities:EntityPrecision",
+    "entity_recall": "ringmaster.techniques.metrics.entities:EntityRecall",
     "precision": "ringmaster.techniques.metrics.precision_recall:Precision",
     "recall": "ringmaster.techniques.metrics.precision_recall:Recall",
     "matthews": "ringmaster.techniques.metrics.matthews:Matthews",
@@ -78,6 +82,16 @@ def why_not_divided(names: Iterable[str]) -> str | None:
         if metric.reads_whole_rows:
             return f"the metric {metric.name} reads whole rows, and here each rank has some tokens of them"
     return None
+
+
+def why_undefined(values: Mapping[str, float]) -> list[str]:
+    """Returns why metrics, by name, have no value (NaN), as far as it is known; each with a remedy."""
+    causes = {name: metric_named(name).undefined_where for name, value in values.items() if name in _every()}
+    return [
+        f"{name} has no value, as {cause}. To fix: evaluate more rows"
+        for name, cause in causes.items()
+        if cause and math.isnan(values[name])
+    ]
 
 
 def default_metrics(kind: str) -> tuple[str, ...]:

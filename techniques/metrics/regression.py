@@ -58,6 +58,7 @@ class R2(Regression):
     """1 - (sum of squared errors) / (sum of squared differences of the labels from their mean)."""
 
     name = "r2"
+    undefined_where = "the labels of the evaluated rows are all equal"
     higher_is_better = True
 
     def value(self, sums: Mapping[str, Values]) -> Values:

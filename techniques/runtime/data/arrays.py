@@ -132,6 +132,26 @@ def read_slices(folder: Path, split: str, name: str, ranges: Iterable[tuple[int,
             place = stop
 
 
+class ColumnReader:
+    """Reads rows of the columns of a split. They are read, not mapped, as mapped pages count as memory."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self._folder, self._split = folder, split
+        self._layout = json.loads((folder / "layout.json").read_text())[split]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._layout)
+
+    def rows(self, name: str, start: int, stop: int) -> Array:
+        """Returns the rows of a column from `start` up to `stop`, without it."""
+        dtype, shape = np.dtype(self._layout[name]["dtype"]), self._layout[name]["shape"]
+        size = int(np.prod(shape, dtype=np.int64))
+        path, offset = _file(self._folder, self._split, name), start * size * dtype.itemsize
+        return np.fromfile(path, dtype, count=(stop - start) * size, offset=offset).reshape(stop - start, *shape)
+
+
 def _values(path: Path, dtype: np.dtype[Any], *, num_values: int | None = None) -> Iterator[Array]:
     left = path.stat().st_size // dtype.itemsize if num_values is None else num_values
     with path.open("rb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,15 +11,21 @@ from typing import Any
 
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.techniques.runtime.data.encoding.file_text import FileText, split_text
-from ringmaster.techniques.runtime.data.files import Matched, is_url, local_copies, matching
+from ringmaster.techniques.runtime.data.files import FilePart, Matched, local_copies, matching
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation
-from ringmaster.techniques.runtime.data.rows import FaultyRows, RowFault, first_faults, format_of, rows_and_faults
+from ringmaster.techniques.runtime.data.rows import (
+    FaultyRows,
+    RowFault,
+    first_faults,
+    format_of,
+    rows_and_faults,
+    to_json_text,
+)
 from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
 from ringmaster.techniques.runtime.data.windows import in_window, moment
-
-_JSON = json.JSONEncoder(default=str)  # once, as making one takes as long as a short row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +60,15 @@ def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that a job reads. held_out: whether its rows are held out; None where a share of them is."""
+    """A file that a job reads, or a part of it.
+
+    held_out: whether its rows are held out; None where a share of them is.
+    part: the lines that are read; None for all.
+    """
 
     path: str
     held_out: bool | None
+    part: FilePart | None = None
 
 
 def _check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
@@ -87,7 +97,7 @@ def held_out_files(spec: DataSpec) -> list[DataFile]:
 
 def rows_of_file(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """Yields the rows of one file, whatever the window, as `rows_of_files` does."""
-    rows = _rows(file.path, spec, reading, held_out=file.held_out is True)
+    rows = _rows(file, spec, reading)
     return _split_rows(rows, spec) if file.held_out is None else rows
 
 
@@ -156,31 +166,36 @@ def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
             if held_out is not None:
                 yield replace(row, content=held_out, held_out=True)
         else:
-            key = row.content if isinstance(row.content, str) else _JSON.encode(row.content)
-            yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
+            yield replace(row, held_out=True) if is_held_out(split_key(row.content), share=spec.held_out) else row
 
 
-def _rows(path: str, spec: DataSpec, reading: Reading, *, held_out: bool) -> Iterator[Row]:
+def split_key(content: Any) -> str:
+    """Returns the text by whose hash a row is held out, from its content."""
+    return content if isinstance(content, str) else to_json_text(content)
+
+
+def _rows(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    path, held_out = file.path, file.held_out is True
     if format_of(path, spec.format) == "text":
         text = FileText(path)
         yield Row(file=path, number=1, value=text, content=text, held_out=held_out)
         return
-    contents = _contents(path, spec, reading)
+    contents = _contents(file, spec, reading)
     for number, value, content in contents:
         if isinstance(content, RowFault):
             raise FaultyRows(first_faults(content, (found for _, _, found in contents)))
         yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
-def _contents(path: str, spec: DataSpec, reading: Reading) -> Iterator[tuple[int, Any, Any]]:
+def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tuple[int, Any, Any]]:
     """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
     # A named data set needs every column; otherwise Parquet reads only the columns in use.
     columns = None if spec.name is not None else reading.columns
-    for number, value in rows_and_faults(path, format=spec.format, columns=columns):
+    for number, value in rows_and_faults(file.path, format=spec.format, columns=columns, part=file.part):
         if isinstance(value, RowFault):
             yield number, None, value
             continue
-        place = f"{path}, line {number}"
+        place = f"{file.path}, line {number}"
         try:
             yield number, value, reading.content(value, place)
         except ValueError as error:

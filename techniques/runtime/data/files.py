@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.checkpoints.remote_store import explained, is_url, open_store, store_errors
 from ringmaster.techniques.runtime.data.prepared import stamp
 
 # Metadata keys of stores that change with a file's content, the most reliable first.
@@ -24,26 +26,38 @@ class Matched:
 
     root: the folder or URL above all wildcards.
     names: the paths of the files relative to root, in order.
+    stamps: for a URL, what changes with the content of each file, as its store has listed it.
     """
 
     root: str
     names: tuple[str, ...]
+    stamps: tuple[list[str], ...] = ()
 
     def path(self, name: str) -> str:
         """Returns the whole path or URL of a file."""
         return f"{self.root.rstrip('/')}/{name}"
 
+    def only(self, names: Sequence[str]) -> Matched:
+        """Returns some of the files, in the order of `names`."""
+        stamps = dict(zip(self.names, self.stamps, strict=True)) if self.stamps else {}
+        return Matched(
+            root=self.root, names=tuple(names), stamps=tuple(stamps[name] for name in names) if stamps else ()
+        )
+
     def state(self) -> list[Any]:
         """Returns a JSON value that changes as soon as a file does, and is cheap to obtain."""
         if not is_url(self.root):
             return [(name, *stamp(Path(self.root, name))) for name in self.names]
-        system, _ = _system(self.root)
-        return [(name, _remote_stamp(system.info(self.path(name)))) for name in self.names]
+        return list(zip(self.names, self.stamps, strict=True))
 
 
-def is_url(path: str) -> bool:
-    """Returns whether fsspec is needed to read the path."""
-    return "://" in path
+@dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """Some lines of a local file: its bytes from `start` up to `stop`, without it, and the number of the first line."""
+
+    start: int
+    stop: int
+    first_line: int
 
 
 def matching(pattern: str) -> Matched:
@@ -62,18 +76,38 @@ def matching(pattern: str) -> Matched:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a file to read bytes. Raises ValueError where it cannot be read."""
+def opened(path: str, part: FilePart | None = None) -> Iterator[BinaryIO]:
+    """Opens a file, or a part of a local one, to read bytes. Raises ValueError where it cannot be read."""
     try:
         if is_url(path):
-            system, inner = _system(path)
-            with system.open(inner, "rb") as stream:
+            store, inner = _store(path)
+            with store_errors():
+                stream = store.open(inner, "rb")
+            with stream:
                 yield cast(BinaryIO, stream)
         else:
             with Path(path).open("rb") as file:
-                yield file
+                yield file if part is None else cast(BinaryIO, io.BufferedReader(_PartReader(file, part)))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error}. To fix: check the file") from error
+        why = explained(error, path) if is_url(path) else f"{error}. To fix: check the file"
+        raise ValueError(f"{path} cannot be read: {why}") from error
+
+
+class _PartReader(io.RawIOBase):
+    """Reads a part of a file as if it were the whole."""
+
+    def __init__(self, file: BinaryIO, part: FilePart) -> None:
+        self._file, self._num_left = file, part.stop - part.start
+        file.seek(part.start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        read = self._file.read(min(len(buffer), self._num_left))
+        buffer[: len(read)] = read
+        self._num_left -= len(read)
+        return len(read)
 
 
 def local_copies(pattern: str, *, cache_dir: Path) -> str:
@@ -100,7 +134,7 @@ def _copied(url: str, state: Any, cache: Path) -> Path:
     """Returns the local copy of one file at a URL."""
     folder = cache / _key(url, state)
     if not folder.exists():
-        with publish(folder) as aside, opened(url) as source, (aside / "copy").open("wb") as copy:
+        with publish(folder) as aside, opened(url) as source, store_errors(), (aside / "copy").open("wb") as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
     return folder / "copy"
 
@@ -110,21 +144,33 @@ def _key(*values: Any) -> str:
 
 
 def _remote(pattern: str) -> Matched:
-    system, inner = _system(pattern)
+    store, inner = _store(pattern)
+    store.invalidate_cache()  # another process may have written since
     try:
-        if any(sign in inner for sign in "*?["):
-            paths = sorted(path for path, info in system.glob(inner, detail=True).items() if info["type"] == "file")
-        else:
-            paths = [inner] if system.isfile(inner) else []
-    except Exception as error:  # clients of stores raise anything: refused, unknown host, ...
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{pattern} cannot be read: {why}. To fix: check the URL, and who may read it") from error
-    if not paths:
-        raise ValueError(f"{pattern} matches no file. To fix: check the URL")
+        with store_errors():
+            if any(sign in inner for sign in "*?["):
+                infos = store.glob(inner, detail=True)
+            else:
+                infos = {inner: store.info(inner)} if store.exists(inner) else {}
+    except OSError as error:
+        raise ValueError(f"{pattern} cannot be read: {explained(error, pattern)}") from error
+    found = {path: info for path, info in sorted(infos.items()) if info["type"] == "file"}
+    if not found:
+        raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
     inside = _above_wildcards(inner)
-    names = tuple(path.removeprefix(inside).lstrip("/") for path in paths)
+    names = tuple(path.removeprefix(inside).lstrip("/") for path in found)
     # The root is taken from the URL, as the path in the store may lack the host.
-    return Matched(root=_above_wildcards(pattern), names=names)
+    return Matched(root=_above_wildcards(pattern), names=names, stamps=tuple(map(_remote_stamp, found.values())))
+
+
+def _why_none(store: Any, path: str) -> str:
+    """Why nothing matches, where the store says it, such as that there is no such bucket."""
+    try:
+        with store_errors():
+            store.ls(_above_wildcards(path))
+    except OSError as error:
+        return f": {error}" if error.__cause__ is not None else ""
+    return ""
 
 
 def _above_wildcards(path: str) -> str:
@@ -132,16 +178,12 @@ def _above_wildcards(path: str) -> str:
     return "/".join(takewhile(lambda part: not any(sign in part for sign in "*?["), path.split("/")[:-1]))
 
 
-def _system(url: str) -> tuple[Any, str]:
+def _store(url: str) -> tuple[Any, str]:
     """The store of a URL, and the path in it. Raises ValueError where the library for its protocol is missing."""
-    from fsspec.core import url_to_fs
-
     try:
-        system, inner = url_to_fs(url)
-    except (ImportError, ValueError, OSError) as error:
-        protocol = url.partition("://")[0]
-        raise ValueError(f"{url} cannot be read: {error}. To fix: install what fsspec needs for {protocol}") from error
-    return system, str(inner)
+        return open_store(url)
+    except ValueError as error:
+        raise ValueError(f"{url} cannot be read: {error}") from error
 
 
 def _remote_stamp(info: dict[str, Any]) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.techniques.interface.decoders import CAUSAL
 from ringmaster.techniques.interface.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data.row_samples.row_columns import columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
-from ringmaster.techniques.runtime.data.sources.image_classification import images_of
+from ringmaster.techniques.runtime.data.sources.image_classification import PROCESSOR, images_of
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING, data_source_named
 
 ENCODERS = ("Model",)
@@ -30,6 +31,9 @@ CLASSIFIERS = (*KINDS["text-classification"], *KINDS["token-classification"], *K
 CLASSIFICATION = ("text-classification", "token-classification", "image-classification")
 """The kinds whose samples have classes."""
 UNMISTAKABLE = ("chat", "preference")
+HOW = frozenset({"image_size", "mean", "std", "processor"})
+"""The options of images that say how they are resized and normalised."""
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
 
 
 def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
@@ -75,6 +79,27 @@ def architecture_of(model: ModelSpec) -> str | None:
     return str(said[0]) if isinstance(said, (list, tuple)) and said else None
 
 
+def has_negatives(spec: DataSpec) -> bool:
+    """Returns whether files for embeddings have hard negatives. Raises ValueError where they cannot be read."""
+    if spec.kind != "embedding" or spec.path is None:
+        return False
+    source = data_source_named(spec.kind)
+    assert isinstance(source, RowSource)
+    return "negative" in source.columns(spec).columns
+
+
+def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:
+    """Returns a spec whose images are resized and normalised as a pretrained model's, unless it says how.
+
+    model: a folder or hub name; None for a fresh model.
+    """
+    if spec.kind != "image-classification" or model is None or not HOW.isdisjoint(spec.kwargs):
+        return spec
+    if Path(model).is_dir() and not (Path(model) / PROCESSOR).is_file():
+        return spec
+    return replace(spec, kwargs={**spec.kwargs, "processor": model})
+
+
 def classes_of(folder: Path) -> tuple[str, ...]:
     """Returns the names of the classes of the model in a folder; () where it does not name them."""
     try:
@@ -83,6 +108,11 @@ def classes_of(folder: Path) -> tuple[str, ...]:
         return ()
     found = tuple(str(names[number]) for number in sorted(names, key=int))
     return () if all(name.startswith("LABEL_") for name in found) else found
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Returns whether a model's folder holds the files of a tokenizer."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
 
 
 def encodes_text(spec: DataSpec) -> bool:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData
+from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
 from ringmaster.techniques.interface.job import SAMPLINGS, DataSpec
 from ringmaster.techniques.runtime.data.sampling import LENGTH_GROUPED
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 
 
-def prepare(spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+def prepare(spec: DataSpec, *, cache_dir: Path, pinned: PreparedData | None = None) -> PreparedData:
     """Does the slow work (training a tokenizer, tokenising) once for each content, under `cache_dir`.
 
+    pinned: the result of an earlier `prepare`. It is returned where this machine has its folder, or it has none.
+
     Several processes may call it at the same time. Raises ValueError, with a remedy, where the data is unknown, empty,
-    unreadable or too short.
+    unreadable or too short, or has other samples than `pinned`.
     """
-    return _checked(spec).prepare(spec, cache_dir=cache_dir)
+    source = _checked(spec)
+    if pinned is not None and (not pinned.folder or Path(pinned.folder, "prepared.json").is_file()):
+        return pinned
+    found = source.prepare(spec, cache_dir=cache_dir)
+    if pinned is not None:
+        check_same(found, pinned)
+    return found
 
 
 def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None) -> tuple[Dataset, Dataset]:

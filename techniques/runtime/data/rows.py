@@ -7,13 +7,13 @@ import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
-from ringmaster.techniques.runtime.data.files import opened
+from ringmaster.techniques.runtime.data.files import FilePart, opened
 
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -25,7 +25,10 @@ MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
 # Python's csv module refuses longer values by default, from 128 KiB on.
 MAX_CSV_VALUE_CHARACTERS = 1 << 30
 
-_SORTED = json.JSONEncoder(sort_keys=True, default=str)  # once, as making one takes as long as a short row
+# Once, as making one takes as long as a short row.
+_PLAIN = json.JSONEncoder(default=str)
+_TEXT = json.encoder.encode_basestring_ascii
+_SORTED = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,21 @@ def read_rows(
 
 
 def rows_and_faults(
-    path: str, *, format: str | None = None, columns: Sequence[str] | None = None
+    path: str, *, format: str | None = None, columns: Sequence[str] | None = None, part: FilePart | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the rows of a file that is no text, with their numbers, and a `RowFault` for each wrong one."""
+    """Yields the rows of a file that is no text, with their numbers, and a `RowFault` for each wrong one.
+
+    part: the lines that are read, for JSONL alone; None for all.
+    """
     kind = format_of(path, format)
-    with opened(path) as stream:
+    with opened(path, part) as stream:
         try:
-            yield from _parquet(stream, path, columns) if kind == "parquet" else READERS[kind](stream, path)
+            if kind == "parquet":
+                yield from _parquet(stream, path, columns)
+            elif kind == "csv":
+                yield from _csv(stream, path)
+            else:
+                yield from _jsonl(stream, path, first_line=1 if part is None else part.first_line)
         except UnicodeDecodeError as error:
             raise (_cannot_be_read(path, error) if kind == "parquet" else not_utf8(path)) from error
         except OSError as error:
@@ -164,17 +175,26 @@ def hash_bytes(content: Any) -> bytes:
         for piece in content.pieces():
             found.update(piece)
         return found.digest()
-    text = content if isinstance(content, str) else _SORTED.encode(content)
+    text = content if isinstance(content, str) else to_json_text(content, is_sorted=True)
     return hashlib.sha256(text.encode()).digest()[:8]
+
+
+def to_json_text(content: Any, *, is_sorted: bool = False) -> str:
+    """Returns what `json.dumps` returns for a row's content, its keys in their order or sorted."""
+    if not isinstance(content, dict) or not all(type(value) is str for value in content.values()):
+        return (_SORTED if is_sorted else _PLAIN).encode(content)
+    # Texts alone, as most rows are: an encoder takes longer to begin than to encode them.
+    items = sorted(content.items()) if is_sorted else content.items()
+    return "{" + ", ".join([f"{_TEXT(name)}: {_TEXT(value)}" for name, value in items]) + "}"
 
 
 def _cannot_be_read(path: str, error: Exception) -> ValueError:
     return ValueError(f"{path} cannot be read: {error}. To fix: check the file")
 
 
-def _jsonl(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
+def _jsonl(stream: BinaryIO, path: str, *, first_line: int) -> Iterator[tuple[int, Any]]:
     with io.TextIOWrapper(stream, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines, start=first_line):
             if not line.strip():
                 continue
             place = f"{path}, line {number}"
@@ -230,7 +250,3 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
         for row in batch.to_pylist():
             number += 1
             yield number, row
-
-
-# Parquet is read separately, as it can read single columns; text has no rows.
-READERS: Mapping[str, Callable[[BinaryIO, str], Iterator[tuple[int, Any]]]] = {"jsonl": _jsonl, "csv": _csv}

@@ -58,7 +58,7 @@ def write_tokens(
             writer = TokenWriter(
                 columns, seq_len=spec.seq_len, vocab_size=encoder.vocab_size, end_of_text_id=encoder.end_of_text_id
             )
-            stream = encoded(_recorded(alike(), manifest), encoder)
+            stream = encoded(_recorded(alike(), manifest), encoder, Progress("encoding"))
         else:
             writer = TokenWriter(columns, seq_len=spec.seq_len or len(first.content))
             stream = _as_given(_recorded(alike(), manifest), where=where)
@@ -70,10 +70,9 @@ def write_tokens(
     return writer.described(folder, spec=spec, where=where)
 
 
-def encoded(documents: Iterable[Document], encoder: Encoder) -> Iterator[tuple[Document, Ids]]:
+def encoded(documents: Iterable[Document], encoder: Encoder, progress: Progress) -> Iterator[tuple[Document, Ids]]:
     """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
     tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
-    progress = Progress("encoding")
     for batch in _batches(in_pieces(documents, rule=encoder.rule)):
         for document, ids in zip(batch, encoder.ids([cast(str, each.content) for each in batch]), strict=True):
             progress.add(len(document.content), ends=document.ends)

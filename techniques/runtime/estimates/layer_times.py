@@ -221,8 +221,8 @@ class _Piece:
             self._stage.precision = lambda: torch.autocast(device.type, dtype=torch.bfloat16)
         else:
             self._stage.precision = nullcontext
-        is_in_pairs = loss.function is not None and loss.function.in_pairs
-        sample_shape = (2, seq_len) if is_in_pairs else (seq_len,)
+        sequences = loss.function.num_sequences if loss.function is not None and loss.function.in_pairs else None
+        sample_shape = (seq_len,) if sequences is None else (sequences, seq_len)
         samples = torch.randint(config.vocab_size, (num_rows, *sample_shape), device=device)
         tokens = samples.reshape(-1, seq_len)
         hidden = torch.randn(*tokens.shape, config.hidden_size, device=device, dtype=dtype)

@@ -185,6 +185,7 @@ def _stand_in(scene: Scene) -> None:
         (collectives, "_are_we_tracing", lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
         (draws, "kept", _mask),
+        (trainers, "prepare", lambda *_, pinned, **__: pinned),
         (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]

@@ -19,7 +19,7 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import digest, from_json
-from ringmaster.techniques.losses.registry import class_of, reward_names
+from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
@@ -223,8 +223,10 @@ def describe(job: Job) -> PreparedData | None:
 
 def _of_pairs(job: Job) -> tuple[SampleTensor, ...]:
     """The tensors of a sample, for a loss of pairs of sequences; () for other losses, as the kind tells them."""
-    loss = class_of(job.loss)
+    loss = loss_function_of(job.loss, job.loss_options)
     if loss is None or not loss.in_pairs or job.data.seq_len is None:
         return ()
     names = ("input_ids", "labels" if CAUSAL in loss.kinds and len(loss.kinds) == 1 else "attention_mask")
-    return tuple(SampleTensor(name=name, dtype="int64", shape=(2, job.data.seq_len)) for name in names)
+    return tuple(
+        SampleTensor(name=name, dtype="int64", shape=(loss.num_sequences or 2, job.data.seq_len)) for name in names
+    )

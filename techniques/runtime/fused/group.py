@@ -120,10 +120,7 @@ class Group:
         Each forward takes one batch of every member. beat: called after each forward.
         """
         left = {member.name: (member, member.held_out()) for member in (members or self.members)}
-        metrics = {
-            m.name: Metrics(m.job.evaluation.metrics, loss=m.loss, tokenizer_dir=m.prepared.tokenizer_dir)
-            for m, _ in left.values()
-        }
+        metrics = {m.name: Metrics(m.job.evaluation.metrics, loss=m.loss, data=m.prepared) for m, _ in left.values()}
         self.stem.model.eval()
         while left:
             batches = {name: batch for name, (_, shares) in left.items() if (batch := next(shares, None)) is not None}

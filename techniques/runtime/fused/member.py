@@ -17,6 +17,7 @@ from ringmaster.techniques.adapters.modules import PREFIX
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (
     HostCopies,
     Reader,
@@ -50,7 +51,8 @@ class Member:
         self.job, self.order, self._device, self._model = order.job, order, device, model
         self._ranks = ranks or alone(device)
         cache = Path(order.cache_dir)
-        self.prepared = from_json(PreparedData, order.data) if order.data else prepare(self.job.data, cache_dir=cache)
+        pinned = from_json(PreparedData, order.data) if order.data else None
+        self.prepared = prepare(self.job.data, cache_dir=cache, pinned=pinned)
         self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
         self.loss: Loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
         self._adapter = resolved(order.job.adapter)
@@ -225,6 +227,8 @@ class Member:
             state=read_whole(checkpoint, prefix="model/"),
             prepared=self.prepared,
         )
+        if self.order.model_url is not None:
+            store_model(Path(self.order.model_dir), self.order.model_url)
 
     def store(self) -> CheckpointStore:
         """The job's checkpoint store, which all ranks read and write together."""

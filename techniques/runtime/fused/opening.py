@@ -38,6 +38,7 @@ def orders_of(order: GangOrder) -> list[GangOrder]:
             folder=member.folder,
             checkpoint_dir=member.checkpoint_dir,
             model_dir=member.model_dir,
+            model_url=member.model_url,
             weights_from=member.weights_from,
             last_step=member.last_step,
             keep_checkpoints=member.keep_checkpoints,
@@ -58,7 +59,8 @@ def open_group(order: GangOrder, ranks: Ranks) -> Group:
     Raises ValueError if the order's jobs cannot be trained together.
     """
     job, cache = order.job, Path(order.cache_dir)
-    data = from_json(PreparedData, order.data) if order.data else prepare(job.data, cache_dir=cache)
+    pinned = from_json(PreparedData, order.data) if order.data else None
+    data = prepare(job.data, cache_dir=cache, pinned=pinned)
     jobs = [job, *(member.job for member in order.members)]
     if reason := why_not_together(jobs, model_facts(job.model, data=data), num_ranks=ranks.num_ranks):
         raise ValueError(f"shared_base: {reason}. To fix: train it alone")

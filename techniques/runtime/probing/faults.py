@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.runtime.training.losses import Loss, logits_of
 from ringmaster.techniques.runtime.training.named_losses import ADDED
 
@@ -70,6 +74,26 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
                 f"data: input_ids are {least} to {most}, and the model has tokens 0 to {vocab_size - 1}. To fix: use "
                 "the model's own tokenizer, or set model.config.vocab_size"
             )
+
+
+def why_tokens_are_foreign(job: Job, data: PreparedData) -> str | None:
+    """Returns why a pretrained model does not know the tokens of its data, or None.
+
+    Its folder holds no tokenizer, and one was trained on the data. A model of exactly as many tokens is taken to be
+    made for it.
+    """
+    if job.model.from_pretrained is None or job.data.tokenizer is not None or not encodes_text(job.data):
+        return None
+    folder = Path(job.model.from_pretrained)
+    if not (folder / "config.json").is_file() or has_tokenizer(folder):
+        return None
+    known = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    if known in (None, data.vocab_size, job.data.vocab_size):
+        return None
+    return (
+        f"data: {folder} holds no tokenizer, and the model does not know the tokens of a new one. To fix: set "
+        f"data.tokenizer to the model's; or, for a new one, data.vocab_size to {known}"
+    )
 
 
 def faults_of_labels(

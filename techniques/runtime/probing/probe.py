@@ -31,6 +31,7 @@ from ringmaster.techniques.runtime.probing.faults import (
     faults_of_labels,
     faults_of_samples,
     shapes_of,
+    why_tokens_are_foreign,
 )
 from ringmaster.techniques.runtime.probing.models import probed_model
 from ringmaster.techniques.runtime.probing.packing import why_never_packed, why_not_apart
@@ -65,7 +66,7 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
     Raises StepFault if the model, the data, the loss or a metric does not work.
     """
 
-    if reason := why_never_packed(job):
+    if reason := why_never_packed(job) or why_tokens_are_foreign(job, data):
         raise StepFault([reason])
 
     def found() -> Probe:
@@ -94,7 +95,7 @@ class _TinyStep:
     """A job's small model, its loss, and a few samples. Its methods raise StepFault with all faults that they find."""
 
     def __init__(self, job: Job, data: PreparedData, cache_dir: Path, *, is_there: bool = True) -> None:
-        self._job, self._read, self._tokenizer_dir = job, set[str](), data.tokenizer_dir
+        self._job, self._read, self._data = job, set[str](), data
         self._undeclared = [] if job.model.factory else undeclared_fields(job.model)
         try:
             with explained("model: it cannot be built", "correct model"):
@@ -139,7 +140,7 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
-            metrics = Metrics(self._job.evaluation.metrics, loss=self._loss, tokenizer_dir=self._tokenizer_dir)
+            metrics = Metrics(self._job.evaluation.metrics, loss=self._loss, data=self._data)
             metrics.add(output, self._batch)
             metrics.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.interface.metric import Metric
 from ringmaster.techniques.losses.registry import reward_names
@@ -105,7 +106,7 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
             losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
             losses = losses_by_row(loss, output, batch)
-        found = said(loss, output, batch, losses=losses, metrics=metrics, tokenizer_dir=rows.prepared.tokenizer_dir)
+        found = said(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
         collected.add(numbers, {**found, **known})
         count(len(numbers))
     return collected.scores(shifted=loss.shifted)
@@ -127,15 +128,15 @@ def said(
     *,
     losses: tuple[Tensor, Tensor] | None,
     metrics: Sequence[Metric],
-    tokenizer_dir: Path | None,
+    data: PreparedData,
 ) -> dict[str, list[Any]]:
     """The scores of a batch's rows, a value (or vector) per row, by name.
 
     losses: the loss by row as (sums, counts), [rows] each; None for rows without labels.
     metrics: those that do not suit the model or the labels are left out.
-    tokenizer_dir: the folder of the data's tokenizer, if any.
+    data: the prepared rows, for metrics that read their tokenizer or the names of their classes.
     """
-    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses, tokenizer_dir=tokenizer_dir))
+    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses, data=data))
     logits = logits_of(output)
     if loss.shifted:
         # The next-token loss is the negative log-probability already.

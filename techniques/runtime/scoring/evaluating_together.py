@@ -87,11 +87,7 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
     for name, order in orders.items():
         base.add(name, Path(order.model_dir))
     metrics = {
-        name: Metrics(
-            order.job.evaluation.metrics,
-            loss=loss,
-            tokenizer_dir=from_json(PreparedData, order.data).tokenizer_dir,
-        )
+        name: Metrics(order.job.evaluation.metrics, loss=loss, data=from_json(PreparedData, order.data))
         for name, order in orders.items()
     }
     batches = {name: _batches(order, device) for name, order in orders.items()}

@@ -158,7 +158,7 @@ def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.devic
     for question, output in base.answers(questions()):
         numbers, batch, known = question.about
         losses = losses_by_row(loss, output, batch) if rows.are_labelled(batch) else None
-        found = said(loss, output, batch, losses=losses, metrics=metrics, tokenizer_dir=rows.prepared.tokenizer_dir)
+        found = said(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
         collected[question.model].add(numbers, {**found, **known})
         done.of(question.model)(len(numbers))
     return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.training.losses import Batch, Loss
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def outputs_of(
-    loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None, tokenizer_dir: Path | None = None
+    loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None, data: PreparedData | None = None
 ) -> Outputs:
-    """Returns what metrics read of a model's output for a batch. losses, tokenizer_dir: as in `Outputs`."""
+    """Returns what metrics read of a model's output for a batch. losses: as in `Outputs`."""
     logits, labels = loss.predictions(output, batch)
     return Outputs(
         output=output,
@@ -31,7 +31,8 @@ def outputs_of(
         labels=labels,
         losses=losses,
         rewards_of=loss.rewards,
-        tokenizer_dir=tokenizer_dir,
+        tokenizer_dir=None if data is None else data.tokenizer_dir,
+        class_names=() if data is None else data.labels,
     )
 
 
@@ -51,11 +52,11 @@ class Metrics:
 
     names: of registered metrics; ValueError on another.
     loss: the job's loss.
-    tokenizer_dir: the folder of the data's tokenizer, if any.
+    data: the prepared data, for metrics that read its tokenizer or the names of its classes.
     """
 
-    def __init__(self, names: Sequence[str], *, loss: Loss, tokenizer_dir: Path | None = None) -> None:
-        self._metrics, self._loss, self._tokenizer_dir = metrics_named(names), loss, tokenizer_dir
+    def __init__(self, names: Sequence[str], *, loss: Loss, data: PreparedData | None = None) -> None:
+        self._metrics, self._loss, self._data = metrics_named(names), loss, data
         gathered = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
         self._gathered = frozenset(name for metric in gathered for name in metric.sums)
         self._parts: dict[str, list[Tensor]] = {name: [] for metric in self._metrics for name in metric.sums}
@@ -71,7 +72,7 @@ class Metrics:
         if is_known := self._loss.is_known(batch):
             total, count = self._loss(output, batch)
             losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
-        outputs = outputs_of(self._loss, output, batch, losses=losses, tokenizer_dir=self._tokenizer_dir)
+        outputs = outputs_of(self._loss, output, batch, losses=losses, data=self._data)
         found = sums_of(self._metrics, outputs)
         unsuited = [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]
         if unsuited and is_known:  # what a loss that is not known leaves out is NaN

@@ -65,12 +65,11 @@ class FunctionLoss(Loss):
         sequences = self.named.num_sequences
         if sequences is None:
             return given
-        wanted = "two" if sequences == 2 else sequences
         for name, value in given.items():
             if value.dim() < 2 or value.shape[1] != sequences:
                 raise ValueError(
-                    f"loss {self.named.name}: {name} of a sample is {list(value.shape[1:])}, and not of {wanted} "
-                    f"sequences. To fix: give data of pairs, whose tensors are [2, tokens] (docs/losses.md)"
+                    f"loss {self.named.name}: {name} of a sample is {list(value.shape[1:])}, and not of {sequences} "
+                    f"sequences. To fix: give samples whose tensors are [{sequences}, tokens] (docs/losses.md)"
                 )
         return {name: value.flatten(0, 1) for name, value in given.items()}
 

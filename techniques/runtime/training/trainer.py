@@ -27,6 +27,7 @@ from ringmaster.techniques.interface.technique import (
 )
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (
     HostCopies,
     Reader,
@@ -104,9 +105,9 @@ class Trainer:
         self.job, self.ranks, self._technique, self._beat = order.job, ranks, technique, beat
         self._order = order
         cache = Path(order.cache_dir)
-        pinned = from_json(PreparedData, order.data) if order.data else prepare(self.job.data, cache_dir=cache)
-        self.prepared = pinned
-        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=pinned)
+        pinned = from_json(PreparedData, order.data) if order.data else None
+        self.prepared = prepare(self.job.data, cache_dir=cache, pinned=pinned)
+        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
         beat()
         weights = Path(order.weights_from) if order.weights_from else None
         model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
@@ -271,8 +272,8 @@ class Trainer:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
         chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
         totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
-        names, tokenizer_dir = self.job.evaluation.metrics, self.prepared.tokenizer_dir
-        metrics, work = Metrics(names, loss=self._loss.given(totals), tokenizer_dir=tokenizer_dir), _Work(self, [])
+        names, loss = self.job.evaluation.metrics, self._loss.given(totals)
+        metrics, work = Metrics(names, loss=loss, data=self.prepared), _Work(self, [])
         self.model.eval()
         for rows, counted, width in chunks:
             batch = fetch(self._held_out, rows, width=width)
@@ -384,6 +385,9 @@ class Trainer:
                 export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
             else:
                 export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
+            if self._order.model_url is not None:
+                self._beat()
+                store_model(folder, self._order.model_url)
         self._beat()
         self.ranks.agree(True)
 

@@ -132,7 +132,7 @@ def test_models_are_compared_in_its_direction(site, tmp_path):
 
 
 def test_where_it_is_not_installed_it_is_unknown():
-    with pytest.raises(BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, auroc, exact_match"):
+    with pytest.raises(BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, auroc, entity_f1"):
         batch_with(GAP)
     with pytest.raises(ValueError, match=f"unknown metric '{GAP}': there are loss, perplexity, accuracy"):
         decide(0.1, 0.2, metric=GAP)

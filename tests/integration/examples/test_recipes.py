@@ -122,6 +122,19 @@ def test_embeddings(place):
     assert share(i in row for i, row in enumerate(best.tolist())) > 0.2
 
 
+def test_grpo(place):
+    """The model writes the letter that a prompt asks for more often than in the beginning, when the reward was 0.12."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    job = place.run("grpo")["letters"]
+    assert job["metrics"]["reward"] > 0.2
+    model, tokenizer = (kind.from_pretrained(job["model_dir"]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    row = place.rows("prompts.jsonl")[0]
+    given = tokenizer(row["prompt"], return_tensors="pt")
+    tokens = model.generate(**given, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    assert tokenizer.decode(tokens[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
 def share(are):
     """The share of those that are true."""
     found = list(are)

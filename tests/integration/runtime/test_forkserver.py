@@ -83,6 +83,21 @@ def test_a_signal_is_told_as_a_negative_status(server, tmp_path):
         assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
 
 
+def test_sigterm_to_all_processes_ends_only_programs_that_workers_start(tmp_path):
+    """Slurm sends it to every process of a job, of which only the owner decides when its workers end."""
+    with ForkServer() as server, closing(spawn(server, tmp_path, "linger")) as channel:
+        worker, program = wait_for(channel, "lingering")["pids"]
+        pids = [psutil.Process(worker).ppid(), worker, program]
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        wait_until_gone(program)
+        with closing(spawn(server, tmp_path, "echo")) as another:
+            another.send({"command": "go"})
+            assert wait_for(another, "echo")["command"] == "go"
+        channel.hang_up()
+        assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
+
+
 def test_hanging_up_ends_a_worker_and_its_children(server, tmp_path):
     with closing(spawn(server, tmp_path, "linger")) as channel:
         pids = wait_for(channel, "lingering")["pids"]

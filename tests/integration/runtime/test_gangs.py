@@ -144,6 +144,25 @@ def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench
     assert is_bit_equal(second.weights, whole.weights)
 
 
+def test_sigterm_to_every_process_of_a_job_loses_no_step(bench, tmp_path):
+    """As Slurm does when it takes a machine back: the fork server outlives it, and the ranks checkpoint."""
+    sent = []
+
+    def terminate_all(gang, event):
+        if isinstance(event, Steps) and not sent:
+            server = psutil.Process(gang.pids[0]).parent()
+            sent.extend([server, *server.children(recursive=True)])
+            for process in sent:
+                process.terminate()
+
+    job = bench.job(num_steps=ENDLESS)
+    stopped = bench.train(job, Layout("ddp", 2), tmp_path, on_event=terminate_all)
+    assert len(sent) >= 3
+    assert stopped.outcome.status == "preempted"
+    assert (tmp_path / "checkpoints" / f"step-{stopped.outcome.result['step']:08d}").is_dir()
+    assert sent[0].is_running()
+
+
 def test_a_gang_that_is_told_to_stop_checkpoints(bench, tmp_path):
     job = bench.job(num_steps=ENDLESS)
     trained = bench.train(job, Layout("ddp", 2), tmp_path, on_event=lambda gang, _: gang.send("stop"))

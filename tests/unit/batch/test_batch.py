@@ -267,7 +267,8 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
         "deadline_s: names 'nobody', which is no job of this batch. To fix: use the names of its jobs.",
         "name: is no valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and '.', "
         "such as tonight.",
-        "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, makespan, weighted.",
+        "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, makespan, mean_completion, "
+        "weighted.",
         "jobs[1].name: 'a' is the name of another job already. To fix: give every job a name of its own.",
         "jobs[1].base: no job is named 'nobody'. To fix: the jobs of this batch are a, c; a registered model is "
         "models:/NAME@ALIAS.",
@@ -355,6 +356,41 @@ def test_the_mixed_batch_is_what_it_promises():
     assert [job.name for job in jobs if job.base] == ["llama-finetuned"]
 
 
+@pytest.mark.parametrize(("said", "found"), [({}, True), ({"hard_negatives": False}, False)])
+def test_a_contrastive_loss_learns_from_hard_negatives_where_there_are_some(tmp_path, said, found):
+    rows = {"triplets": {"anchor": "a", "positive": "b", "negative": "c"}, "pairs": {"anchor": "a", "positive": "b"}}
+    jobs = []
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        job = {"name": name, "model": {"architecture": "BertModel"}, "data": {"path": f"{name}.jsonl"}, "num_steps": 1}
+        jobs.append({**job, "loss": {"name": "contrastive", **said}})
+    triplets, pairs = parse_batch(json.dumps({"jobs": jobs}), folder=tmp_path, name="batch.json").jobs
+    assert (triplets.data.kind, triplets.loss_options["hard_negatives"]) == ("embedding", found)
+    assert pairs.loss_options == said
+
+
+@pytest.mark.parametrize("has_processor", [True, False])
+def test_images_are_read_by_the_processor_of_the_pretrained_model(tmp_path, has_processor):
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text(
+        json.dumps({"architectures": ["ViTForImageClassification"], "model_type": "vit"})
+    )
+    (tmp_path / "vit" / "model.safetensors").touch()
+    if has_processor:
+        (tmp_path / "vit" / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "images" / "cats").mkdir(parents=True)
+    (tmp_path / "images" / "cats" / "a.png").touch()
+    data = {"path": "images"}
+    jobs = [
+        {"name": name, "model": {"from_pretrained": "vit"}, "data": data | more, "num_steps": 1}
+        for name, more in {"own": {}, "said": {"kwargs": {"image_size": 8}}}.items()
+    ]
+    own, said = parse_batch(json.dumps({"jobs": jobs}), folder=tmp_path, name="batch.json").jobs
+    assert own.data.kind == "image-classification"
+    assert own.data.kwargs == ({"processor": str(tmp_path / "vit")} if has_processor else {})
+    assert said.data.kwargs == {"image_size": 8}
+
+
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 def test_rows_are_read_by_the_tokenizer_of_the_pretrained_model(tmp_path, has_tokenizer):
     (tmp_path / "bert").mkdir()
@@ -370,3 +406,7 @@ def test_rows_are_read_by_the_tokenizer_of_the_pretrained_model(tmp_path, has_to
     (read,) = parse_batch(json.dumps({"jobs": [job]}), folder=tmp_path, name="batch.json").jobs
     assert read.data.kind == "text-classification"
     assert read.data.tokenizer == (str(tmp_path / "bert") if has_tokenizer else None)
+    (tmp_path / "prose.txt").write_text("some words")
+    job |= {"model": {"from_pretrained": "bert"}, "data": {"path": "prose.txt", "seq_len": 8}}
+    (read,) = parse_batch(json.dumps({"jobs": [job]}), folder=tmp_path, name="batch.json").jobs
+    assert (read.data.kind, read.data.tokenizer) == (None, str(tmp_path / "bert") if has_tokenizer else None)

@@ -14,7 +14,7 @@ from ringmaster.techniques.runtime.training.metrics import Metrics, outputs_of, 
 LOSS = Loss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
 
 
-def measured(names, batch, *, num_parts=1, size=3, replicas=1, loss=LOSS, tokenizer_dir=None, **output):
+def measured(names, batch, *, num_parts=1, size=3, replicas=1, loss=LOSS, data=None, **output):
     """Returns metrics by name, of rows divided over `num_parts` ranks in batches of at most `size` rows.
 
     output: tensors with `len(tensor) / len(rows)` entries a row, the fields of the model's output.
@@ -23,7 +23,7 @@ def measured(names, batch, *, num_parts=1, size=3, replicas=1, loss=LOSS, tokeni
     num_rows = len(next(iter(batch.values())))
     ranks = []
     for mine in np.array_split(np.arange(num_rows), num_parts):
-        metrics = Metrics(names, loss=loss, tokenizer_dir=tokenizer_dir)
+        metrics = Metrics(names, loss=loss, data=data)
         for first in range(0, len(mine), size):
             rows = mine[first : first + size].tolist()
             metrics.add(part_of(output, rows, num_rows), {k: v[rows] for k, v in batch.items()}, rows=rows)

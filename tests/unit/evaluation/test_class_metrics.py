@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
+from ringmaster.techniques.metrics.registry import why_undefined
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import measured, rows_of
 
 COUNTED = ("f1", "f1_macro", "f1_micro", "f1_weighted", "precision", "recall", "accuracy")
 SINGLE = (*COUNTED, "matthews")
+OF_TOKENS = ("f1_macro", "f1_micro", "f1_weighted", "accuracy", "matthews")
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -72,9 +74,15 @@ def test_counts_of_one_label_a_token(seed, num_rows, num_classes):
     labels[0, 0] = 0
     counted = labels.numpy() != -100
     true, predicted = labels.numpy()[counted], logits.argmax(-1).numpy()[counted]
-    average = None if num_classes == 2 else "macro"
-    wanted = {**expected(true, predicted, average=average), "matthews": sk.matthews_corrcoef(true, predicted)}
-    assert parted(SINGLE, {"labels": labels}, logits=logits) == pytest.approx(wanted, abs=1e-12)
+    wanted = {**expected(true, predicted, average="macro"), "matthews": sk.matthews_corrcoef(true, predicted)}
+    found = parted(OF_TOKENS, {"labels": labels}, logits=logits)
+    assert found == pytest.approx({name: wanted[name] for name in OF_TOKENS}, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["f1", "precision", "recall"])
+def test_tokens_have_entities_or_averages(name):
+    with pytest.raises(ValueError, match=f"{name} needs one prediction a row: .*For tokens: entity_f1 .*, f1_macro or"):
+        measured((name,), {"labels": torch.zeros(2, 3).long()}, logits=torch.ones(2, 3, 2))
 
 
 @draws(50)
@@ -130,7 +138,11 @@ def test_nothing_counted_has_no_metric():
     logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     unlabelled, equal = {"labels": torch.tensor([-100, -100])}, {"labels": torch.tensor([1, 1])}
     assert all(math.isnan(value) for value in measured((*SINGLE, "auroc"), unlabelled, logits=logits).values())
-    assert math.isnan(measured(("auroc",), equal, logits=logits)["auroc"])
+    undefined = measured(("auroc", "accuracy"), equal, logits=logits)
+    assert math.isnan(undefined["auroc"])
+    why = "auroc has no value, as the evaluated rows are all of one class. To fix: evaluate more rows"
+    assert why_undefined(undefined) == [why]
+    assert why_undefined({"auroc": 0.5, "loss": math.nan, "of_a_removed_package": math.nan}) == []
     assert math.isnan(measured(("r2",), {"labels": torch.tensor([0.1, 0.1, 0.1])}, logits=torch.ones(3, 1))["r2"])
     partly = {"labels": torch.tensor([0, -100, 1])}
     assert measured(("auroc",), partly, logits=torch.tensor([[1.0, 0], [0, 5], [0, 1]]))["auroc"] == 1.0

@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ringmaster.tasks.evaluation.resampling import compare, estimate
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.metric import Outputs
 from ringmaster.techniques.metrics.recall_at import RecallAt1, embeddings
 from ringmaster.techniques.metrics.rouge_l import RougeL, f_measure, words
@@ -47,8 +48,8 @@ def tokenizer_dir(tmp_path):
 
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(tmp_path)
-    return tmp_path
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
 
 
 @draws(20)
@@ -77,7 +78,10 @@ def test_rows_of_labelled_tokens(tmp_path_factory, seed, num_rows):
 def test_rouge_reads_words_where_there_is_a_tokenizer(tokenizer_dir):
     labels, predicted = [WORDS.index(w) for w in ("the", "cat,", "sat")], [WORDS.index(w) for w in ("The", "--", "sat")]
     batch, logits = {"labels": torch.tensor([labels])}, likely([predicted])
-    found = measured(("rouge_l",), batch, tokenizer_dir=tokenizer_dir, logits=logits)["rouge_l"]
+    data = PreparedData(
+        name="", digest="", num_samples=1, num_held_out=1, kind="tokens", source="", folder=str(tokenizer_dir.parent)
+    )
+    found = measured(("rouge_l",), batch, data=data, logits=logits)["rouge_l"]
     assert found == pytest.approx(RougeScorer(["rougeL"]).score("the cat, sat", "The -- sat")["rougeL"].fmeasure)
     assert found == pytest.approx(0.8)
     assert measured(("rouge_l",), batch, logits=logits)["rouge_l"] == pytest.approx(1 / 3)

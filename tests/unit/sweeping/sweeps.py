@@ -52,7 +52,7 @@ class DyingInbox:
     """An inbox that ends the process after a number of messages."""
 
     def __init__(self, inbox, num_messages):
-        self.inbox, self.put, self.left = inbox, inbox.put, num_messages
+        self.inbox, self.put, self.empty, self.left = inbox, inbox.put, inbox.empty, num_messages
 
     def get(self, timeout=None):
         self.left -= 1

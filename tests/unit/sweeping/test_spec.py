@@ -9,6 +9,7 @@ from ringmaster.tasks.sweeping.sampling import Tried, propose
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
 from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.techniques.metrics.registry import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
 
 
@@ -79,6 +80,28 @@ def test_tpe_has_no_more_trials_than_were_asked_for(num_trials):
 def test_what_changes_the_shape():
     keys = ("optimizer.lr", "seed", "schedule.name", "clip_grad_norm", "global_batch_size", "optimizer.name", "model.x")
     assert [changes_shape(Choice(key=key, values=(1,))) for key in keys] == [False] * 4 + [True] * 3
+
+
+def test_options_of_losses_change_no_shape_unless_a_reference_is_saved():
+    beta = [Choice(key="loss.beta", values=values) for values in ((0.1, 0.5), (0.0, 0.5))]
+    assert [changes_shape(each) for each in beta] == [False, True]
+    keys = ("loss.temperature", "loss.label_smoothing", "loss.name", "loss.num_generations")
+    assert [changes_shape(Range(key=key, low=1, high=2)) for key in keys] == [False, False, True, True]
+
+
+def test_options_of_a_loss_may_be_varied_where_it_is_given_by_name():
+    template = {"model": {"architecture": "LlamaForCausalLM"}, "data": {"path": "*.txt", "seq_len": 8}}
+    template |= {"num_steps": 64, "loss": "dpo"}
+    (job, *_) = spec(template=template, space=(Choice(key="loss.beta", values=(0.1, 0.5)),), num_trials=2).batch().jobs
+    assert job.loss == "dpo" and job.loss_options["beta"] in (0.1, 0.5)
+
+
+@pytest.mark.parametrize("name", metric_names())
+def test_trials_are_compared_in_the_direction_of_any_metric(name):
+    scheduler = SweepScheduler(spec(objective=name), clock=lambda: 0.0)
+    low, high = scheduler.score({name: 0.2}), scheduler.score({name: 0.3})
+    assert (high > low) is metric_named(name).higher_is_better
+    assert scheduler.score({name: float("nan")}) < low
 
 
 def test_trials_are_evaluated_at_their_rungs():

@@ -27,10 +27,10 @@ def progress_to(listener: Listener) -> Iterator[None]:
 
 
 class Progress:
-    """Counts texts and their characters. doing: what is done with them, for people."""
+    """Counts texts and their characters. doing, what: what is done, and with what, for people."""
 
-    def __init__(self, doing: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._doing, self._clock = doing, clock
+    def __init__(self, doing: str, *, what: str = "texts", clock: Callable[[], float] = time.monotonic) -> None:
+        self._doing, self._what, self._clock = doing, what, clock
         self._num_texts = self._num_characters = 0
         self._start_s = self._last_s = clock()
         self._listener = _listener.get()  # now: a tokenizer is trained in another thread, which has no context
@@ -43,6 +43,8 @@ class Progress:
         if now_s - self._last_s < INTERVAL_S:
             return
         self._last_s = now_s
-        size = self._num_characters / MEGABYTE
-        rate = size / max(now_s - self._start_s, 1e-9)
-        self._listener(f"{self._doing}: {self._num_texts:,} texts, {size:,.0f} MB, {rate:.1f} MB/s")
+        said = f"{self._doing}: {self._num_texts:,} {self._what}"
+        if self._num_characters:  # images have none
+            size = self._num_characters / MEGABYTE
+            said += f", {size:,.0f} MB, {size / max(now_s - self._start_s, 1e-9):.1f} MB/s"
+        self._listener(said)

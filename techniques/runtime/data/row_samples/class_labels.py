@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,16 @@ from ringmaster.techniques.runtime.data.arrays import Array
 MAX_CLASSES = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassLabels:
-    """The names of the classes, in the order of their numbers."""
+    """Classes and their numbers. names: in the order of the numbers."""
 
-    names: tuple[str, ...]
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their numbers."""
+        return tuple(self._numbers)
 
     def number(self, value: Any) -> int:
         """Returns the number of a class. Raises ValueError on an unknown one."""
@@ -33,7 +36,7 @@ class ClassLabels:
 
     def indicators(self, values: Iterable[Any]) -> Array:
         """Returns 1 for each class of a row with several labels, and 0 for the others: float32 [classes]."""
-        found = np.zeros(len(self.names), dtype=np.float32)
+        found = np.zeros(len(self._numbers), dtype=np.float32)
         for value in values:
             if found[number := self.number(value)]:
                 raise ValueError(
@@ -43,49 +46,52 @@ class ClassLabels:
             found[number] = 1
         return found
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
+
+class FoundClasses(ClassLabels):
+    """Classes that are found in the labels of rows, and numbered as they come.
+
+    column: the labels' column, in messages. classes: returns the classes in a label.
+    """
+
+    def __init__(self, *, column: str, classes: Callable[[Any], Iterable[Any]]) -> None:
+        super().__init__()
+        self._column, self._classes = column, classes
+
+    def add(self, value: Any) -> list[int]:
+        """Returns the numbers of the classes in a label. Raises ValueError where it has none, or there are too many."""
+        numbers = []
+        for each in self._classes(value):
+            if not (isinstance(each, str) and each in self._numbers) and not _is_class(each):
+                raise ValueError(
+                    f"label {each!r} in column {self._column!r} is no class. To fix: give text or whole numbers, "
+                    "or set data.kind to text-regression for other numbers"
+                )
+            numbers.append(self._numbers.setdefault(_name(each), len(self._numbers)))
+        check_number(len(self._numbers), column=self._column)
+        return numbers
 
 
-def class_labels(
-    values: Iterable[tuple[Any, str]],
-    *,
-    named: Sequence[str],
-    classes: Callable[[Any], Iterable[Any]],
-    column: str,
-) -> ClassLabels:
-    """Returns the classes: the named ones, else those found in the labels of rows.
+def check_number(num_classes: int, *, column: str) -> None:
+    """Raises ValueError where there are more than MAX_CLASSES."""
+    if num_classes > MAX_CLASSES:
+        raise ValueError(
+            f"column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another label_column, or "
+            "set data.kind to text-regression"
+        )
+
+
+def in_order(names: Collection[str]) -> ClassLabels:
+    """Returns the classes that were found, with their final numbers.
 
     Whole numbers are ordered by size, also where they are written as text; other names alphabetically. Where the
     smallest is 0, each whole number is the number of its class, also if not all occur.
-
-    values: the label of each row, and its place in messages. classes: returns the classes in a label.
-
-    Raises ValueError where a label is no class, or where there are more than MAX_CLASSES.
     """
-    if named:
-        return ClassLabels(names=tuple(named))
-    found: set[str] = set()
-    for value, where in values:
-        for each in classes(value):
-            if not _is_class(each):
-                raise ValueError(
-                    f"{where}: label {each!r} in column {column!r} is no class. To fix: give text or whole numbers, "
-                    "or set data.kind to text-regression for other numbers"
-                )
-            found.add(_name(each))
-        if len(found) > MAX_CLASSES:
-            raise ValueError(
-                f"{where}: column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another "
-                "label_column, or set data.kind to text-regression"
-            )
-    if not all(name.removeprefix("-").isdigit() for name in found):
-        return ClassLabels(names=tuple(sorted(found)))
-    numbers = sorted(map(int, found))
+    if not all(map(_is_whole_number, names)):
+        return ClassLabels(sorted(names))
+    numbers = sorted(map(int, names))
     if numbers and numbers[0] == 0 and numbers[-1] < MAX_CLASSES:
         numbers = list(range(numbers[-1] + 1))
-    return ClassLabels(names=tuple(map(str, numbers)))
+    return ClassLabels(map(str, numbers))
 
 
 def _is_class(value: Any) -> bool:
@@ -93,6 +99,11 @@ def _is_class(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value.strip()) and re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", value.strip()) is None
     return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
+def _is_whole_number(name: str) -> bool:
+    """Whether a name is a number as it is usually written; 007 is a name."""
+    return name.removeprefix("-").isdecimal() and str(int(name)) == name
 
 
 def _name(value: Any) -> str:

@@ -29,13 +29,14 @@ class Packer:
         self._num_tokens = 0
 
     def add(self, samples: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        """Takes samples, and returns the rows of all samples so far once these suffice for `ROWS_AT_ONCE` rows.
+        """Takes samples, and returns the rows of those that suffice for `ROWS_AT_ONCE` rows, however many are taken.
 
         A sample has `input_ids`, [tokens], and may have `labels`; it is cut to `width`. Rows have both, and
         `position_ids`. The first label of a sample does not count, as the sample before it would predict it.
 
         Raises ValueError where samples have further arrays.
         """
+        rows: list[dict[str, Array]] = []
         for sample in samples:
             if (others := sorted(sample.keys() - {TOKENS, LABELS})) or sample[TOKENS].ndim != 1:
                 raise ValueError(
@@ -43,7 +44,9 @@ class Packer:
                 )
             self._samples.append(sample)
             self._num_tokens += self._length(sample)
-        return self.rest() if self._num_tokens >= ROWS_AT_ONCE * self._width else []
+            if self._num_tokens >= ROWS_AT_ONCE * self._width:
+                rows += self.rest()
+        return rows
 
     def rest(self) -> list[dict[str, Array]]:
         """Returns the rows of the samples that are left."""

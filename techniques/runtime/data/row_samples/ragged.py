@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -18,6 +19,32 @@ VALUES, ENDS = ".values", ".ends"
 """Suffixes of the two stored columns of a ragged column."""
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """Rows [..., length] that differ in length. values: [all lengths, ...]; lengths: [rows]."""
+
+    values: Array
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[Array], *, dtype: DTypeLike | None = None) -> Self:
+        """Returns rows, at least one, as `dtype`. Raises ValueError where their leading dimensions differ."""
+        flat = [row if row.ndim == 1 else np.moveaxis(row, -1, 0) for row in rows]
+        lengths = np.fromiter(map(len, flat), dtype=np.int64, count=len(flat))
+        return cls(np.concatenate(flat, dtype=dtype, casting="unsafe"), lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> Ragged:
+        """Returns some of the rows."""
+        return self if rows.all() else Ragged(self.values[np.repeat(rows, self.lengths)], self.lengths[rows])
+
+    def rows(self) -> list[Array]:
+        """Returns each row."""
+        return [np.moveaxis(part, 0, -1) for part in np.split(self.values, np.cumsum(self.lengths)[:-1])]
+
+
 class RaggedWriter:
     """Appends rows [..., length] of different lengths to the columns of a `ColumnWriter`."""
 
@@ -25,14 +52,12 @@ class RaggedWriter:
         self._writer = writer
         self._ends: dict[tuple[str, str], int] = {}
 
-    def append(self, split: str, name: str, rows: Sequence[Array], *, dtype: DTypeLike | None = None) -> None:
-        """Appends rows to the column `name` of a split, as `dtype`; their leading dimensions must be equal."""
-        ends = self._ends.get((split, name), 0) + np.cumsum([row.shape[-1] for row in rows], dtype=np.int64)
-        self._ends[split, name] = int(ends[-1])
-        values = np.concatenate(
-            [row if row.ndim == 1 else np.moveaxis(row, -1, 0) for row in rows], dtype=dtype, casting="unsafe"
-        )
-        self._writer.append(split, {name + VALUES: values, name + ENDS: ends})
+    def append(self, split: str, name: str, rows: Ragged) -> None:
+        """Appends rows to the column `name` of a split; their leading dimensions must be those of the rows before."""
+        first = self._ends.get((split, name), 0)
+        ends = first + np.cumsum(rows.lengths)
+        self._ends[split, name] = int(ends[-1]) if len(ends) else first
+        self._writer.append(split, {name + VALUES: rows.values, name + ENDS: ends})
 
 
 class RaggedColumn:

@@ -72,7 +72,11 @@ class Columns:
 
     def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of a row by role, with None for roles that it lacks."""
-        return {role: content.get(self.columns.get(role, "")) for role in self.roles}
+        return {role: content.get(column) for role, column in self._column_of_role}
+
+    @cached_property
+    def _column_of_role(self) -> tuple[tuple[str, str], ...]:
+        return tuple((role, self.columns.get(role, "")) for role in self.roles)
 
 
 def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:

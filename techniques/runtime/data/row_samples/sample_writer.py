@@ -1,18 +1,17 @@
-"""Writes the samples of rows: cut to a length, packed where that is asked for, and counted."""
+"""Writes the samples of rows: divided into splits, packed where that is asked for, and counted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
+from ringmaster.techniques.runtime.data.arrays import SPLITS, ColumnWriter
 from ringmaster.techniques.runtime.data.row_samples.packing import Packer
-from ringmaster.techniques.runtime.data.row_samples.ragged import RaggedWriter
-
-Sample = Mapping[str, Array]
+from ringmaster.techniques.runtime.data.row_samples.sample_arrays import ArrayWriter, Sample, SampleArrays, SampleForm
+from ringmaster.techniques.runtime.data.row_samples.sample_blocks import SampleBlock
 
 
 @dataclass(kw_only=True)
@@ -23,78 +22,46 @@ class SampleCounts:
     num_truncated: the samples that were cut. num_left_out: those of which no label was left.
     """
 
-    num_samples: dict[str, int] = field(default_factory=lambda: {"training": 0, "held_out": 0})
+    num_samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     longest: int = 0
     num_truncated: int = 0
     num_left_out: int = 0
 
 
 class SampleWriter:
-    """Writes samples into the columns of a `ColumnWriter`.
+    """Writes samples into the columns of a `ColumnWriter`. packs: whether training samples are packed."""
 
-    what: the samples, in messages. ragged: the names of arrays whose last dimension differs; `uncut` are those of them
-        that keep their length. max_length: the tokens to which the others are cut.
-    packs: whether training samples are packed. needs_labels: whether a sample without labels is left out. It would
-        teach nothing, and a batch of such samples has no mean loss.
-    """
-
-    def __init__(
-        self,
-        writer: ColumnWriter,
-        *,
-        what: str,
-        ragged: frozenset[str],
-        uncut: frozenset[str],
-        max_length: int,
-        packs: bool,
-        needs_labels: bool,
-    ) -> None:
+    def __init__(self, writer: ColumnWriter, *, form: SampleForm, packs: bool) -> None:
         self.counts = SampleCounts()
-        self._writer, self._ragged_writer, self._what = writer, RaggedWriter(writer), what
-        self._ragged, self._uncut, self._max_length = ragged, uncut, max_length
-        self._packer = Packer(width=max_length) if packs else None
-        self._needs_labels = needs_labels
+        self._form, self._writers = form, {split: ArrayWriter(writer, form) for split in SPLITS}
+        self._packer = Packer(width=form.max_length) if packs else None
 
-    def add(self, split: str, samples: Sequence[Sample]) -> None:
-        """Writes samples of a split. Raises ValueError where their arrays have different shapes."""
-        kept = [sample for sample in samples if self._is_labelled(sample)]
-        self.counts.num_left_out += len(samples) - len(kept)
-        for length in map(self._length, kept):
-            self.counts.num_truncated += length > self._max_length
-            self.counts.longest = max(self.counts.longest, min(length, self._max_length))
-        if self._packer is not None and split == "training":
-            self._write(split, self._packer.add([dict(sample) for sample in kept]))
-        else:
-            self._write(split, kept)
+    def add(self, block: SampleBlock, *, held_out: NDArray[np.bool_], wanted: NDArray[np.bool_] | None = None) -> None:
+        """Writes the samples of rows. held_out: their split, [rows]. wanted: which rows are written, [rows]."""
+        if wanted is None:
+            wanted = np.ones(len(block.has_sample), bool)
+        self.counts.num_left_out += int((wanted & ~block.has_sample).sum())
+        self.counts.num_truncated += int(block.num_cut[wanted].sum())
+        for split, of_split in (("training", wanted & ~held_out), ("held_out", wanted & held_out)):
+            arrays = block.arrays.chosen(of_split[block.has_sample])
+            tokens = (rows.lengths for name, rows in arrays.ragged.items() if name not in self._form.uncut)
+            self.counts.longest = max([self.counts.longest, *(int(each.max(initial=0)) for each in tokens)])
+            if self._packer is not None and split == "training":
+                self._write_packed(self._packer.add([*arrays.each()]))
+            else:
+                self._write(split, arrays, num_samples=int(of_split[block.has_sample].sum()))
 
     def close(self) -> None:
         """Writes the samples that are still being packed."""
         if self._packer is not None:
-            self._write("training", self._packer.rest())
+            self._write_packed(self._packer.rest())
 
-    def _write(self, split: str, samples: Sequence[Sample]) -> None:
-        self.counts.num_samples[split] += len(samples)
-        if not samples:
-            return
-        try:
-            for name, array in samples[0].items():
-                rows = [sample[name] for sample in samples]
-                if self._is_ragged(name, array):
-                    most = None if name in self._uncut else self._max_length
-                    self._ragged_writer.append(split, name, [row[..., :most] for row in rows], dtype=np.int32)
-                else:
-                    self._writer.append(split, {name: np.stack(rows)})
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{self._what} differ in shape: {error}. To fix: give all rows one shape") from error
+    def _write_packed(self, rows: Iterable[Sample]) -> None:
+        samples = list(rows)
+        arrays, _ = self._form.arrays(samples)
+        self._write("training", arrays, num_samples=len(samples))
 
-    def _is_labelled(self, sample: Sample) -> bool:
-        if not self._needs_labels or "labels" not in sample:
-            return True
-        return bool((sample["labels"][..., : self._max_length] != IGNORED).any(-1).all())
-
-    def _length(self, sample: Sample) -> int:
-        tokens = (name for name, array in sample.items() if self._is_ragged(name, array) and name not in self._uncut)
-        return max((sample[name].shape[-1] for name in tokens), default=0)
-
-    def _is_ragged(self, name: str, array: Array) -> bool:
-        return name in self._ragged and array.ndim > 0 and array.dtype.kind in "biu"
+    def _write(self, split: str, arrays: SampleArrays, *, num_samples: int) -> None:
+        if num_samples:
+            self.counts.num_samples[split] += num_samples
+            self._writers[split].append(split, arrays)

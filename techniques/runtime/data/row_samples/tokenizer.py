@@ -97,14 +97,17 @@ class RowTokenizer:
         around, parts = (self._single, [ids]) if pair is None else (self._pair, [ids, pair])
         if at_most is not None:
             most = max(at_most - sum(map(len, around)), 0)
-            self.num_cut += sum(map(len, parts)) > most
-            parts = _cut(parts, most)
+            if sum(map(len, parts)) > most:
+                self.num_cut += 1
+                parts = _cut(parts, most)
+        if pair is None:
+            return Marked(tokens=[*around[0], *parts[0], *around[1]], segments=None)
         tokens, segments = list(around[0]), [0] * len(around[0])
         for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
             tokens += [*part, *after]
             segments += [number] * (len(part) + len(after))
         has_segments = "token_type_ids" in self._tokenizer.model_input_names
-        return Marked(tokens=tokens, segments=segments if has_segments and pair is not None else None)
+        return Marked(tokens=tokens, segments=segments if has_segments else None)
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[list[int], list[bool]]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
@@ -196,12 +199,13 @@ def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
 
 
 def give_padding_token(folder: Path) -> None:
-    """Gives the tokenizer in `folder` a padding token, the end of a text, so that it encodes texts in batches."""
+    """Gives the tokenizer in `folder` the padding token that rows have, so that it encodes texts in batches."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.save_pretrained(str(folder))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(RowTokenizer(folder).pad_id)
+        tokenizer.save_pretrained(str(folder))
 
 
 def give_chat_template(folder: Path) -> None:

@@ -1,14 +1,16 @@
-"""Pairs of texts that belong together, from which a model learns embeddings."""
+"""Texts that belong together, and perhaps one that does not, from which a model learns embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array
+from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.samples import as_tensors
 from ringmaster.techniques.runtime.data.sources.text_classification import text_of
@@ -18,30 +20,42 @@ if TYPE_CHECKING:
 
 
 class Embedding(RowSource):
-    """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it."""
+    """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
+
+    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it.
+    """
 
     name = "embedding"
+    version = 2
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "anchor": ("anchor", "query", "question", "sentence1"),
         "positive": ("positive", "document", "answer", "sentence2"),
+        "negative": ("negative", "hard_negative"),
     }
+    optional: ClassVar[frozenset[str]] = frozenset({"negative"})
     needs_tokenizer = True
 
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the columns; where there is one of negatives, every row has one."""
+        found = super().columns(spec, available)
+        return replace(found, optional=self.optional - found.columns.keys())
+
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
-        """Returns both texts."""
-        return row["anchor"], row["positive"]
+        """Returns the texts."""
+        return (text for text in row.values() if text is not None)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
-        """Returns the tokens of both texts with special tokens, the shorter one filled up, and their masks."""
+        """Returns the tokens of the texts with special tokens, shorter ones filled up, and their masks."""
         tokenizer = context.tokenizer
-        pair = [
+        texts = [
             tokenizer.with_special(tokenizer.encode(text_of(row, role)), at_most=context.max_length).tokens
             for role in self.roles
+            if row[role] is not None or role not in self.optional
         ]
-        width = max(map(len, pair))
+        width = max(map(len, texts))
         return {
-            "input_ids": np.array([tokens + [tokenizer.pad_id] * (width - len(tokens)) for tokens in pair]),
-            "attention_mask": np.array([[1] * len(tokens) + [0] * (width - len(tokens)) for tokens in pair]),
+            "input_ids": np.array([tokens + [tokenizer.pad_id] * (width - len(tokens)) for tokens in texts]),
+            "attention_mask": np.array([[1] * len(tokens) + [0] * (width - len(tokens)) for tokens in texts]),
         }
 
     def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:

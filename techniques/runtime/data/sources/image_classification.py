@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,6 +39,7 @@ class ImageClassification(RowSource):
 
     name = "image-classification"
     pads = False
+    keeps_files = False  # images are files of their own, and their pixels take more space than the files
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "image": ("image", "img", "path", "file_name", "file"),
         "label": ("label", "labels", "class"),
@@ -76,7 +76,7 @@ class ImageClassification(RowSource):
             name=spec.name or spec.path,
             location=spec.path,
             state=self.state([found.state(), _state_of(spec.held_out_path)]),
-            write=partial(self._write_files, spec=spec, where=f"path {spec.path!r}"),
+            write=partial(self._write_files, cache_dir, spec=spec, where=f"path {spec.path!r}"),
         )
 
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
@@ -101,7 +101,15 @@ class ImageClassification(RowSource):
             pixels = (pixels.astype(np.float32) / 255 - mean) / std
         return {"pixel_values": pixels, "labels": context.labels.number(row["label"])}
 
-    def _write_files(self, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+    def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+        self._write_processor(folder, spec)
+        return super()._write_files(cache_dir, folder, spec, where)
+
+    def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
+        self._write_processor(folder, spec)
+        return super()._write_dataset(spec, folder)
+
+    def _write_processor(self, folder: Path, spec: DataSpec) -> None:
         how = self._processor(spec)
         (folder / "processor").mkdir()
         size, mean, std = how["image_size"], how["mean"], how["std"]
@@ -116,7 +124,6 @@ class ImageClassification(RowSource):
             "image_std": std if isinstance(std, list) else [std] * channels,
         }
         (folder / "processor" / PROCESSOR).write_text(json.dumps(said, indent=1))
-        return super()._write_files(folder, spec, where)
 
     def _processor(self, spec: DataSpec) -> Mapping[str, Any]:
         how = {name: self.option(spec, name) for name in self.options}
@@ -129,7 +136,7 @@ def images_of(spec: DataSpec) -> Matched | None:
         return None
     found = matching(spec.path)
     images = tuple(name for name in found.names if _is_image(name))
-    return replace(found, names=images) if images else None
+    return found.only(images) if images else None
 
 
 def _check_splits(found: Matched) -> None:
@@ -192,6 +199,16 @@ def _pixels(image: Image, *, size: int, mode: str) -> Array:
     return resized[None] if resized.ndim == 2 else np.moveaxis(resized, -1, 0)
 
 
+def _one(values: Any) -> Any:
+    """One number for all channels where they have the same."""
+    return values[0] if isinstance(values, list) and len(set(values)) == 1 else values
+
+
+def _mode(mean: Any) -> dict[str, Any]:
+    """The mode of images with a mean of one channel."""
+    return {"mode": "L"} if isinstance(mean, list) and len(mean) == 1 else {}
+
+
 def _read_processor(name: str) -> dict[str, Any]:
     """The size and the normalisation in the preprocessor_config.json of a folder, or of a model on the hub."""
     from huggingface_hub import hf_hub_download
@@ -200,9 +217,10 @@ def _read_processor(name: str) -> dict[str, Any]:
     try:
         file = Path(name) / PROCESSOR if Path(name).is_dir() else Path(hf_hub_download(name, PROCESSOR))
         said = json.loads(file.read_text(encoding="utf-8"))
-        size = said["size"]
+        size = said["crop_size"] if said.get("do_center_crop") else said["size"]
         pixels = size if isinstance(size, int) else size.get("height") or size["shortest_edge"]
-        return {"image_size": int(pixels), "mean": said["image_mean"], "std": said["image_std"]}
+        mean, std = (said["image_mean"], said["image_std"]) if said.get("do_normalize", True) else (0.0, 1.0)
+        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **_mode(said["image_mean"])}
     except (OSError, ValueError, KeyError, HfHubHTTPError, HFValidationError) as error:
         raise ValueError(
             f"processor {name!r} cannot be read: {' '.join(str(error).split())}. To fix: give a folder with "

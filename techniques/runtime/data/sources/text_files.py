@@ -24,6 +24,11 @@ from ringmaster.techniques.runtime.data.stored_source import StoredSource
 from ringmaster.techniques.runtime.data.tokens import write_tokens
 
 Content = str | list[int]
+KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
+NO_KTO = (
+    "has a prompt, a completion and a label, as for KTO, a loss that there is not. To fix: keep the rows whose label "
+    "is true, and set data.kind to completion; or make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
+)
 
 
 class TextFiles(StoredSource):
@@ -83,6 +88,8 @@ def _content(row: Any, where: str, *, column: str) -> Content:
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
         return content
     if not isinstance(row, Mapping) or (column not in row and "input_ids" not in row):
+        if isinstance(row, Mapping) and row.keys() >= KTO_COLUMNS:
+            raise ValueError(f"{where} {NO_KTO}")
         there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         what = f"has no text (nor input_ids) in column {column!r}; it has {there}"
         raise ValueError(f"{where} {what}. To fix: set text_column")

@@ -73,6 +73,18 @@ def test_named_classes_keep_their_order(tmp_path):
     assert [training[i]["labels"].item() for i in range(3)] == [1, 2, 0]
 
 
+@pytest.mark.parametrize("kind", ["text-classification", "token-classification"])
+def test_rows_of_a_file_to_evaluate_on_have_the_classes_of_training(tmp_path, kind):
+    is_tokens = kind == "token-classification"
+    rows = [{"tokens": ["a"], "labels": [each["label"]]} for each in REVIEWS] if is_tokens else REVIEWS
+    few = jsonl(tmp_path / "few.jsonl", rows[:1])
+    assert opened(tmp_path, kind, rows, held_out_path=few)[0].labels == ("bad", "good", "so so")
+    odd = jsonl(tmp_path / "odd.jsonl", [rows[0], {"tokens": ["a"], "labels": ["great"]} if is_tokens else
+                                         {"text": "a", "label": "great"}])  # fmt: skip
+    said = refused(tmp_path, kind, rows, held_out_path=odd)
+    assert "odd.jsonl, row 2: label 'great' is none of the classes bad, good, so so. To fix: " in said
+
+
 def test_a_row_may_have_several_classes(tmp_path):
     rows = [{"text": "a", "labels": ["x", "z"]}, {"text": "b", "labels": []}, {"text": "c", "labels": ["y"]}]
     prepared, training, _ = opened(tmp_path, "text-classification", rows)
@@ -217,6 +229,17 @@ def test_pairs_have_masks_and_no_labels(tmp_path):
     assert (lengths[:, 0] < lengths[:, 1]).all()
 
 
+def test_triplets_have_a_hard_negative_each(tmp_path):
+    rows = [{"anchor": f"q {i}", "positive": f"answer {i}", "negative": "another answer"} for i in range(NUM_ROWS)]
+    _, training, tokenizer = opened(tmp_path, "embedding", rows)
+    batch = fetch(training, [0, 1])
+    assert batch["input_ids"].shape[:2] == batch["attention_mask"].shape[:2] == (2, 3)
+    said = tokenizer.decode(batch["input_ids"][1, 2][batch["attention_mask"][1, 2].bool()])
+    assert said == "another answer"
+    rows[2] |= {"negative": None}
+    assert "line 3 has no value in 'negative'" in refused(tmp_path, "embedding", rows)
+
+
 def test_an_encoder_decoders_labels_are_the_target(tmp_path):
     rows = [{"input": f"number {i}", "target": f"it is {i}"} for i in range(NUM_ROWS)]
     _, training, tokenizer = opened(tmp_path, "seq2seq", rows, kwargs={"prefix": "say: "})
@@ -286,6 +309,16 @@ def test_a_processor_says_how_images_are_normalised(images):
     )
     training, _ = open_data(spec, cache_dir=images / "cache")
     assert training[0]["pixel_values"].shape == (3, 5, 5)
+    crop = {"size": {"shortest_edge": 9}, "crop_size": {"height": 7}, "do_center_crop": True, "image_mean": [0.5] * 3}
+    (images / "vit" / "preprocessor_config.json").write_text(json.dumps(crop | {"image_std": [0.5] * 3}))
+    prepared = prepare(spec, cache_dir=images / "cropped")
+    assert (prepared.image_size, prepared.num_channels) == (7, 3)
+    stored = json.loads((prepared.processor_dir / "preprocessor_config.json").read_text())
+    assert (stored["size"], stored["image_mean"]) == ({"height": 7, "width": 7}, [0.5, 0.5, 0.5])
+    grey = {"size": 4, "image_mean": [0.25], "image_std": [0.5], "do_normalize": False}
+    (images / "vit" / "preprocessor_config.json").write_text(json.dumps(grey))
+    training, _ = open_data(spec, cache_dir=images / "grey")
+    assert training[3]["pixel_values"][:, 0, 0].tolist() == pytest.approx([60 / 255])
     (images / "vit" / "preprocessor_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"processor .*vit' cannot be read: 'size'\. To fix: give a folder with"):
         prepare(spec, cache_dir=images / "other")
@@ -309,6 +342,15 @@ def test_images_may_be_normalised_in_another_way(images):
     assert training[3]["pixel_values"][:, 0, 0].tolist() == pytest.approx(
         [(60 / 255 - 0.1) / 1, (60 / 255 - 0.2) / 2, (60 / 255 - 0.3) / 4]
     )
+
+
+def test_rows_for_kto_are_refused_with_what_to_use_instead(tmp_path):
+    rows = [{"prompt": "a", "completion": "b", "label": i % 2 == 0} for i in range(4)]
+    llama = ModelSpec(architecture="LlamaForCausalLM")
+    assert infer_kind(DataSpec(path=jsonl(tmp_path / "rows.jsonl", rows)), llama) is None
+    said = refused(tmp_path, None, rows, seq_len=8)
+    assert "rows.jsonl, line 1 has a prompt, a completion and a label, as for KTO, a loss that there is not;" in said
+    assert said.endswith("to completion; or make rows of prompt, chosen and rejected, for dpo, orpo or simpo")
 
 
 def test_a_batch_is_as_wide_as_its_longest_sample(tmp_path):

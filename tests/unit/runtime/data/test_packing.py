@@ -115,7 +115,7 @@ def test_rows_are_packed_as_they_come(packed, tmp_path, monkeypatch):
     """Rows that do not fit into memory are packed some at a time."""
     _, one_each, _ = opened(packed, tmp_path)
     monkeypatch.setattr("ringmaster.techniques.runtime.data.row_samples.packing.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("ringmaster.techniques.runtime.data.row_samples.row_source.ROWS_PER_CALL", 2)
+    monkeypatch.setattr("ringmaster.techniques.runtime.data.row_samples.sample_blocks.ROWS_PER_CALL", 2)
     _, rows, _ = opened(replace(packed, name="again"), tmp_path)
     assert samples_of(rows) == samples_of(one_each)
     assert len(rows) > len(one_each)

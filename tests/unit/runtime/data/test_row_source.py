@@ -15,6 +15,7 @@ from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.registry import installed
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.runtime.data.manifest import Manifest
+from ringmaster.techniques.runtime.data.row_samples import kept_samples
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources import registry
 from ringmaster.techniques.runtime.data.sources.registry import data_source_named, data_source_names, data_source_of
@@ -144,12 +145,12 @@ def test_a_prompt_is_read_and_not_learnt(answers, tmp_path):
 
 def test_a_name_costs_no_further_pass_over_the_rows(kinds, tmp_path, monkeypatch):
     passes = []
-    original = Counts.rows_of_path
-    monkeypatch.setattr(Counts, "rows_of_path", lambda *said: passes.append(said) or original(*said))
+    original = kept_samples.rows_of_file
+    monkeypatch.setattr(kept_samples, "rows_of_file", lambda *said: passes.append(said) or original(*said))
     spec = DataSpec(path=write(tmp_path / "n.jsonl", [{"n": n} for n in range(60)]), kind="counts", held_out=0.3)
     for named in (spec, replace(spec, name="numbers", version="1")):
         prepared = prepare(named, cache_dir=tmp_path / "cache")
-    assert len(passes) == 2
+    assert len(passes) == 1
     manifest = Manifest.read(Path(prepared.folder))
     assert [len(rows) for rows in manifest.rows.values()] == [prepared.num_samples, prepared.num_held_out]
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ringmaster.techniques.interface.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data import prepare
@@ -66,6 +67,24 @@ def test_the_tokenizer_of_the_data_goes_with_the_model(tmp_path, spec):
     assert tokenizer.eos_token_id == data.end_of_text_id
     text = "a  word\tof  Unicode: żółć"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_classifier_whose_tokenizer_pads_nothing_is_exported_for_batches(tmp_path):
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["</s>", "good", "bad", "day"])}, "day"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>").save_pretrained(tmp_path / "t")
+    (tmp_path / "a.csv").write_text("text,label\n" + "good day,yes\nbad,no\n" * 20)
+    data = prepare(
+        DataSpec(path=str(tmp_path / "a.csv"), kind="text-classification", tokenizer=str(tmp_path / "t")),
+        cache_dir=tmp_path / "c",
+    )
+    spec = ModelSpec(architecture="LlamaForSequenceClassification", config={**LLAMA.config, "initializer_range": 1.0})
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    classify, texts = transformers.pipeline("text-classification", str(tmp_path / "m")), ["good day bad", "bad", "day"]
+    together, alone = classify(texts, batch_size=3), [classify(text)[0] for text in texts]
+    assert [each["label"] for each in together] == [each["label"] for each in alone]
+    assert [each["score"] for each in together] == pytest.approx([each["score"] for each in alone], abs=1e-5)
 
 
 def test_a_factorys_model_names_its_factory(users, tmp_path):

@@ -262,6 +262,24 @@ def test_contrastive_ranks_each_positive_among_all():
     assert losses_by_row(loss, model(**loss.forward_inputs(batch)), batch) is None
 
 
+def test_hard_negatives_are_candidates_of_every_anchor():
+    """As in MultipleNegativesRankingLoss of sentence-transformers, with triplets."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 40, (5, 3, 7), generator=draw)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    model, loss = made(BERT, PAIRS, "contrastive", hard_negatives=True)
+    states = model(input_ids=ids.flatten(0, 1), attention_mask=batch["attention_mask"].flatten(0, 1)).last_hidden_state
+    anchors, positives, negatives = functional.normalize(states.mean(1), dim=-1).reshape(5, 3, -1).unbind(1)
+    similarities = anchors @ torch.cat([positives, negatives]).T / 0.05
+    total, count = compute(model, loss, batch)
+    assert float(total / count) == pytest.approx(
+        float(functional.cross_entropy(similarities, torch.arange(5))), rel=1e-4
+    )
+    assert loss.sequences([0, 3]) == [0, 1, 2, 9, 10, 11]
+    with pytest.raises(ValueError, match=r"input_ids of a sample is \[2, 7\], and not of 3 sequences"):
+        compute(model, loss, {name: tensor[:, :2] for name, tensor in batch.items()})
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +308,7 @@ def test_a_loss_for_other_models_is_refused():
 
 def test_samples_that_are_no_pairs_are_refused():
     _, loss = made(LLAMA, TOKENS, "simpo")
-    with pytest.raises(ValueError, match=r"input_ids of a sample is \[\d+\], and not of two sequences"):
+    with pytest.raises(ValueError, match=r"input_ids of a sample is \[\d+\], and not of 2 sequences"):
         loss.forward_inputs(labelled(LLAMA, TOKENS))
 
 

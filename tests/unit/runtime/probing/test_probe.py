@@ -1,5 +1,7 @@
 """The probe, a tiny step of a job: its errors with remedies, and its findings on dividing the job's batch."""
 
+from dataclasses import replace
+
 import pytest
 import transformers
 from torch import nn
@@ -104,7 +106,7 @@ def test_a_metric_that_does_not_suit_the_model_is_refused(surveyed):
 @pytest.mark.parametrize(
     ("name", "needed"),
     [
-        ("f1", "labels of classes, and a logit for each of 2 to 4096 classes"),
+        ("f1", "one prediction a row: labels of classes, and a logit for each of 2 to 4096 classes"),
         ("matthews", "one label of a class each"),
         ("auroc", r"one prediction a row: logits \[rows, classes\]"),
         ("exact_match", "a label and a logit for each token"),
@@ -143,6 +145,14 @@ def test_a_fresh_head_beside_an_adapter_is_trained_too(surveyed, tmp_path):
     with pytest.raises(StepFault, match=remedy):
         surveyed(spec, made("classes"), adapter=Adapter())
     surveyed(spec, made("classes"), adapter=Adapter(modules_to_save=("classifier",)))
+
+
+def test_a_pretrained_model_without_a_tokenizer_learns_no_tokens_of_a_new_one(surveyed, prose, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, vocab_size=400)).save_pretrained(tmp_path / "llama")
+    spec = ModelSpec(from_pretrained=str(tmp_path / "llama"))
+    with pytest.raises(StepFault, match=r"llama holds no tokenizer.* To fix: set data.tokenizer .*vocab_size to 400"):
+        surveyed(spec, prose)
+    surveyed(spec, replace(prose, vocab_size=400))
 
 
 @pytest.mark.parametrize(

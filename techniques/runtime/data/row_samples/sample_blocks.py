@@ -1,0 +1,138 @@
+"""The samples of rows, made some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.techniques.interface.data_source import Row
+from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.data.encoding.progress import Progress
+from ringmaster.techniques.runtime.data.row_samples.ragged import Ragged
+from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
+from ringmaster.techniques.runtime.data.row_samples.row_kind import RowKind, SampleContext
+from ringmaster.techniques.runtime.data.row_samples.sample_arrays import (
+    LABELS,
+    Sample,
+    SampleArrays,
+    SampleForm,
+    with_mask,
+)
+
+ROWS_PER_CALL = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleBlock:
+    """The samples of consecutive rows.
+
+    num_cut: how often something of a row was cut off, [rows].
+    has_sample: whether a row has a sample, [rows]; not where no label is left of it.
+    classes: the numbers of the classes of each row, where classes are found in the rows.
+    """
+
+    arrays: SampleArrays
+    num_cut: NDArray[np.uint8]
+    has_sample: NDArray[np.bool_]
+    classes: Ragged | None = None
+
+
+@dataclass(frozen=True)
+class SampleFault:
+    """A row of which no sample can be made. place: among the rows. number: in its file. what: what is wrong."""
+
+    place: int
+    number: int
+    what: str
+
+    def error(self, file: str) -> ValueError:
+        """Returns what is to be raised for it."""
+        return ValueError(f"{file}, row {self.number}: {self.what}")
+
+
+class BlockMaker:
+    """Makes the samples of rows.
+
+    faults: the wrong rows are added to it, and have no samples; None raises ValueError at the first one.
+    """
+
+    def __init__(
+        self,
+        kind: RowKind,
+        *,
+        columns: Columns,
+        context: SampleContext,
+        form: SampleForm,
+        progress: Progress,
+        faults: list[SampleFault] | None = None,
+    ) -> None:
+        self._kind, self._columns, self._context = kind, columns, context
+        self._form, self._progress, self._faults = form, progress, faults
+        self._num_rows = 0
+
+    def blocks(self, rows: Iterable[Row]) -> Iterator[tuple[list[Row], SampleBlock]]:
+        """Yields some rows after another, with their samples."""
+        left = iter(rows)
+        while chunk := list(islice(left, ROWS_PER_CALL)):
+            yield chunk, self._block(chunk)
+            self._num_rows += len(chunk)
+
+    def _block(self, rows: Sequence[Row]) -> SampleBlock:
+        by_role = [self._columns.by_role(row.content) for row in rows]
+        self._prefetch(by_role)
+        made: list[Sample] = []
+        num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
+        classes: list[list[int]] = [[] for _ in rows]
+        found = self._context.found_classes
+        for place, (row, values) in enumerate(zip(rows, by_role, strict=True)):
+            num_cut_before = self._context.num_cut
+            try:
+                if found is not None and self._kind.label_role is not None:
+                    classes[place] = found.add(values[self._kind.label_role])
+                sample = self._sample(values)
+            except ValueError as error:
+                self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file, error)
+                continue
+            num_cut[place] = self._context.num_cut > num_cut_before
+            if self._is_labelled(sample):
+                has_sample[place] = True
+                made.append(sample)
+        arrays, is_cut = self._form.arrays(made)
+        num_cut[has_sample] += is_cut
+        return SampleBlock(
+            arrays=arrays if self._kind.is_causal else with_mask(arrays),
+            num_cut=num_cut,
+            has_sample=has_sample,
+            classes=None if found is None else Ragged.of([np.asarray(each, np.int32) for each in classes]),
+        )
+
+    def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:
+        """Encodes the texts of rows together, and reports them."""
+        if not self._kind.needs_tokenizer:
+            texts: list[list[str]] = [[] for _ in by_role]
+        else:
+            texts = [list(self._kind.texts_to_encode(row, spec=self._context.spec)) for row in by_role]
+        for each in texts:
+            self._progress.add(sum(map(len, each)), ends=True)
+        if self._kind.needs_tokenizer and self._kind.encodes_texts:
+            self._context.tokenizer.prefetch(text for each in texts for text in each)
+
+    def _sample(self, values: Mapping[str, Any]) -> Sample:
+        made = self._kind.sample(values, context=self._context)
+        return {name: np.asarray(value) for name, value in made.items()}
+
+    def _is_labelled(self, sample: Sample) -> bool:
+        """Whether a sample of a language model has labels: else it teaches nothing, and a batch has no mean loss."""
+        if not self._kind.is_causal or LABELS not in sample:
+            return True
+        return bool((sample[LABELS][..., : self._form.max_length] != IGNORED).any(-1).all())
+
+    def _refuse(self, fault: SampleFault, file: str, error: ValueError) -> None:
+        if self._faults is None:
+            raise fault.error(file) from error
+        self._faults.append(fault)
