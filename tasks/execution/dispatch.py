@@ -7,6 +7,7 @@ on one of its devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -74,17 +75,21 @@ def startable(
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
     beside: Collection[str] = (),
+    num_devices: float = math.inf,
 ) -> list[PlannedSegment]:
     """Returns the segments of `planned` that may start now, in their order.
 
     planned: the segments that have not started yet, in order.
     after: the jobs that each job depends on, if any.
     beside: further jobs that running gangs train.
+    num_devices: the number of devices that there are, if it is known: nothing starts once all of them are busy.
     """
     busy = {device for segment in running for device in segment.devices}
     active_jobs = {*(segment.job for segment in running), *beside}
     result = []
     for segment in planned:
+        if len(busy) >= num_devices:
+            break
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
         if is_free and all(other in done_jobs for other in after.get(segment.job, ())):
             result.append(segment)

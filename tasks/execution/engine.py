@@ -23,6 +23,7 @@ class EngineNode:
     incarnation: changes when all that ran on the node has been lost although the node is there, for example because it
         was started anew.
     until_s: when the node goes away, in seconds since the epoch; None if that is not known.
+    is_lent: whether the engine lends the node for a time, and takes it back by `release`.
     is_leaving: whether the node takes no new segments. Those that run there have to stop.
     faults: by device number, why that device must not be used.
     """
@@ -31,6 +32,7 @@ class EngineNode:
     devices: tuple[Device, ...]
     incarnation: str = ""
     until_s: float | None = None
+    is_lent: bool = False
     is_leaving: bool = False
     faults: Mapping[int, str] = field(default_factory=dict)
 

@@ -46,6 +46,7 @@ from ringmaster.techniques.runtime.processes.events import (
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
+MOST_AT_ONCE, AT_ONCE_S = 1000, 0.1  # messages, and seconds for them, before anything is started or stopped
 MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
 
 Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
@@ -84,10 +85,11 @@ class Executor:
         steering: SteeringPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._leases, self._journal, self._engine = leases, journal, engine
+        self._leases, self._journal, self._engine, self._clock = leases, journal, engine, clock
         self._listeners = [*listeners, *([] if steering is None else [steering.listen])]
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._stopping, self._steering, self._first_plan = False, steering, plan
+        self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
@@ -147,7 +149,7 @@ class Executor:
 
         Segments that run then continue without this executor.
 
-        num_turns: how many messages to handle before it returns; None for no limit.
+        num_turns: how many times to handle the messages that are there before it returns; None for no limit.
         """
         for _ in count() if num_turns is None else range(num_turns):
             if self._stopping:
@@ -171,7 +173,9 @@ class Executor:
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
         self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
-        for running in list(self._plan_progress.running.values()):
+        fresh = [r for number, r in self._plan_progress.running.items() if number not in self._bound]
+        self._bound = {*self._plan_progress.running}
+        for running in fresh:
             job = running.segment.job
             if replaced := self.job_table.keep_layout(job, running.profile):
                 self._plan_manager.forget_speed(job)  # a plan that is being made may use the other options
@@ -348,11 +352,22 @@ class Executor:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _hear(self, *, timeout_s: float | None) -> None:
-        """Waits for one message and handles it."""
+        """Waits for a message, and handles it and those that have arrived meanwhile.
+
+        Hundreds of gangs report each second: what may start or stop is not computed anew for each of their events.
+        """
         try:
             number, message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return
+        until_s = self._clock() + AT_ONCE_S
+        self._handle(number, message)
+        for _ in range(MOST_AT_ONCE):
+            if self._stopping or self._inbox.empty() or self._clock() >= until_s:
+                return
+            self._handle(*self._inbox.get())
+
+    def _handle(self, number: int, message: Message) -> None:
         if message is None:
             return
         if isinstance(message, PendingPlan):

@@ -35,6 +35,11 @@ def gang_order(
     if job.base is not None and parents[job.base] is None:
         parents[job.base] = place.weights.get(job.name)
     weights = parents[job.base] if job.base is not None else None
+    urls = {
+        str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
+        for name, folder in parents.items()
+        if folder
+    }
     stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
     every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
     return GangOrder(
@@ -48,6 +53,8 @@ def gang_order(
         data=place.data.get(job.name),
         checkpoint_dir=place.checkpoint_dir(job),
         model_dir=str(place.model_dir(job.name)),
+        model_url=place.model_url(job.name),
+        model_urls={folder: url for folder, url in urls.items() if url},
         weights_from=str(weights) if weights else None,
         # Only an adaptation reads all parents.
         parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},

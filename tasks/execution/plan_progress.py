@@ -83,9 +83,8 @@ class PlanProgress:
         commands: list[Command] = []
         for running in self.running.values():
             segment = running.segment
-            left_s = max(0, segment.last_step - running.step) * (running.step_s or math.inf)
             is_at_end = running.is_over_end or running.step >= segment.last_step
-            if running.is_stopping or not (is_at_end or left_s <= NOTICE_S) or not self._has_more(running):
+            if running.is_stopping or not (is_at_end or _left_s(running) <= NOTICE_S) or not self._has_more(running):
                 continue
             over = {r.segment.job for r in self.running.values() if r.is_over_end}
             end = end_of(
@@ -108,6 +107,12 @@ class PlanProgress:
 
     def _segments(self) -> list[PlannedSegment]:
         return [running.segment for running in self.running.values()]
+
+
+def _left_s(running: RunningSegment) -> float:
+    """Returns the seconds until a gang has done its planned steps; infinity if its speed is not known yet."""
+    step_s = running.step_s
+    return (running.segment.last_step - running.step) * step_s if step_s else math.inf
 
 
 def _move_end(running: RunningSegment, last_step: int) -> list[Command]:

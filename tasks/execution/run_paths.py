@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques import Job
+from ringmaster.techniques.interface.values import digest
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.techniques.runtime.checkpoints.storage import join_root
 
 
@@ -36,6 +38,20 @@ class RunPaths:
     def model_dir(self, job: str) -> Path:
         """Returns the folder of a job's finished model."""
         return self.folder / "models" / job
+
+    def model_url(self, job: str) -> str | None:
+        """Returns where a job's finished model is stored beside its checkpoints; None where these are in a folder."""
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, job, "model")
+
+    def weights_url(self, folder: Path) -> str | None:
+        """Returns where the model of one of the folders in `weights` is stored; None as for `model_url`."""
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, ".weights", digest(str(folder)))
 
     def checkpoint_dir(self, job: Job) -> str:
         """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, insert, inspect, select, text, update
 
 from ringmaster.model_lineage.faults import InputFault
-from ringmaster.tasks.storage.schema import ABOUT
+from ringmaster.tasks.storage.schema import ABOUT, NODES
 
-TABLES = "1"
+TABLES = "2"
 """The version of the tables' form, incremented by every change of a table's columns.
 
-Databases with tables of another version are not opened.
+Databases of an earlier version are brought to this one by `UPGRADES`; those of a later version are not opened.
 """
+
+UPGRADES = {"1": ("ALTER TABLE nodes ADD COLUMN allocation TEXT NOT NULL DEFAULT ''",)}
+"""By version, the statements that bring its tables to the next version."""
 
 _TABLES, _RELEASE = "tables", "release"
 
@@ -34,10 +37,18 @@ def own_release() -> str:
 
 
 def check_tables(connection: Connection) -> None:
-    """Stores the form of the tables in a new database. Raises OtherRelease if its tables have another form."""
+    """Stores the form of the tables in a new database, and brings those of an earlier release to this release's form.
+
+    Raises OtherRelease if the tables have the form of a later release.
+    """
     found = _said(connection, _TABLES)
-    if found is None:  # a new database, or one from before the form was stored; both have this form
-        connection.execute(insert(ABOUT).values(key=_TABLES, value=TABLES))
+    if found is None:
+        found = (
+            TABLES if _has_allocations(connection) else "1"
+        )  # a new database, or one from before the form was stored
+        connection.execute(insert(ABOUT).values(key=_TABLES, value=found))
+    if found in UPGRADES:
+        _upgrade(connection, found)
     elif found != TABLES:
         made_by = f" and was led by Ringmaster {release}" if (release := _said(connection, _RELEASE)) else ""
         raise OtherRelease(
@@ -45,6 +56,18 @@ def check_tables(connection: Connection) -> None:
             "To fix: install one release on all machines, or give the pool a new database; CHANGELOG.md says when "
             "the form changes"
         )
+
+
+def _upgrade(connection: Connection, found: str) -> None:
+    while found in UPGRADES:
+        for statement in UPGRADES[found]:
+            connection.execute(text(statement))
+        found = str(int(found) + 1)
+    connection.execute(update(ABOUT).where(ABOUT.c.key == _TABLES).values(value=found))
+
+
+def _has_allocations(connection: Connection) -> bool:
+    return NODES.c.allocation.name in {column["name"] for column in inspect(connection).get_columns(NODES.name)}
 
 
 def note_release(connection: Connection) -> None:

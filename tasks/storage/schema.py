@@ -24,6 +24,7 @@ NODES = Table(
     Column("beats", BigInteger, nullable=False),
     Column("health", JSON, nullable=False),
     Column("since_s", Float, nullable=False),
+    Column("allocation", Text, nullable=False, server_default=""),
 )
 
 # The pool's controller, in one row. epoch: counts its owners; a former owner finds a higher number and ends.

@@ -149,6 +149,7 @@ class DataSpec:
     rejected_column: str | None = field(default=None, metadata=SINCE_LATER)
     anchor_column: str | None = field(default=None, metadata=SINCE_LATER)
     positive_column: str | None = field(default=None, metadata=SINCE_LATER)
+    negative_column: str | None = field(default=None, metadata=SINCE_LATER)
     image_column: str | None = field(default=None, metadata=SINCE_LATER)
 
 

@@ -70,7 +70,8 @@ class LossFunction(ABC):
 
     name: the name in batch files. An entry point has the same name.
     kinds: the `MODEL_KINDS` that it is for.
-    in_pairs: whether a sample holds two sequences: its tensors are [2, ...], and the model gets twice as many rows.
+    in_pairs: whether a sample holds several sequences, mostly a pair: its tensors are [`num_sequences`, ...], and the
+        model gets as many times the rows.
     needs_reference: whether it compares the model with its initial weights.
     drops_out: whether the model's dropout stays on in training.
     mixes_rows: whether a row's summand depends on the other rows of the global batch, which then is not divided.

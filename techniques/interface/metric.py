@@ -39,6 +39,7 @@ class Outputs:
         elements are given for each row, [rows]. The trainer, which needs no rows, gives scalars for the whole batch.
     rewards_of: for a loss over pairs of answers, the function that computes `rewards` from (output, batch).
     tokenizer_dir: the folder of the tokenizer that made the rows' tokens, if any.
+    class_names: the names of the classes, in the order of their numbers; () where they have none.
     """
 
     output: Any
@@ -48,6 +49,7 @@ class Outputs:
     losses: tuple[Tensor, Tensor] | None
     rewards_of: Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None = None
     tokenizer_dir: Path | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def rewards(self) -> Tensor | None:
@@ -66,6 +68,7 @@ class Metric(ABC):
         values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
     reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides sequences
         over devices then does not train a job that names the metric.
+    undefined_where: what rows have no value of the metric, which then is NaN, for people; "" where nothing is known.
     default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no metric
         is named, each with the place of the metric in their order.
     """
@@ -76,6 +79,7 @@ class Metric(ABC):
     needs: ClassVar[str] = ""
     share_of: ClassVar[str | None] = None
     reads_whole_rows: ClassVar[bool] = False
+    undefined_where: ClassVar[str] = ""
     default_for: ClassVar[Mapping[str, int]] = {}
 
     @abstractmethod

@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 EMPTY_BEFORE_S = 120.0
-"""How long before its end a node takes no new segments, and those that run there stop: time for their checkpoints."""
+"""How long before its end, by default, a node takes no new segments, and those that run there stop: time for their
+checkpoints.
+"""
 
 UNFENCED = "what ran on the node before it was lost may still run"
 
@@ -49,6 +51,7 @@ class KnownNodes:
     A device of a lost node is not used again before the node is fenced, also if the node has come back.
 
     cluster: the cluster of healthy nodes that the executor has been given already, if any.
+    empty_before_s: returns how long before its end a node is emptied.
     wall_clock: seconds since the epoch.
     """
 
@@ -58,14 +61,17 @@ class KnownNodes:
         executor: Movable,
         *,
         cluster: Cluster | None = None,
+        empty_before_s: Callable[[], float] = lambda: EMPTY_BEFORE_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine, self._executor, self._wall_clock = engine, executor, wall_clock
+        self._empty_before_s, self._before_s = empty_before_s, EMPTY_BEFORE_S
         self.there: Mapping[str, EngineNode] = {}
         self._lost_nodes: dict[str, Node] = {}  # while the executor has yet to end a segment that ran there
         known = cluster or Cluster(nodes=())
         self._usable: Mapping[DeviceId, Device] = {device: known.device(*device) for device in known.lease_names()}
         self._leaving: set[str] = set()
+        self._given_back: set[tuple[str, str]] = set()  # names and incarnations
 
     def begin(self, *, lost_nodes: Mapping[str, Node], why: str) -> None:
         """Looks at the nodes for the first time, and gives the executor its cluster.
@@ -86,6 +92,15 @@ class KnownNodes:
         why = [f"node {name} is gone" for name in gone] + [f"node {name} came" for name in came]
         self._move(why=", ".join(why) or "the health of devices has changed")
 
+    def seconds_left(self) -> Mapping[str, float]:
+        """Returns, for each node whose end is known, the seconds until it is emptied."""
+        soon_s = self._wall_clock() + self._before_s
+        return {name: node.until_s - soon_s for name, node in self.there.items() if node.until_s is not None}
+
+    def give_back(self, node: str) -> None:
+        """Has a node take no new segments any more, so that it is released once nothing runs there."""
+        self._given_back.add((node, self.there[node].incarnation))
+
     def release_empty(self, *, is_lent: Callable[[str], bool] = lambda node: False) -> None:
         """Gives the leaving nodes on which nothing runs back to the engine.
 
@@ -97,12 +112,16 @@ class KnownNodes:
 
     def _read(self) -> dict[str, EngineNode]:
         """Returns the nodes by name: nodes that end soon as leaving, devices that are not fenced as faulty."""
-        soon_s = self._wall_clock() + EMPTY_BEFORE_S
+        nodes = self._engine.nodes()
+        self._before_s = self._empty_before_s() if any(node.until_s is not None for node in nodes) else EMPTY_BEFORE_S
+        soon_s = self._wall_clock() + self._before_s
         found = {}
-        for node in self._engine.nodes():
+        for node in nodes:
             is_leaving = node.is_leaving or (node.until_s is not None and node.until_s <= soon_s)
+            is_leaving = is_leaving or (node.name, node.incarnation) in self._given_back
             faults = node.faults if self._engine.is_fenced(node.name) else dict.fromkeys(_numbers(node), UNFENCED)
             found[node.name] = replace(node, is_leaving=is_leaving, faults=faults)
+        self._given_back &= {(node.name, node.incarnation) for node in found.values()}
         return dict(sorted(found.items()))
 
     def _move(self, *, why: str, is_first: bool = False) -> None:

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from ringmaster.tasks.execution.engines.context import EngineContext
 
 ENTRY_POINT_GROUP = "ringmaster.engines"
-LOCAL, WORKERS = "local", "workers"
+LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
 BUILTIN: dict[str, str] = {
     LOCAL: "ringmaster.tasks.execution.local.engine:local",
     WORKERS: "ringmaster.tasks.pool.controller.engine:workers",
+    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
+    SLURM: "ringmaster.tasks.pool.providers.slurm.engine:slurm",
+    RAY: "ringmaster.tasks.pool.providers.ray.engine:ray",
 }
 """By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
 

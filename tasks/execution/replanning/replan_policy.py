@@ -22,6 +22,9 @@ from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 EPS_S = 1e-6  # rounding error of sums of seconds
 SHARED = 0.9  # share of the variance of a job's logarithmic error that all of its options have in common
 
+Size = tuple[str, int, int, int]
+"""What decides on which nodes an option can run: device type, numbers of devices and nodes, and host memory."""
+
 
 class Speeds:
     """Ratios of measured to predicted runtimes, by job and option.
@@ -168,7 +171,8 @@ def remaining(
     known = speeds or Speeds()
     devices = {n.id: tuple(i for i in range(n.num_devices) if (n.id, i) not in out) for n in left.nodes}
     nodes = tuple(replace(n, num_devices=len(devices[n.id])) for n in left.nodes if devices[n.id])
-    options = {job.id: tuple(k for k, o in enumerate(job.options) if _has_room(o, nodes)) for job in left.jobs}
+    has_room = _has_room(left, nodes)
+    options = {job.id: tuple(k for k, o in enumerate(job.options) if has_room[_size(o)]) for job in left.jobs}
     if not all(options.values()):
         return None
     jobs = []
@@ -190,7 +194,8 @@ def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str
     """Returns the jobs that have an option for the devices that are there and depend on no job that has none."""
     counts = {n.id: sum((n.id, i) not in out for i in range(n.num_devices)) for n in left.nodes}
     nodes = tuple(replace(n, num_devices=counts[n.id]) for n in left.nodes if counts[n.id])
-    found = {job.id for job in left.jobs if any(_has_room(option, nodes) for option in job.options)}
+    has_room = _has_room(left, nodes)
+    found = {job.id for job in left.jobs if any(has_room[_size(option)] for option in job.options)}
     known = {job.id for job in left.jobs}
     while stuck := {j.id for j in left.jobs if j.id in found and any(o in known and o not in found for o in j.after)}:
         found -= stuck
@@ -242,8 +247,14 @@ def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: Policy) -> float:
     return registry.objective(policy.objective).coefficients(ahead.problem).mean_end_s(left_s)
 
 
-def _has_room(option: Option, nodes: Sequence[Node]) -> bool:
-    return sum(option.runs_on(node) for node in nodes) >= option.num_nodes
+def _size(option: Option) -> Size:
+    return option.device_type, option.num_devices, option.num_nodes, option.host_memory_bytes
+
+
+def _has_room(left: Problem, nodes: Sequence[Node]) -> Mapping[Size, bool]:
+    """Returns whether the nodes can run options of a size, for each size: thousands of options have few sizes."""
+    sizes = {_size(option): option for job in left.jobs for option in job.options}
+    return {size: sum(option.runs_on(n) for n in nodes) >= option.num_nodes for size, option in sizes.items()}
 
 
 def _by_node(

@@ -41,6 +41,9 @@ RETRY_S = 5.0  # before planning again after a needed plan could not be made
 BLIND_S = 1.0  # before the next look if no end can be forecast: segments are about to stop, or their node is gone
 MOST_LISTED = 10  # jobs to name in a log line
 LOOKS = 5  # checks of the forecast between two plans by the clock
+LOOK_SHARE = 0.05  # of the time, that such checks take at most: a forecast of a thousand jobs takes part of a second
+
+PLANNING_SHARE = 0.1  # of the time, that plans that were not requested take at most
 
 Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
 """Runs a solver in the background."""
@@ -87,6 +90,7 @@ class PendingPlan:
     why: the reason.
     steps: the step of each job from which it is planned.
     plan: the future plan.
+    began_s: when planning began, by the replanner's clock.
     generation: the replanner's generation when planning began; `void` starts another one.
     is_needed: jobs, devices or options have changed, so that the plan is followed whatever it gains.
     """
@@ -95,6 +99,7 @@ class PendingPlan:
     why: str
     steps: Mapping[str, int]
     plan: Future[Plan]
+    began_s: float
     generation: int
     is_needed: bool = False
 
@@ -126,6 +131,7 @@ class Replanner:
         self._began_s = clock()
         self._speeds, self._when = Speeds(), When(policy)
         self._pending_plan: PendingPlan | None = None
+        # `_blind_s`: until when no improvement is looked for.
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
         self._stuck: set[str] = set()  # jobs without devices, as last logged
         self.failures: list[BaseException] = []  # of needed plans, since the last one that was made
@@ -194,7 +200,8 @@ class Replanner:
         if left is None or not ends_s:
             return None
         self._blind_s = 0.0
-        self._look_s = now_s + self._policy.least * self._when.first_s / LOOKS
+        took_s = self._now_s() - now_s
+        self._look_s = now_s + max(self._policy.least * self._when.first_s / LOOKS, took_s / LOOK_SHARE)
         deadlines_s = {job.id: now_s + job.deadline_s for job in left.jobs if job.deadline_s is not None}
         why = self._when.why_now(now_s, ends_s, deadlines_s=deadlines_s)
         if why is None:
@@ -211,6 +218,7 @@ class Replanner:
         if pending_plan.generation != self._generation:
             return None
         self._pending_plan = None
+        self._blind_s = self._now_s() + (self._now_s() - pending_plan.began_s) / PLANNING_SHARE
         if error := pending_plan.plan.exception():
             # A failed improvement does no harm: the current plan stays valid.
             if str(error) not in {str(before) for before in self.failures}:  # log repeated failures once
@@ -275,12 +283,14 @@ class Replanner:
         rest = _rest(state, left)
         if rest is None:
             return None
+        began_s = self._now_s()
         plan = self._background(partial(plan_rest, rest, self._make_plan))
         self._pending_plan = PendingPlan(
             rest=rest,
             why=why,
             steps=dict(state.steps),
             plan=plan,
+            began_s=began_s,
             generation=self._generation,
             is_needed=is_needed,
         )

@@ -45,6 +45,11 @@ class Stretch:
         """When its last step is done."""
         return self.works_from_s + (self.segment.last_step - self.first_step) * self.step_s
 
+    @property
+    def next_s(self) -> float:
+        """When something happens next: its last step is done, or its checkpoint and evaluation are."""
+        return self.steps_end_s if self.ends_s is None else self.ends_s
+
     def step_at(self, now_s: float) -> int:
         """Returns the next step to begin at `now_s`. The step in progress counts as done."""
         begun = math.ceil((now_s - self.works_from_s) / self.step_s - 1e-6) if now_s > self.works_from_s else 0
@@ -79,7 +84,11 @@ class PlanSimulator:
     ) -> None:
         self.problem, self.planned, self.now_s = problem, list(planned), now_s
         self.steps = dict.fromkeys(num_steps, 0) | dict(steps or {})
-        self.running = {stretch.segment.job: stretch for stretch in running}
+        self.running: dict[str, Stretch] = {}
+        self._next_s: dict[str, float] = {}  # by running job, when something happens next
+        self._over: set[str] = set()  # the running jobs that go on beyond their planned end
+        for stretch in running:
+            self._put(stretch)
         self.ran, self.out = dict(ran or {}), dict(out or {})
         self.ended_s: dict[str, float] = {}
         self.num_switches = 0
@@ -87,7 +96,13 @@ class PlanSimulator:
         self._stood_at_s: dict[str, float] = {}
         self._crashed: set[str] = set()
         self._jobs = {job.id: job for job in problem.jobs}
+        self._devices = {(node.id, number) for node in problem.nodes for number in range(node.num_devices)}
+        self._devices |= {device for segment in (*self._busy, *self.planned) for device in segment.devices}
         self._after = {job.id: (*job.after, *_gate(job.id, job.release_s)) for job in problem.jobs}
+        self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job.id, job.release_s)]
+        # What other jobs wait for and is no job of the problem has been done before.
+        self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
+        self._may_start = True  # whether anything has changed since `_start_what_can`
 
     @property
     def is_over(self) -> bool:
@@ -108,14 +123,16 @@ class PlanSimulator:
         """Returns a copy that advances independently, at the speeds of `step_s` if given."""
         other = copy.copy(self)
         other.planned, other.steps, other.running = list(self.planned), dict(self.steps), dict(self.running)
+        other._next_s, other._over = dict(self._next_s), set(self._over)
         other.ran, other.out, other.ended_s = dict(self.ran), dict(self.out), dict(self.ended_s)
+        other._devices = set(self._devices)
         other._stood_at_s, other._crashed = dict(self._stood_at_s), set(self._crashed)
         if step_s is not None:
             other._step_s = step_s
             for job, stretch in self.running.items():
                 step, from_s = stretch.step_at(self.now_s), max(self.now_s, stretch.works_from_s)
                 believed_s = step_s(job, stretch.segment.option)
-                other.running[job] = replace(stretch, first_step=step, works_from_s=from_s, step_s=believed_s)
+                other._put(replace(stretch, first_step=step, works_from_s=from_s, step_s=believed_s))
         return other
 
     def adopt(self, planned: Sequence[PlannedSegment]) -> None:
@@ -123,33 +140,38 @@ class PlanSimulator:
         done = [s for s in planned if s.job not in self.ended_s]
         new = hand_over(done, running=[stretch.segment for stretch in self.running.values()])
         self.planned = list(new.planned)
+        self._devices |= {device for segment in self.planned for device in segment.devices}
         for job, last_step in new.stays.items():
             self._set_end(job, max(last_step, self.step_of(job)))
         for job in new.stops:
             self._set_end(job, self.step_of(job))
-        for job in list(self.running):
-            self._purge(job)
+        self._purge(self.running)
+        self._may_start = True
 
     def advance(self, until_s: float = math.inf) -> bool:
         """Advances to the next event, at most to `until_s`. Returns whether there was an event."""
         self._start_what_can()
-        times = [s.steps_end_s if s.ends_s is None else s.ends_s for s in self.running.values()]
-        times += [back_s for back_s in self.out.values() if back_s < math.inf]
-        times += [job.release_s for job in self._jobs.values() if job.release_s > self.now_s + EPS_S]
-        next_s = min(times, default=math.inf)
+        next_s = min(
+            min(self._next_s.values(), default=math.inf),
+            min((back_s for back_s in self.out.values()), default=math.inf),
+            min((at_s for at_s, _ in self._gates if at_s > self.now_s + EPS_S), default=math.inf),
+        )
         if next_s > until_s or next_s == math.inf:
             self.now_s = max(self.now_s, until_s) if until_s < math.inf else self.now_s
+            self._may_start |= bool(self._gates)  # a job may have been released meanwhile
             return False
         self.now_s = max(self.now_s, next_s)
-        self.out = {device: back_s for device, back_s in self.out.items() if back_s > self.now_s + EPS_S}
-        for job, stretch in sorted(self.running.items()):
-            if stretch.ends_s is not None and stretch.ends_s <= self.now_s + EPS_S:
-                self._end(job)
-        for job, stretch in sorted(self.running.items()):
-            if stretch.ends_s is None and stretch.steps_end_s <= self.now_s + EPS_S:
-                self._come_to_end(job)
-        for job, stretch in sorted(self.running.items()):
-            if stretch.is_over_end and stretch.ends_s is None and self._end_of(stretch.segment) != "goes on":
+        if self.out or self._gates:
+            self.out = {device: back_s for device, back_s in self.out.items() if back_s > self.now_s + EPS_S}
+            self._may_start = True
+        due = sorted(job for job, at_s in self._next_s.items() if at_s <= self.now_s + EPS_S)
+        for job in [job for job in due if self.running[job].ends_s is not None]:
+            self._end(job)
+        for job in [job for job in due if job in self.running]:
+            self._come_to_end(job)
+        for job in sorted(self._over):
+            stretch = self.running[job]
+            if stretch.ends_s is None and self._end_of(stretch.segment) != "goes on":
                 self._set_end(job, stretch.step_at(self.now_s))
         return True
 
@@ -167,10 +189,11 @@ class PlanSimulator:
         kept_step: returns the step of the gang's last checkpoint.
         """
         self.out[device] = max(back_s, self.out.get(device, 0.0))
+        self._may_start = True
         job = next((job for job, s in self.running.items() if device in s.segment.devices), None)
         if job is None:
             return None
-        stretch = self.running.pop(job)
+        stretch = self._pop(job)
         self.steps[job] = max(stretch.first_step, kept_step(stretch))
         self.ran[job] = stretch.segment
         self._stood_at_s[job] = -math.inf
@@ -192,14 +215,32 @@ class PlanSimulator:
 
     @property
     def _done(self) -> set[str]:
-        open_gates = {g for job in self._jobs.values() if job.release_s <= self.now_s + EPS_S for g in _gate(job.id, 1)}
-        return open_gates | set(self.ended_s) | (self._waited_for() - set(self._jobs))
+        open_gates = {gate for release_s, gate in self._gates if release_s <= self.now_s + EPS_S}
+        return open_gates | self.ended_s.keys() | self._met
 
-    def _waited_for(self) -> set[str]:
-        return {other for job in self._jobs.values() for other in job.after}
+    def _put(self, stretch: Stretch) -> None:
+        """Adds a running segment, or replaces that of its job."""
+        job = stretch.segment.job
+        self.running[job], self._next_s[job] = stretch, stretch.next_s
+        if stretch.is_over_end:
+            self._over.add(job)
+        else:
+            self._over.discard(job)
+
+    def _pop(self, job: str) -> Stretch:
+        """Removes the running segment of a job."""
+        del self._next_s[job]
+        self._over.discard(job)
+        return self.running.pop(job)
 
     def _start_what_can(self) -> None:
-        for segment in startable(self.planned, running=self._busy, done_jobs=self._done, after=self._after):
+        if not self._may_start:
+            return
+        self._may_start = False
+        found = startable(
+            self.planned, running=self._busy, done_jobs=self._done, after=self._after, num_devices=len(self._devices)
+        )
+        for segment in found:
             self.planned.remove(segment)
             job = segment.job
             option = self._jobs[job].options[segment.option]
@@ -214,16 +255,19 @@ class PlanSimulator:
                 overhead_s = option.startup_s + (self.problem.switch_cost_s if before is not None else 0.0)
                 self.num_switches += before is not None and job not in self._crashed
             self._crashed.discard(job)
-            self.running[job] = Stretch(
-                segment=segment,
-                first_step=self.steps[job],
-                works_from_s=self.now_s + overhead_s,
-                step_s=self._step_s(job, segment.option),
+            self._put(
+                Stretch(
+                    segment=segment,
+                    first_step=self.steps[job],
+                    works_from_s=self.now_s + overhead_s,
+                    step_s=self._step_s(job, segment.option),
+                )
             )
 
     def _end_of(self, segment: PlannedSegment) -> PlannedSegment | Literal["ends", "goes on"]:
-        over = {job for job, stretch in self.running.items() if stretch.is_over_end}
-        return end_of(segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after, over=over)
+        return end_of(
+            segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after, over=self._over
+        )
 
     def _come_to_end(self, job: str) -> None:
         """Handles the end of a segment's planned steps.
@@ -236,24 +280,26 @@ class PlanSimulator:
             end = self._end_of(stretch.segment)
             if isinstance(end, PlannedSegment):
                 self.planned.remove(end)
+                self._may_start = True
                 self._set_end(job, end.last_step)
                 return
             if end == "goes on":
                 segment = replace(stretch.segment, last_step=total)
-                self.running[job] = replace(stretch, segment=segment, is_over_end=True)
+                self._put(replace(stretch, segment=segment, is_over_end=True))
                 return
         option = self._jobs[job].options[stretch.segment.option]
         tail_s = option.save_s + (option.evaluate_s if step == total else 0.0)
-        self.running[job] = replace(stretch, ends_s=self.now_s + tail_s)
+        self._put(replace(stretch, ends_s=self.now_s + tail_s))
         if tail_s == 0.0:
             self._end(job)
 
     def _end(self, job: str) -> None:
-        stretch = self.running.pop(job)
+        stretch = self._pop(job)
         self.steps[job] = stretch.segment.last_step
         self.ran[job] = stretch.segment
         self._stood_at_s[job] = self.now_s
-        self._purge(job)
+        self._may_start = True
+        self._purge([job])
         if self.steps[job] >= self._num_steps[job]:
             self.ended_s[job] = self.now_s
             self.planned = [segment for segment in self.planned if segment.job != job]
@@ -262,12 +308,12 @@ class PlanSimulator:
         stretch = self.running[job]
         if stretch.ends_s is None:
             segment = replace(stretch.segment, last_step=last_step)
-            self.running[job] = replace(stretch, segment=segment, is_over_end=False)
+            self._put(replace(stretch, segment=segment, is_over_end=False))
 
-    def _purge(self, job: str) -> None:
-        """Removes planned segments that a job has already passed."""
-        step = self.step_of(job)
-        self.planned = [s for s in self.planned if s.job != job or s.last_step > step or step == self._num_steps[job]]
+    def _purge(self, jobs: Iterable[str]) -> None:
+        """Removes planned segments that jobs have already passed."""
+        passed = {job: step for job in jobs if (step := self.step_of(job)) != self._num_steps[job]}
+        self.planned = [s for s in self.planned if s.last_step > passed.get(s.job, -1)]
 
 
 def _gate(job: str, release_s: float) -> tuple[str, ...]:

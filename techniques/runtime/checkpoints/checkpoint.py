@@ -24,10 +24,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringmaster.techniques.interface.values import digest, from_json, to_json
-from ringmaster.techniques.runtime.checkpoints.storage import MANIFEST, Block, Place, place_of
+from ringmaster.techniques.runtime.checkpoints.place import MANIFEST, Block, Place
+from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
+from ringmaster.techniques.runtime.checkpoints.storage import place_of
 
 FORMAT = 1
-READ_BYTES = 1 << 20
 
 Agree = Callable[[bool], bool]
 """Returns whether all ranks pass True; also a barrier."""
@@ -187,7 +188,7 @@ class CheckpointStore:
         name = path.partition("/")[2]
         pieces, files = write_pieces(name), {}
         if pieces.tensors:
-            files[name] = _write_described(self._place, path, pieces.blocks)
+            files[name] = write_described(self._place, path, pieces.blocks)
         part = Manifest(step=step, tensors=pieces.tensors, files=files)
         self._place.write(self._part(step, self._rank), [json.dumps(to_json(part)).encode()])
 
@@ -195,10 +196,8 @@ class CheckpointStore:
         """Makes a checkpoint of the parts of all ranks, and removes old ones. Called on one rank. Raises OSError."""
         parts = []
         for rank in range(self._num_ranks):
-            with self._place.open(self._part(step, rank)) as stream:
-                parts.append(from_json(Manifest, json.loads(stream.read())))
-        said = to_json(_merge(parts, step, meta))
-        manifest = json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
+            parts.append(from_json(Manifest, json.loads(self._place.read(self._part(step, rank)))))
+        manifest = stored_manifest(_merge(parts, step, meta))
         name = _folder(step)
         if self.whole(name) is not None:  # the step was trained again after a fault, with the same result
             self.drop(step)
@@ -244,19 +243,27 @@ class CheckpointStore:
 def read_manifest(place: Place, name: str) -> Manifest | None:
     """Returns the manifest of a checkpoint's folder, or None where it is missing, unreadable, or not as written.
 
-    A manifest that names files outside of its folder is rejected, as Ringmaster writes none.
+    A manifest that names files outside of its folder is rejected, as Ringmaster writes none. Raises StoreUnavailable
+    where a store does not answer: the checkpoint may be whole.
     """
     try:
-        with place.open(f"{name}/{MANIFEST}") as stream:
-            said = json.loads(stream.read())
+        said = json.loads(place.read(f"{name}/{MANIFEST}"))
         checksum = said.pop("sha256")
         manifest = from_json(Manifest, said)
         is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
+    except StoreUnavailable:
+        raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
     if not is_of_its_folder:
         return None
     return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
+
+
+def stored_manifest(manifest: Manifest) -> bytes:
+    """Returns the content of a manifest's file, with its own SHA-256."""
+    said = to_json(manifest)
+    return json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
 
 
 def _files_of(manifest: Manifest) -> Iterator[str]:
@@ -271,17 +278,17 @@ def _is_within(name: str) -> bool:
 
 
 def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:
-    """Returns whether a file exists with the size and the checksum in the manifest."""
+    """Returns whether a file exists with the size and the checksum in the manifest. Raises StoreUnavailable."""
+    value, num_bytes = sha256(), 0
     try:
-        if place.size(path) != stored.num_bytes:
-            return False
-        value = sha256()
-        with place.open(path) as stream:
-            while block := stream.read(READ_BYTES):
-                value.update(block)
+        for block in place.blocks(path):
+            value.update(block)
+            num_bytes += len(block)
+    except StoreUnavailable:
+        raise
     except OSError:
         return False
-    return value.hexdigest() == stored.sha256
+    return num_bytes == stored.num_bytes and value.hexdigest() == stored.sha256
 
 
 def _folder(step: int) -> str:
@@ -299,7 +306,7 @@ def _merge(parts: list[Manifest], step: int, meta: Mapping[str, Any]) -> Manifes
     return Manifest(step=step, tensors=tensors, files=files, meta=meta)
 
 
-def _write_described(place: Place, path: str, blocks: Iterable[Block]) -> StoredFile:
+def write_described(place: Place, path: str, blocks: Iterable[Block]) -> StoredFile:
     """Writes a file; returns its size, and the checksum of the data before writing, to detect write errors too."""
     value, num_bytes = sha256(), 0
 

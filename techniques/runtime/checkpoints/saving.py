@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Pieces, WritePieces
+from ringmaster.techniques.runtime.checkpoints.place import Block
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
-from ringmaster.techniques.runtime.checkpoints.storage import Block
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import BEAT_EVERY_S, EventSender

@@ -20,8 +20,8 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     StoredTensor,
     WritePieces,
 )
-from ringmaster.techniques.runtime.checkpoints.storage import UrlPlace
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
+from ringmaster.techniques.runtime.checkpoints.url_place import UrlPlace
 from ringmaster.techniques.runtime.training.gradients import local
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]

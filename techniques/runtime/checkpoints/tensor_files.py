@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,9 +34,10 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 BLOCK_BYTES = 1 << 22
 ALIGNMENT = 8
+REMOTE_BLOCK_BYTES, NUM_KEPT_BLOCKS = 1 << 20, 4  # of each file, of which a checkpoint has one a rank
 
 ReadRange = Callable[[int, int], bytes]
-"""Returns the bytes of a file from a start up to, but excluding, an end."""
+"""Returns the bytes of a file from a start up to, but excluding, an end, or the end of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +79,15 @@ def blocks_of(
 class DistantFile:
     """A remote safetensors file, of which only requested rows are read.
 
-    It implements those methods of `safe_open` that are used here.
+    It implements those methods of `safe_open` that are used here. Small tensors are read in aligned blocks, which are
+    kept for those that lie beside them: a request for each of thousands of biases and norms would take minutes.
     """
 
-    def __init__(self, read_range: ReadRange) -> None:
-        self._read = read_range
-        (length,) = struct.unpack("<Q", read_range(0, 8))
-        self._header: dict[str, Any] = json.loads(read_range(8, 8 + length))
+    def __init__(self, read_range: ReadRange, *, block_bytes: int = REMOTE_BLOCK_BYTES) -> None:
+        self._read_range, self._block_bytes = read_range, block_bytes
+        self._block = lru_cache(maxsize=NUM_KEPT_BLOCKS)(self._read_block)
+        (length,) = struct.unpack("<Q", self._read(0, 8))
+        self._header: dict[str, Any] = json.loads(self._read(8, 8 + length))
         self._start = 8 + length
 
     def get_tensor(self, name: str) -> Tensor:
@@ -107,6 +111,17 @@ class DistantFile:
             return torch.empty(shape, dtype=dtype)
         at = self._start + stored["data_offsets"][0]
         return torch.frombuffer(bytearray(self._read(at + first, at + last)), dtype=dtype).reshape(shape)
+
+    def _read(self, start: int, end: int) -> bytes:
+        if end - start >= self._block_bytes:
+            return self._read_range(start, end)
+        first, last = start // self._block_bytes, (end - 1) // self._block_bytes
+        offset = first * self._block_bytes
+        return b"".join(self._block(number) for number in range(first, last + 1))[start - offset : end - offset]
+
+    def _read_block(self, number: int) -> bytes:
+        start = number * self._block_bytes
+        return self._read_range(start, start + self._block_bytes)
 
 
 class DistantTensor:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ringmaster.techniques.interface.values import digest, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointError, Manifest, StoredFile
-from ringmaster.techniques.runtime.checkpoints.storage import MANIFEST
+from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
 
 INCOMING = "incoming"
 

@@ -10,6 +10,8 @@ children are killed, and the server ends, when the server's standard input close
 reason. The last line reports a child's exit status as {"event": "exit", "status": N, "fenced": false}; N is negative
 for a signal, as in `subprocess`.
 
+SIGTERM ends neither the server nor a child that starts: it may be sent to all processes of a machine's job.
+
 All children are also killed FENCE_AFTER_S seconds ("inf" for never) after the last tick that the owner has written to
 the standard input. No child is started until another tick arrives: see `fence.py`.
 
@@ -42,6 +44,10 @@ _LIBC = ctypes.CDLL(None)
 
 def serve(socket_path: Path, *, fence_after_s: float, preload: tuple[str, ...]) -> None:
     """Imports the names in `preload`, then forks a child for each connection until standard input closes."""
+    # Slurm sends SIGTERM to every process of a job, and the owner then stops its ranks at a checkpoint: the server must
+    # outlive it, and so must a child until it has a handler of its own. Programs that a child starts do not inherit a
+    # handler, unlike SIG_IGN.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     for name in preload:
         resolve(name)
     gc.collect()
@@ -64,7 +70,7 @@ class _Server:
         os.set_blocking(wake_writer, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        # The owner handles interrupts, and closes this server's standard input when it ends.
+        # The owner handles interrupts and SIGTERM, and closes this server's standard input when it ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.owner = sys.stdin.fileno()
         for fd in (self.listener.fileno(), self.wake, self.owner):

@@ -36,8 +36,10 @@ class GangOrder:
     cache_dir: the folder of prepared data.
     checkpoint_dir: where checkpoints are read and written, a folder or an fsspec URL.
     model_dir: the folder that the finished model is exported to.
+    model_url: where the finished model is stored as well, for machines without that folder; None where all have it.
     weights_from: a folder with the safetensors of the base model, or None.
     parents: folders of the available models that the job is derived from, by the names that the job uses.
+    model_urls: where models are stored, by their folder in `weights_from` and `parents`, for machines without it.
     known_step: a step of which a checkpoint is known to have been stored. If no checkpoint at all is found then, the
         gang fails instead of starting again from step 0.
     checkpoint_every_s: seconds between checkpoints; None for the last one only.
@@ -60,8 +62,10 @@ class GangOrder:
     data: Mapping[str, Any] | None = None
     checkpoint_dir: str | None = None
     model_dir: str | None = None
+    model_url: str | None = None
     weights_from: str | None = None
     parents: Mapping[str, str] = field(default_factory=dict)
+    model_urls: Mapping[str, str] = field(default_factory=dict)
     last_step: int = 0
     known_step: int = 0
     checkpoint_every_s: float | None = None

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json
+from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model, store_model
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import RankFailed, RankResult
 from ringmaster.techniques.runtime.processes.failures import failure_kind
@@ -44,6 +46,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
 
 def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     reporter.phase("starting", patience_s=BUILD_PATIENCE_S)
+    for folder, url in order.model_urls.items():
+        fetch_model(url, Path(folder))
     technique = registry.load(order.technique)
     if isinstance(technique, BlackBox):
         technique.rank = rank
@@ -51,6 +55,8 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
             result = technique.profile(order, reporter)
         else:
             result = checked_result(technique.run(order, reporter), order.job)
+            if rank == 0 and order.model_url is not None and Path(order.model_dir or "").is_dir():
+                store_model(Path(order.model_dir or ""), order.model_url)
         reporter.send(RankResult(result=result))
         _leave(0)
     slot = order.slots[0]

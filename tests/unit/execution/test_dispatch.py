@@ -73,9 +73,9 @@ def test_everything_starts_once_in_order_and_no_device_serves_two(case):
     after = {job: (base,) for job, base in bases.items()}
     left, running, started, done = list(enumerate(segments)), [], [], set()
     while left or running:
-        found = startable(
-            [segment for _, segment in left], running=[s for _, s in running], done_jobs=done, after=after
-        )
+        waiting, busy_gangs = [segment for _, segment in left], [s for _, s in running]
+        found = startable(waiting, running=busy_gangs, done_jobs=done, after=after)
+        assert startable(waiting, running=busy_gangs, done_jobs=done, after=after, num_devices=4) == found
         for segment in found:
             number = next(i for i, s in left if s is segment)
             left = [(i, s) for i, s in left if i != number]

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
+from ringmaster.tasks.execution.executor import AT_ONCE_S
 from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
@@ -185,6 +186,29 @@ def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
     assert len(rounds) == 1
     assert [event.holders for event in bench.told(Waiting)] == [("batch tonight",)]
     assert bench.statuses == {"a": JobStatus.DONE}
+
+
+def test_messages_that_have_arrived_are_handled_in_one_turn_unless_it_is_to_stop(tmp_path):
+    bench, handled = Bench(tmp_path, [job("a")]), []
+    executor = bench.executor
+    for number in range(3):
+        executor.call(partial(handled.append, number))
+    executor.serve(num_turns=1)
+    assert handled == [0, 1, 2]
+
+    def takes_long():
+        bench.runner.now_s += AT_ONCE_S
+
+    executor.call(takes_long)
+    executor.call(partial(handled.append, 3))
+    executor.serve(num_turns=1)
+    assert handled == [0, 1, 2], "segments may be waiting to be started"
+    executor.serve(num_turns=1)
+    assert handled.pop() == 3
+    executor.call(executor.stop)
+    executor.call(partial(handled.append, 3))
+    executor.serve()
+    assert handled == [0, 1, 2]
 
 
 def test_devices_are_given_back_however_a_gang_ends(tmp_path):

@@ -8,7 +8,7 @@ from ringmaster.flows.cli import app
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.tasks.execution.engines.registry import LOCAL, WORKERS, build_engine, engine_names
+from ringmaster.tasks.execution.engines.registry import BUILTIN, LOCAL, WORKERS, build_engine, engine_names
 from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
@@ -78,7 +78,7 @@ def test_a_built_in_engine_is_an_engine_and_cannot_be_shadowed(context, name, ki
 
 
 def test_names_are_listed_built_in_ones_first():
-    assert engine_names() == ("local", "workers", "fake", "half")
+    assert engine_names() == (*BUILTIN, "fake", "half")
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(context):
@@ -114,4 +114,4 @@ def test_commands_refuse_an_unknown_engine_before_all_else(monkeypatch, tmp_path
     monkeypatch.setenv(settings.ENGINE, "fake" if is_option else "slrum")
     done = CliRunner().invoke(app, [*command, *(["--engine", "slrum"] if is_option else [])])
     assert isinstance(done.exception, InputError)
-    assert "unknown engine 'slrum': there are local, workers, fake, half" in str(done.exception)
+    assert "unknown engine 'slrum': did you mean 'slurm'? there are local, workers, " in str(done.exception)

@@ -20,7 +20,7 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Pieces,
     StoredTensor,
 )
-from ringmaster.techniques.runtime.checkpoints.storage import MANIFEST
+from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
 from tests.children import in_a_child
 from tests.matrix import matrix
 

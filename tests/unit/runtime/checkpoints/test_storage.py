@@ -1,9 +1,14 @@
 """Checkpoints in a folder and in an object store without renames: complete or absent, whatever attempts leave."""
 
+import random
+import struct
+
 import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
@@ -13,9 +18,17 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Pieces,
     StoredTensor,
 )
+from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
+from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies, Reader, piece_writer
-from ringmaster.techniques.runtime.checkpoints.storage import MANIFEST, UrlPlace, join_root, place_of
-from ringmaster.techniques.runtime.checkpoints.tensor_files import LazyTensor, blocks_of
+from ringmaster.techniques.runtime.checkpoints.storage import join_root, place_of
+from ringmaster.techniques.runtime.checkpoints.tensor_files import (
+    REMOTE_BLOCK_BYTES,
+    DistantFile,
+    LazyTensor,
+    blocks_of,
+)
+from ringmaster.techniques.runtime.checkpoints.url_place import UrlPlace
 
 WIDTH = 6
 
@@ -25,7 +38,7 @@ class Bucket(MemoryFileSystem):
 
     protocol = "bucket"
     store, pseudo_dirs = {}, [""]
-    num_bytes_read = 0
+    num_bytes_read, num_reads = 0, 0
 
     def mv(self, *_, **__):
         raise NotImplementedError("objects cannot be moved")
@@ -33,6 +46,7 @@ class Bucket(MemoryFileSystem):
     def cat_file(self, path, start=None, end=None, **options):
         content = super().cat_file(path, start=start, end=end, **options)
         Bucket.num_bytes_read += len(content)
+        Bucket.num_reads += 1
         return content
 
 
@@ -133,8 +147,7 @@ def test_what_attempts_left_is_swept_by_the_next(root):
     write(root, 30, attempt="next")
     place = place_of(root)
     assert place.names() == ["step-00000010", "step-00000030"]
-    with place.open("latest") as stream:
-        assert stream.read() == b"step-00000030"
+    assert place.read("latest") == b"step-00000030"
 
 
 def test_the_same_step_again_replaces_one_that_is_damaged(root):
@@ -171,16 +184,55 @@ def test_a_store_that_refuses_fails_the_save(root, monkeypatch):
 
 def test_only_the_rows_that_are_wanted_are_read_from_afar():
     root = "bucket://ranges"
-    whole = {"model/w": torch.arange(80_000.0).reshape(1000, 80), "model/step": torch.tensor(7.0)}
+    whole = {"model/w": torch.arange(4_000_000.0).reshape(50_000, 80), "model/step": torch.tensor(7.0)}
     CheckpointStore(root).save(1, piece_writer(whole), {})
     found = CheckpointStore(root).newest()
     Bucket.num_bytes_read = 0
     with Reader(found) as reader:
         target = torch.zeros(10, 20)
-        reader._read(found.manifest.tensors["model/w"], ((500, 30), (10, 20)), target)
+        reader._read(found.manifest.tensors["model/w"], ((25_000, 30), (10, 20)), target)
         assert float(reader.whole("model/step")) == 7.0
-    assert torch.equal(target, whole["model/w"][500:510, 30:50])
-    assert 10 * 80 * 4 <= Bucket.num_bytes_read < 10 * 80 * 4 + 1000
+    assert torch.equal(target, whole["model/w"][25_000:25_010, 30:50])
+    # The blocks with the header, the rows and the step, which lies at either end.
+    assert Bucket.num_bytes_read <= 3 * REMOTE_BLOCK_BYTES
+    Bucket.store.clear()
+
+
+def test_small_tensors_beside_each_other_are_read_together():
+    root = "bucket://small"
+    whole = {f"model/{number}": torch.full((number % 7 + 1, 3), float(number)) for number in range(500)}
+    CheckpointStore(root).save(1, piece_writer(whole), {})
+    found = CheckpointStore(root).newest()
+    Bucket.num_reads = 0
+    with Reader(found) as reader:
+        assert all(torch.equal(reader.whole(name), tensor) for name, tensor in whole.items())
+    assert Bucket.num_reads == 1
+    Bucket.store.clear()
+
+
+@given(st.data())
+def test_any_range_of_a_remote_file_is_read_as_it_is(data):
+    content = random.Random(0).randbytes(40)
+    start = data.draw(st.integers(0, 39))
+    end = data.draw(st.integers(start + 1, 40))
+    length = len(header := b"{}      ")
+    file = DistantFile(lambda first, last: (struct.pack("<Q", length) + header + content)[first:last], block_bytes=7)
+    assert file._read(16 + start, 16 + end) == content[start:end]
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(monkeypatch):
+    root = "bucket://away"
+    write(root, 10)
+
+    def refuse(*_, **__):
+        raise ConnectionError("no answer")
+
+    for name in ("ls", "cat_file", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Bucket, name, refuse)
+            with pytest.raises(StoreUnavailable, match="no answer"):
+                CheckpointStore(root).newest()
+    assert newest(root) == 10
     Bucket.store.clear()
 
 

@@ -1,0 +1,19 @@
+"""The progress of a running segment, as its gang reports it."""
+
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.progress import FEWEST_STEPS, MOST_STEPS, RunningSegment
+from ringmaster.techniques.runtime.processes.events import Steps
+from tests.unit.execution.fakes import profile
+
+
+def test_the_speed_is_that_of_the_newest_steps():
+    segment = PlannedSegment(job="a", option=0, last_step=10_000, devices=(("n", 0),), start_s=0.0, end_s=1.0)
+    running = RunningSegment(segment, profile(), (), 0)
+    running.hear(Steps(first_step=0, seconds=(9.0,)))  # it warms up
+    for step in range(1, FEWEST_STEPS):
+        running.hear(Steps(first_step=step, seconds=(2.0,)))
+        assert running.step_s is None
+    running.hear(Steps(first_step=FEWEST_STEPS, seconds=(2.0,)))
+    assert running.step_s == 2.0
+    running.hear(Steps(first_step=running.step, seconds=(1.0,) * MOST_STEPS))
+    assert running.step_s == 1.0
