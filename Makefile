@@ -30,7 +30,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-browser test-lowest test-newest lint check-style check-format check-types check-imports format bench \
+.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint check-style check-format check-types check-imports format bench \
 	bench-planning bench-techniques bench-gpu bench-simulate bench-lineage bench-execution bench-sweeps bench-adapters environment constraints clean
 
 help:  ## Say what can be made
@@ -54,6 +54,13 @@ test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2
 test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
 	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)
 
+# QUICK=1 leaves out those that wait for Slurm's own timeouts.
+test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 15 minutes (QUICK=1: 3)
+	$(BIN)/python -m pytest -m 'slurm$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
+
+test-ray: $(READY)  ## Run the tests with a Ray cluster on this machine, and its faults, about 6 minutes (QUICK=1: 3)
+	$(BIN)/python -m pytest -m 'ray$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
+
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
 	$(BIN)/python -m pytest -m browser --session-timeout 3000 $(TESTS)
 
@@ -72,7 +79,7 @@ define resolved
 	$(PYTHON) -m venv --clear $(1)
 	$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(1)/bin/python -m pip --disable-pip-version-check install --quiet uv
-	$(1)/bin/uv pip install --python $(1)/bin/python --resolution $(2) '$(TORCH)' --editable '.[dev]'
+	$(1)/bin/uv pip install --python $(1)/bin/python --resolution $(2) '$(TORCH)' --editable '.[dev,kubernetes]'
 	NUMBA_CACHE_DIR=$(CURDIR)/$(1)/kernels $(1)/bin/python -m ringmaster.tasks.planning.compile_ahead
 endef
 
@@ -117,8 +124,8 @@ bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
 	$(BIN)/python -m benchmarks.simulate $(BENCH)
 
-# About 25 minutes; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
-bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles and a thousand jobs
+# About 35 minutes; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
+bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, and 128 nodes
 	$(BIN)/python -m benchmarks.execution $(BENCH)
 
 # About eight minutes; BENCH="--seeds 3" for one of the five.

@@ -6,11 +6,14 @@ heartbeat as crashed, and the automations that send alarms. It is idempotent.
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
@@ -25,16 +28,24 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.automations import make_alarms
+from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
+from ringmaster.flows.serve_node import serve_node_run
+from ringmaster.flows.services.engine_options import NodeDeployment
+from ringmaster.techniques.interface.values import from_json
 
 PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
 # A server that restarts receives no heartbeats for a minute. That must not count as the silence of the runs.
 SILENT_AFTER = timedelta(seconds=150)
+# By default, 180 s are between two heartbeats.
+HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 
 
 def make_work_pool(client: SyncPrefectClient, name: str) -> None:
@@ -106,10 +117,55 @@ def deploy() -> int:
     return subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL).returncode
 
 
-def main() -> int:
+def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> None:
+    """Makes or updates the deployment whose flow runs serve lent nodes.
+
+    The work pool is made where it is missing. Its base job template stays as people have edited it, unless another one
+    is given.
+    """
+    template = json.loads(nodes.template) if nodes.template else None
+    try:
+        client.read_work_pool(nodes.work_pool)
+        if template is not None:
+            client.update_work_pool(nodes.work_pool, WorkPoolUpdate(base_job_template=template))
+    except ObjectNotFound:
+        of_type = template or _template_of(nodes.work_pool_type)
+        pool = WorkPoolCreate(name=nodes.work_pool, type=nodes.work_pool_type, base_job_template=of_type)
+        client.create_work_pool(pool)
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(serve_node_run.name),
+        name=DEPLOYMENT,
+        entrypoint=f"{serve_node_run.fn.__module__}.{serve_node_run.fn.__name__}",
+        work_pool_name=nodes.work_pool,
+        parameters={"devices": nodes.devices},
+        parameter_openapi_schema=parameter_schema(serve_node_run).model_dump_for_openapi(),
+        job_variables={"env": HEARTBEAT, **nodes.job_variables},
+        tags=["internal"],
+        description="Serves a machine that an engine lends. The pool's controller starts and ends its runs.",
+    )
+
+
+def _template_of(work_pool_type: str) -> dict[str, Any]:
+    # Types of work pools come from installed packages, Ringmaster's among them. They are loaded when one is asked for.
+    worker = BaseWorker.get_worker_class_from_type(work_pool_type)
+    if worker is None:
+        known = ", ".join(sorted(BaseWorker.get_all_available_worker_types()))
+        raise InputError(
+            [
+                f"no work pool of type {work_pool_type} can be made; there are {known}. To fix: install the package of "
+                f"that type, such as prefect-{work_pool_type}"
+            ]
+        )
+    return worker.get_default_base_job_template()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Sets up the pool's server; returns the exit status: 1 without a pool, without the package's prefect.yaml, or on
     an error.
     """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=json.loads, help="a NodeDeployment in its JSON form")
+    asked = parser.parse_args(arguments)
     address = settings.pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
@@ -120,6 +176,8 @@ def main() -> int:
         make_automation(client)
         try:
             make_alarms(client)
+            if asked.nodes is not None:
+                make_node_deployment(client, from_json(NodeDeployment, asked.nodes))
         except InputError as error:
             sys.stderr.write("\n".join(error.faults) + "\n")
             return 1

@@ -11,6 +11,7 @@ from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process import ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import check_engine_name
+from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 
 JSON_RESULTS = {
     # A parent flow reads its child's result only where that is stored. It must not be a pickle.
@@ -22,6 +23,9 @@ JSON_RESULTS = {
 OWN_NODE = "RINGMASTER_NODE"
 """Environment variable that names the node whose worker started a process. By default a node has its machine's name."""
 
+ALLOCATION = "RINGMASTER_ALLOCATION"
+"""Environment variable for the id under which an engine lends the machine; by default that of the flow run there."""
+
 NOTIFY = "RINGMASTER_NOTIFY"
 """Environment variable for the target of a pool's alarms: a webhook's URL, or TYPE/NAME of a Prefect notification
 block.
@@ -29,6 +33,10 @@ block.
 
 ENGINE = "RINGMASTER_ENGINE"
 """Environment variable for the name of the engine that runs segments."""
+
+MAX_NODES, NODE_IDLE_S = "RINGMASTER_MAX_NODES", "RINGMASTER_NODE_IDLE_S"
+"""Environment variables for the most nodes that an engine lends, and the seconds after which an idle one is given back.
+"""
 
 # The MLflow writer waits on its own for a server that is away, and can be stopped. MLflow's own retries take minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
@@ -127,6 +135,22 @@ def engine(*, default: str) -> str:
     return os.environ.get(ENGINE) or default
 
 
+def elasticity() -> ElasticityOptions | None:
+    """Returns the limits of the nodes that an engine lends, or None where no number of nodes is set.
+
+    Raises InputError where the environment holds no numbers.
+    """
+    num_nodes = os.environ.get(MAX_NODES)
+    if not num_nodes:
+        return None
+    idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
+    try:
+        return ElasticityOptions(max_nodes=int(num_nodes), idle_s=float(idle_s))
+    except ValueError:
+        said = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
+        raise InputError([f"{said} are not a number of nodes and of seconds. To fix: as in 4 and 300"]) from None
+
+
 def tracking_uri(folder: Path) -> str:
     """Returns MLflow's tracking URI: MLFLOW_TRACKING_URI, the server of the pool, or a SQLite file in `folder`."""
     if said := os.environ.get("MLFLOW_TRACKING_URI"):
@@ -146,6 +170,15 @@ def checkpoint_root() -> str | None:
     """
     root = os.environ.get("RINGMASTER_CHECKPOINTS")
     return str(Path(root).absolute()) if root and "://" not in root else root or None
+
+
+def check_checkpoint_root(root: str | None) -> None:
+    """Raises InputError, with the cause and a remedy, where a root of checkpoints cannot be written and read."""
+    if root is not None:
+        from ringmaster.techniques.runtime.checkpoints.storage import check_root
+
+        with input_errors(about="RINGMASTER_CHECKPOINTS: "):
+            check_root(root)
 
 
 def embed(folder: Path) -> None:

@@ -72,10 +72,10 @@ class FakeEngine:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def add(self, name, num_devices=1, *, ends_s=math.inf, is_announced=True, faults=None):
+    def add(self, name, num_devices=1, *, ends_s=math.inf, is_announced=True, is_lent=False, faults=None):
         """Adds a node, or another incarnation of it. It is gone, and fenced, once the clock reaches `ends_s`.
 
-        is_announced: whether the engine knows when the node ends.
+        is_announced: whether the engine knows when the node ends. is_lent: whether it is given back by `release`.
         """
         self.num_incarnations += 1
         self.ends_s[name] = ends_s
@@ -84,6 +84,7 @@ class FakeEngine:
             devices=cpu_devices(num_devices),
             incarnation=str(self.num_incarnations),
             until_s=self.epoch_s + ends_s if is_announced and ends_s < math.inf else None,
+            is_lent=is_lent,
             faults=faults or {},
         )
 
@@ -182,6 +183,10 @@ class FakeEngine:
 
     def put(self, message):
         self.messages.append(message)
+
+    def empty(self):
+        """Returns whether a message has to be waited for."""
+        return not self.messages
 
     def get(self, timeout=None):
         if (due := next((m for m in self.moments if m[0] <= self.now_s), None)) is not None:

@@ -1,4 +1,4 @@
-"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, short segments and many jobs.
+"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, short segments, many jobs and many nodes.
 
     python -m benchmarks.execution [MEASURE ...]
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from benchmarks.execution import alone, pool
+from benchmarks.execution import alone, pool, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "execution.json", ROOT / "docs" / "benchmarks.md"
@@ -25,6 +25,7 @@ MEASURES: dict[str, Callable[[], dict]] = {
     "short-segments": pool.short_segments,
     "thousand-jobs": alone.thousand_jobs,
     "thousand-jobs-on-a-pool": pool.thousand_jobs,
+    "many-nodes": scale.thousand_on_many_nodes,
 }
 
 
@@ -95,6 +96,19 @@ def _thousand_on_a_pool(found: dict) -> list[str]:
     return [_peak(f"memory of the pool's executor for {found['num_jobs']:,} jobs, at most", found)]
 
 
+def _many_nodes(found: dict) -> list[str]:
+    what = f"{found['jobs']:,} jobs on {found['nodes']} simulated nodes of {found['devices'] // found['nodes']} devices"
+    planned = f"{found['idle_beyond_plan']:.1%} ({found['makespan_s']:.0f} s for {found['planned_s']:.0f} s)"
+    did = f"{found['plans_made']} plans, {found['statements_per_s']:.0f} statements/s"
+    return [
+        _row(f"{what}: processor of the controller", f"{found['share']:.0%} of a core ({did})", "< 20 %", found),
+        _row("the same: of that, planning", f"{found['planning_share']:.0%} of a core", "", found),
+        _row("the same: device time idle beyond the plan", planned, "< 5 %", found),
+        _row("the same: the longest tick", f"{found['longest_tick_s']:.1f} s", "", found),
+        _peak("the same: memory of the controller, at most", found),
+    ]
+
+
 def _peak(what: str, found: dict) -> str:
     return _row(what, f"{found['peak_mib']:.0f} MiB", "< 1,024 MiB", found)
 
@@ -106,6 +120,7 @@ ROWS: dict[str, Callable[[dict], list[str]]] = {
     "short-segments": _short_segments,
     "thousand-jobs": _thousand_jobs,
     "thousand-jobs-on-a-pool": _thousand_on_a_pool,
+    "many-nodes": _many_nodes,
 }
 
 

@@ -17,11 +17,11 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.form import Profiles
-from ringmaster.flows.batch.local_run import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.run_folder import stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.profiling import profile_on_pool, serving
+from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
@@ -32,6 +32,7 @@ from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.plans.checked import checked_fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines
+from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
@@ -158,6 +159,11 @@ def _profile_here(node_context: NodeContext, *, may_try: bool) -> Profiled:
 
 def _profile_on(database: Database, batch: Batch, *, may_try: bool) -> tuple[Profiled, Cluster]:
     """Returns the profiles for the pool's nodes, and those nodes."""
+    with keeping_a_node(Requests(database)):
+        return _profile_on_nodes(database, batch, may_try=may_try)
+
+
+def _profile_on_nodes(database: Database, batch: Batch, *, may_try: bool) -> tuple[Profiled, Cluster]:
     cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
     if not may_try:
         with open_node_context(batch, home=settings.home()) as node_context:
@@ -192,7 +198,7 @@ def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, s
     options = planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
     problem = batch.terms.on(options)
     made: list[Fusion] = []
-    choose = partial(checked_fusion, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=batch.terms.objective)
+    choose = partial(checked_fusion, work_s=PLANNING_WORK_S, seed=seed, objective=batch.terms.objective)
 
     def make_plan(problem: Problem) -> Plan:
         made.append(choose(problem))

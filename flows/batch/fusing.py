@@ -44,7 +44,7 @@ def choose_together(
     journal: Journal,
     add_terms: Callable[[Problem], Problem],
     objective: str,
-    time_limit_s: float,
+    work_s: float,
     goals: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> ChosenGroups:
@@ -73,7 +73,7 @@ def choose_together(
         )
     )
     try:
-        fusion = choose_groups(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+        fusion = choose_groups(problem, work_s=work_s, seed=seed, objective=objective)
     except ProblemError:
         return ChosenGroups()  # no plan meets the deadlines: the planner of the jobs reports it, with details
     current_view.get().notice(fusion.in_words())

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
@@ -17,7 +17,6 @@ from ringmaster.tasks.batch.parents import unfit_parents
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.checkpoints.storage import place_of
 
 
 def fresh_folder(batch: Batch, home: Path) -> Path:
@@ -107,11 +106,10 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
 def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
     """Returns and stores the root of the run's checkpoints, so that a resumed run finds them.
 
-    Raises InputError if the library for its protocol is not installed.
+    Raises InputError if it cannot be written or read, or the library for its protocol is not installed.
     """
     root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
-    with input_errors(about="RINGMASTER_CHECKPOINTS: "):
-        place_of(root or "")
+    settings.check_checkpoint_root(root)
     journal.put("checkpoint_root", root)
     return root
 

@@ -101,6 +101,8 @@ def monitor(
 def _show(examined: Mapping[str, Examined]) -> None:
     """What was found of each model, for a person: one table of all."""
     from ringmaster.tasks.evaluation.recording import tables
+    from ringmaster.tasks.evaluation.slices import ALL
+    from ringmaster.techniques.metrics.registry import why_undefined
 
     found: dict[str, list[Mapping[str, Any]]] = {}
     for label, seen in examined.items():
@@ -114,6 +116,8 @@ def _show(examined: Mapping[str, Examined]) -> None:
         for fault in seen.faults:
             said = fault if len(examined) == 1 else f"{label}: {fault}"
             error_console().print(said, style="red", markup=False, highlight=False)
+        for cause in why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL}):
+            error_console().print(cause, style="yellow", markup=False, highlight=False)
 
 
 def _measured(examined: Examined) -> list[dict[str, Any]]:

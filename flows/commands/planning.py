@@ -31,9 +31,13 @@ def plan(
         str | None, typer.Option(help="Draw a problem of this family instead, such as scale-30x32.")
     ] = None,
     save_problem: Annotated[Path | None, typer.Option(help="Write the problem to this file.")] = None,
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds after which the best plan so far is taken.", min=0.1)
+    work: Annotated[
+        float,
+        typer.Option(help="Work of the search, in seconds of a quiet machine. A busy one takes longer.", min=0.1),
     ] = 30.0,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds of the wall after which the best plan so far is taken.", min=0.1)
+    ] = 300.0,
     preemption: Annotated[Preemption, typer.Option(help="Whether jobs may switch between options.")] = "auto",
     objective: Annotated[
         str,
@@ -56,7 +60,8 @@ def plan(
     from ringmaster.tasks.planning.groups.fusion import choose_groups
 
     problem = _problem(problem_file, draw, seed)
-    fusion = choose_groups(problem, time_limit_s=time_limit, preemption=preemption, objective=objective, seed=seed)
+    limits = {"work_s": work, "time_limit_s": time_limit}
+    fusion = choose_groups(problem, **limits, preemption=preemption, objective=objective, seed=seed)
     found = fusion.together
     if save_problem:
         _write(save_problem, json.dumps(problem.to_json(), indent=1))
@@ -107,6 +112,10 @@ def check(
     elif planned.lower_bound_s:
         lines.append(
             f"its bound of {planned.lower_bound_s:.1f} s has no prices: it rests on {planned.proof or 'a claim'}"
+        )
+    if planned.value is not None and planned.value_certificate is not None:
+        lines.append(
+            f"OK: by the prices that it carries no plan has a {planned.objective} below {planned.value_bound:.2f}"
         )
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from typing import Annotated
 
@@ -37,13 +36,14 @@ def controller(
 
 
 LOOK_EVERY_S = 1.0  # for a pool that is not there yet
+NO_DEVICES = "none"
 LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 
 
 def worker(
     name: Annotated[str | None, typer.Option(help="Of this node in the pool; by default the machine's.")] = None,
     devices: Annotated[
-        str, typer.Option(help="auto, cpu:N or gpu:N, gpu:all; auto takes the GPUs, or CPU slots where there is none.")
+        str, typer.Option(help="auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all, or none with --flows.")
     ] = "auto",
     flows: Annotated[bool, typer.Option("--flows", help="Run flows here, too, besides the segments of jobs.")] = False,
     address: Annotated[
@@ -54,26 +54,32 @@ def worker(
     ] = LONGEST_DRAIN_S,
 ) -> None:
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
-    from ringmaster.tasks.cluster import detect
+    from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
 
     log_to_stderr(Role.NODE)
-    name = name or platform.node() or "localhost"
-    faults = [f"--name {name} may not contain / or %"] if set(name) & set("/%") else []
-    try:
-        cluster = detect(_asked(devices))
-    except ValueError as error:
-        raise InputError([*faults, f"--devices {devices}: {error}"]) from error
-    if faults:
-        raise InputError(faults)
+    if devices == NO_DEVICES and not flows:
+        raise InputError(["--devices none serves nothing. To fix: add --flows, or leave out --devices"])
+    name = node_name(name)
+    cluster = cluster_of(devices) if devices != NO_DEVICES else None
     pool = _pool()
     settings.embed(settings.home())
-    os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
-    from ringmaster.flows.pool.node import NodeOptions, serve_node
+    from ringmaster.flows.pool import node
 
+    if cluster is None:
+        node.serve_flows(pool, name=name, notice=notice)
+        return
+    os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
     options = NodeOptions(
-        home=settings.home(), pool=pool, name=name, cluster=cluster, address=address, serves_flows=flows, drain_s=drain
+        home=settings.home(),
+        pool=pool,
+        name=name,
+        cluster=cluster,
+        address=address,
+        allocation=os.environ.get(settings.ALLOCATION, ""),
+        serves_flows=flows,
+        drain_s=drain,
     )
-    if not serve_node(options, notice=notice):
+    if not node.serve_node(options, notice=notice):
         raise typer.Exit(1)
 
 
@@ -88,9 +94,3 @@ def _pool() -> settings.PoolAddress:
             is_told = True
         time.sleep(LOOK_EVERY_S)
     return pool
-
-
-def _asked(devices: str) -> str | dict[str, int | str]:
-    """What `detect` takes for "cpu:2". Raises ValueError."""
-    kind, colon, number = devices.partition(":")
-    return {kind: int(number) if number.isdigit() else number} if colon else devices

@@ -79,6 +79,7 @@ def run(
         if dry_run:
             raise typer.Exit(0 if is_good else 1)
         typer.confirm("Train it?", err=True, abort=True)
+    settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     with training(batch, is_verbose=verbose) as end:
         from ringmaster.flows.train_batch import train_batch

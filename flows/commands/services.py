@@ -13,6 +13,8 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, announce, error_console, print_json
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.process.process_log import log_format as format_of_environment
+from ringmaster.tasks.execution.engines.registry import WORKERS
+from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
 
 
 def up(
@@ -36,7 +38,44 @@ def up(
             "that they had last, or a new one."
         ),
     ] = None,
-    worker: Annotated[bool, typer.Option(help="Whether this machine's devices serve, and flows run here.")] = True,
+    worker: Annotated[
+        bool | None,
+        typer.Option(help="Whether this machine's devices serve; by default where no engine lends nodes."),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="What lends further nodes: slurm, ray or work-pool; by default, people start workers."
+        ),
+    ] = WORKERS,
+    max_nodes: Annotated[int, typer.Option(help="The most nodes that the engine lends at a time.", min=1)] = 1,
+    idle: Annotated[
+        float, typer.Option(help="Seconds without work after which a lent node is given back.", min=0.0)
+    ] = (DEFAULT_IDLE_S),
+    node_devices: Annotated[
+        str, typer.Option(help="Of a lent node: auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all.")
+    ] = "auto",
+    address: Annotated[
+        str,
+        typer.Option(help="Of a Ray cluster, as in 10.0.0.5:6379; without it, one is started for this machine alone."),
+    ] = "",
+    port_ray: Annotated[int, typer.Option(help="Of a Ray cluster of this machine alone.", min=1, max=65535)] = 6379,
+    partition: Annotated[str, typer.Option(help="Of Slurm, which lends the nodes.")] = "",
+    time: Annotated[str, typer.Option(help="Limit of a Slurm job, as in 8h, 30m or 1-12:00:00.")] = "",
+    gres: Annotated[str, typer.Option(help="Of a Slurm job, as in gpu:8.")] = "",
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="A further option of sbatch, as in --account=ml; may be repeated.")
+    ] = None,
+    work_pool: Annotated[
+        str, typer.Option(help="With --engine work-pool: the work pool in Prefect whose worker starts the nodes.")
+    ] = "",
+    work_pool_type: Annotated[
+        str, typer.Option(help="The type with which that work pool is made if it is missing, such as kubernetes.")
+    ] = "process",
+    work_pool_template: Annotated[
+        Path | None,
+        typer.Option(help="A file with the base job template of the engine's work pool; by default what it has."),
+    ] = None,
     notify: Annotated[
         str | None,
         typer.Option(
@@ -55,12 +94,27 @@ def up(
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import needed, passwords, up_and_down
+    from ringmaster.flows.services.engine_options import EngineOptions
 
     home = settings.home()
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
         _print_address(home, as_json)
         return
+    engine_options = EngineOptions(
+        name=engine,
+        max_nodes=max_nodes,
+        idle_s=idle,
+        devices=node_devices,
+        work_pool=work_pool,
+        work_pool_type=work_pool_type,
+        work_pool_template=work_pool_template,
+        address=address,
+        partition=partition,
+        time=time,
+        gres=gres,
+        sbatch_options=tuple(sbatch or ()),
+    )
     options = needed.PoolOptions(
         home=home,
         databases=pool_databases.databases(database, home=home),
@@ -68,8 +122,10 @@ def up(
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,
         port_metrics=port_metrics,
+        port_ray=port_ray,
         password=passwords.choose_password(home / "pool", given=password_file),
-        worker=worker,
+        worker=not engine_options.lends_nodes if worker is None else worker,
+        engine=engine_options,
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )

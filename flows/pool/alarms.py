@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.pool.nodes import Nodes
-from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.timeline.reader import TimelineReader
 
@@ -30,7 +30,7 @@ class PoolAlarms:
     def __init__(self, database: Database, *, sound: Sound = sound) -> None:
         self._database, self._sound = database, sound
         self._nodes = NodeAlarms()
-        self._deadlines: dict[str, DeadlineAlarms] = {}
+        self._deadlines: dict[str, DeadlineAlarms | None] = {}  # by active batch; None for one without deadlines
         self._timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
 
     def keep_looking(self, until: threading.Event) -> None:
@@ -41,19 +41,29 @@ class PoolAlarms:
 
     def look(self) -> list[Alarm]:
         """Sends and returns the alarms that are new since the last check."""
-        found = [*self._nodes.look(Nodes(self._database).all()), *self._late()]
+        nodes = Nodes(self._database)
+        records = nodes.all()  # before those that have left: whoever leaves in between is in both
+        found = [*self._nodes.look(records, left=nodes.left()), *self._late()]
         for alarm in found:
             logger.warning("alarm: %s", alarm.message)
             self._sound(alarm)
         return found
 
     def _late(self) -> list[Alarm]:
-        standing = {each.id: each for each in Submissions(self._database).standing() if each.asked.deadlines_s}
-        self._deadlines = {id: known for id, known in self._deadlines.items() if id in standing}
+        submissions = Submissions(self._database)
+        active = submissions.active()
+        self._deadlines = {id: known for id, known in self._deadlines.items() if id in active}
         found: list[Alarm] = []
-        for id, batch in standing.items():
-            watch = self._deadlines.setdefault(
-                id, DeadlineAlarms(batch.name, deadlines_s=batch.asked.deadlines_s, started_s=batch.started_s)
-            )
-            found += watch.look(self._timeline_reader.read(id))
+        for id in active:
+            if id not in self._deadlines:
+                self._deadlines[id] = _watch(submissions.find(id))
+            if (watch := self._deadlines[id]) is not None:
+                found += watch.look(self._timeline_reader.read(id))
         return found
+
+
+def _watch(batch: Submission | None) -> DeadlineAlarms | None:
+    """Returns the watch over a batch's deadlines, None if it has none."""
+    if batch is None or not batch.asked.deadlines_s:
+        return None
+    return DeadlineAlarms(batch.name, deadlines_s=batch.asked.deadlines_s, started_s=batch.started_s)

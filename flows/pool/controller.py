@@ -21,6 +21,7 @@ from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
+from ringmaster.flows.pool.runs.node_runs import PrefectNodeRuns
 from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
@@ -97,7 +98,13 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         failure: Future[None] = Future()  # of the engine; it may fail before there is a controller to end
         engine = _engine(database, on_failure=partial(failure.set_result, None))
         stack.callback(engine.close)
-        controller = PoolController(database, engine=engine, timeouts=Timeouts.of_environment(), seed=seed)
+        controller = PoolController(
+            database,
+            engine=engine,
+            timeouts=Timeouts.of_environment(),
+            elasticity=settings.elasticity(),
+            seed=seed,
+        )
         replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
         controller.on_objective, controller.on_speed = replanner.pursue, replanner.hear
         executor = Executor(
@@ -131,8 +138,10 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
 
 
 def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
-    """Builds the engine that RINGMASTER_ENGINE names, by default that of process workers."""
-    context = EngineContext(folder=settings.home(), database=database, on_failure=on_failure)
+    """Builds the engine that RINGMASTER_ENGINE names, by default that of machines of one's own."""
+    context = EngineContext(
+        folder=settings.home(), database=database, node_runs=PrefectNodeRuns(), on_failure=on_failure
+    )
     with input_errors():
         return build_engine(settings.engine(default=WORKERS), context)
 

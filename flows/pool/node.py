@@ -7,23 +7,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
 from ringmaster.flows.faults import input_errors
+from ringmaster.flows.pool.node_options import NodeOptions
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
-from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.devices.monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.tasks.pool.node.agent import DRAIN_S, NodeAgent
+from ringmaster.tasks.pool.node.agent import NodeAgent
 from ringmaster.tasks.pool.node.holding import AlreadyServed, hold_devices
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -35,31 +33,17 @@ RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release
 Notice = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeOptions:
-    """The options of a node.
-
-    home: RINGMASTER_HOME of this machine.
-    pool: address of the pool.
-    name: name of the node.
-    cluster: the devices that it serves.
-    address: address for the other nodes; None for the address of this machine that reaches the pool.
-    serves_flows: whether its worker runs flows too.
-    drain_s: seconds for gangs to stop at a checkpoint when the worker ends.
-    """
-
-    home: Path
-    pool: PoolAddress
-    name: str
-    cluster: Cluster
-    address: str | None = None
-    serves_flows: bool = False
-    drain_s: float = DRAIN_S
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices that it serves, in their order."""
-        return self.cluster.devices
+def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
+    """Runs the pool's flows on this machine, which has no devices for the pool, until SIGTERM or SIGINT."""
+    log_to_stderr(Role.FLOW_WORKER)
+    _wait_for(f"{pool.prefect_api}/health", notice)
+    worker, stopping = FlowWorker(name=name, work_pool=pool.work_pool, queues=[DEFAULT_QUEUE]), threading.Event()
+    with stop_signals(stopping.set):
+        worker.start()
+        notice(f"{name} runs flows: work pool {pool.work_pool}, {DEFAULT_QUEUE}")
+        say_ready()
+        stopping.wait()
+        worker.stop()
 
 
 def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
@@ -87,6 +71,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         server=server,
         device_monitor=device_monitor,
         timeouts=timeouts,
+        allocation=options.allocation,
     )
     try:
         server.start()  # takes seconds, in which a signal may end the process: nothing is registered yet
@@ -157,7 +142,7 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
 def _hold(options: NodeOptions, notice: Notice) -> None:
     hold_devices(
         leases_of(options.home),
-        tuple(options.cluster.lease_names().values()),
+        options.lease_names,
         worker=options.name,
         may_share=all(device.kind == "cpu" for device in options.devices),
         notice=notice,

@@ -25,7 +25,7 @@ from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.profiling import profile_on_pool
+from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
 from ringmaster.flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
@@ -39,6 +39,7 @@ from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.pool.batch_events import Position
 from ringmaster.tasks.pool.handed_over import followed
 from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
@@ -47,8 +48,9 @@ from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
-FUSING_TIME_LIMIT_S = 10.0  # to choose which jobs are trained together
+FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 
 
 class OpenLedger(Protocol):
@@ -141,7 +143,9 @@ class PooledRun:
         # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
         self.patience_s = math.inf if is_started_by_prefect() else None
         self._profiled: Profiled | None = None
+        self._kept_node = stack.enter_context(ExitStack())  # from the profiling until the jobs are submitted
         self._weights: Mapping[str, Path] = {}
+        self._checkpoint_root: str | None = None
         self._submission = run.submissions.find(run.id)
         self._shown_until = Position()
         if self._submission is not None:
@@ -161,10 +165,12 @@ class PooledRun:
         if self._submission is not None:
             return
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
+        self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
         facts = {"batch": batch.to_json(), "digest": digest(batch.to_json())}
         journal.put_all({**facts, "started_s": journal.get("started_s", since_s), "since_s": since_s})
+        self._checkpoint_root = checkpoint_root_of(journal, resume=False)
         self._weights = base_weights(batch, ledger, journal, settings.home())
         batch = replace(batch, jobs=with_teachers(batch.jobs, self._weights))
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
@@ -180,6 +186,7 @@ class PooledRun:
         """Submits the jobs, and waits until the pool has a plan with them, or they have ended without one."""
         if self._profiled is not None:
             self._submission = self._submit(self._profiled)
+            self._kept_node.close()
             current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
         begun(self.batch, settings.home())
         run, submission = self._run, self._submission
@@ -239,9 +246,10 @@ class PooledRun:
             goals={name: said[GOAL] for name, said in details.items() if GOAL in said},
             add_terms=batch.terms.on,
             objective=batch.terms.objective,
-            time_limit_s=FUSING_TIME_LIMIT_S,
+            work_s=FUSING_WORK_S,
         )
         submission = self._submission_of(profiled, jobs, together=together.profiles)
+        store_weights(submission)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
         if not jobs:
             run.submissions.end(run.id)
@@ -263,8 +271,16 @@ class PooledRun:
             weights={name: str(folder) for name, folder in self._weights.items()},
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
-            checkpoint_root=checkpoint_root_of(self.journal, resume=False),
+            checkpoint_root=self._checkpoint_root,
             flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(self.journal.get("started_s")),
             together=together,
         )
+
+
+def store_weights(submission: Submission) -> None:
+    """Stores the models from outside of a batch that its jobs begin with, for nodes without their folders."""
+    paths = submission.run_paths()
+    for folder in set(paths.weights.values()):
+        if (url := paths.weights_url(folder)) is not None:
+            store_model(folder, url)

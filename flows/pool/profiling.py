@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
@@ -198,10 +200,22 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
             raise InputError([f"the batch asks for devices of kind {kind}; the pool has {there}"])
         if not told:
             current_view.get().notice(
-                "waiting for a first node of the pool: `ringmaster pool worker` makes a machine one"
+                "waiting for a first node of the pool: an engine such as Slurm lends it, or a person starts "
+                "`ringmaster pool worker`"
             )
             told = True
         threading.Event().wait(LOOK_EVERY_S)
+
+
+@contextmanager
+def keeping_a_node(requests: Requests) -> Iterator[None]:
+    """Inside the context, the controller keeps a node of an engine that lends some, on which a batch is profiled."""
+    number = requests.ask(RequestKind.NODE, {"beats": 0})
+    with requests.renewed(lambda: number, every_s=Timeouts.of_environment().beat_every_s):
+        try:
+            yield
+        finally:
+            requests.answer(number, status=RequestStatus.WITHDRAWN)
 
 
 def _start(node: str, key: str) -> FlowRun:

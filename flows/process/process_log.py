@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -83,8 +84,28 @@ def log_to_stderr(role: Role) -> None:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger.handlers = [handler]
+    logger.handlers = [handler, *(each for each in logger.handlers if isinstance(each, _RunHandler))]
     logger.propagate = False
+
+
+@contextmanager
+def logs_to(run_logger: logging.LoggerAdapter[Any] | logging.Logger) -> Iterator[None]:
+    """Inside the context, shows what this process logs in the log of a flow run in Prefect, too, from all threads."""
+    handler = _RunHandler(run_logger)
+    logging.getLogger(OURS).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(OURS).removeHandler(handler)
+
+
+class _RunHandler(logging.Handler):
+    def __init__(self, run_logger: logging.LoggerAdapter[Any] | logging.Logger) -> None:
+        super().__init__()
+        self._run_logger = run_logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._run_logger.log(record.levelno, "%s", self.format(record))
 
 
 def is_json() -> bool:

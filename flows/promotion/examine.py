@@ -31,7 +31,7 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.data import SOURCES
-from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind
+from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.scoring import Progress, model_spec
@@ -189,6 +189,7 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
     if is_text and kind in (None, LANGUAGE_MODELING) and data.seq_len is None:
         data = replace(data, seq_len=SEQ_LEN)
     data = replace(data, kind=kind, labels=data.labels or (classes_of(folder) if kind in CLASSIFICATION else ()))
+    data = with_processor_of(data, str(folder))
     return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
 
 

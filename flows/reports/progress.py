@@ -26,6 +26,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.orders import called
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
 
 
@@ -197,7 +198,8 @@ def describe(event: ExecutionEvent) -> str:
                 return f"{job} is {escape(message)}"
             if status != JobStatus.DONE:
                 return f"[red]{job} has failed:[/] {escape(message)}"
-            return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"
+            causes = "".join(f"; [yellow]{escape(cause)}[/]" for cause in why_undefined(details["metrics"]))
+            return f"[green]{job} is done:[/] {_metrics(details['metrics'])}{causes}"
         case Waiting(holders=holders):
             return f"waiting for devices held by {', '.join(holders)}"
     return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ringmaster.flows.batch.local_run import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.records import failures_told
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import Checked
@@ -107,7 +107,7 @@ def _problems(run: RetrainingRun, profiled: Profiled, limits: Limits) -> Callabl
 def _plan(limits: Limits, problem: Problem) -> Plan:
     """Plans as the batch will be planned: jobs are trained together if that is better."""
     objective = _terms(limits, ()).objective
-    return checked_fusion(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=0, objective=objective).together
+    return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=objective).together
 
 
 def _jobs(check: Checked) -> Iterator[Job]:

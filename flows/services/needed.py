@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import secrets
 import shlex
 import socket
@@ -13,15 +15,19 @@ from itertools import combinations
 from pathlib import Path
 
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases
+from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
 from ringmaster.flows.services.files import Service
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
 from ringmaster.flows.services.passwords import SHORTEST_PASSWORD
 from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.tasks.execution.engines.registry import SLURM
+from ringmaster.techniques.interface.values import to_json
 
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
-CONTROLLER, WORKER = "controller", "worker"
+CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
@@ -35,7 +41,9 @@ class PoolOptions:
     password: password of the servers.
     host: address of this machine on which the servers listen.
     port_prefect, port_mlflow, port_metrics: ports of the servers.
+    port_ray: port of a Ray cluster of this machine alone.
     worker: whether this machine is a node too.
+    engine: what lends further nodes.
     notify: target of alarms, see `ringmaster.flows.pool.automations`; where it is empty, the environment's.
     log_format: format of the logs of all processes.
     """
@@ -47,7 +55,9 @@ class PoolOptions:
     port_prefect: int = 4200
     port_mlflow: int = 5000
     port_metrics: int = 9464
+    port_ray: int = 6379
     worker: bool = True
+    engine: EngineOptions = field(default_factory=EngineOptions)
     notify: str = field(default="", repr=False)  # a webhook's address is a secret
     log_format: LogFormat = LogFormat.TEXT
 
@@ -70,13 +80,15 @@ class PoolOptions:
 
 def faults(options: PoolOptions) -> list[str]:
     """Returns the faults of the options, found before anything starts."""
-    found = []
+    found = options.engine.faults(has_server=options.databases.prefect is not None)
     if len(options.password) < SHORTEST_PASSWORD:
         found.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
     ports = {name: getattr(options, f"port_{name}") for name in SERVERS}
     for one, other in combinations(SERVERS, 2):
         if ports[one] == ports[other]:
             found.append(f"--port-{one} and --port-{other} are both {ports[one]}")
+    if options.engine.has_own_ray and (fault := port_fault("127.0.0.1", options.port_ray, RAY)):
+        found.append(fault)
     if len(set(ports.values())) == len(SERVERS):
         found.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
     return found
@@ -108,6 +120,9 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         LOG_FORMAT: options.log_format.value,
     }
     python = (sys.executable, "-m")
+    ray = ray_head.environment(options.home, port=options.port_ray) if options.engine.has_own_ray else {}
+    deployment = options.engine.deployment()
+    nodes = () if deployment is None else ("--nodes", json.dumps(to_json(deployment)))
     local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)
     services = [
         Service(
@@ -134,7 +149,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         ),
         Service(
             name=DEPLOYMENTS,
-            command=(*python, "ringmaster.flows.deployments"),
+            command=(*python, "ringmaster.flows.deployments", *nodes),
             environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
             after=(PREFECT,),
             once=True,
@@ -142,13 +157,23 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         Service(
             name=CONTROLLER,
             command=(*python, "ringmaster.flows.entry", "pool", "controller"),
-            environment=member,
+            environment={**member, **options.engine.environment(), **ray},
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
             group=False,
             grace_s=60.0,
         ),
     ]
+    if options.engine.has_own_ray:
+        cluster = Service(
+            name=RAY,
+            command=(*python, ray_head.__name__, "--port", str(options.port_ray), "--home", str(options.home)),
+            environment=member,
+            says_ready=True,
+            group=False,
+            grace_s=ray_head.LEAVE_S + 60,
+        )
+        services.insert(-1, cluster)
     if options.worker:
         worker = Service(
             name=WORKER,
@@ -160,6 +185,25 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             grace_s=DRAIN_S + 30,
         )
         services.append(worker)
+    elif options.engine.lends_nodes:
+        flows = Service(
+            name=FLOWS,
+            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--devices", "none"),
+            environment=member,
+            after=(CONTROLLER,),
+            says_ready=True,
+        )
+        services.append(flows)
+    if options.engine.name == SLURM:
+        name = platform.node() or "localhost"
+        slurm = Service(
+            name=SLURM_WORKER,
+            command=(*python, "prefect", "worker", "start", "--type", SLURM, "--pool", SLURM_POOL, "--name", name),
+            environment=member,
+            after=(CONTROLLER,),
+            group=False,
+        )
+        services.append(slurm)
     return tuple(services)
 
 

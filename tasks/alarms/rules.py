@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -68,19 +68,22 @@ def promotion_refused(model: str, *, version: int | None, why: str, who: str = "
 class NodeAlarms:
     """Compares successive states of a pool's registry: nodes that vanish, and devices that must no longer be used.
 
-    A node whose worker ends in order announces it first, by the status "leaving", and raises no alarm.
+    A node whose worker ends in order, or was about to, raises no alarm.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, NodeRecord] = {}
 
-    def look(self, records: Iterable[NodeRecord]) -> list[Alarm]:
-        """Returns the alarms for nodes and devices that were lost since the last call."""
+    def look(self, records: Iterable[NodeRecord], *, left: Container[str] = ()) -> list[Alarm]:
+        """Returns the alarms for nodes and devices that were lost since the last call.
+
+        left: the incarnations whose workers have ended in order.
+        """
         now = {record.name: record for record in records}
         found = [
             _node_lost(was)
             for name, was in self._before.items()
-            if name not in now and was.status != NodeStatus.LEAVING
+            if name not in now and was.status != NodeStatus.LEAVING and was.incarnation not in left
         ]
         for name, record in now.items():
             known = self._before[name].health if name in self._before else {}

@@ -21,6 +21,7 @@ class NodeStatus(StrEnum):
 
     SERVING = "serving"
     LEAVING = "leaving"  # the node finishes its work and takes no new orders
+    LEFT = "left"  # its worker has ended in order; the node is registered no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class NodeRecord:
     address: the address at which other nodes reach it.
     beats: the number of heartbeats that the worker has sent while it had access to the database and its devices.
     health: by device number (as text), why that device must not be used; empty if all devices are healthy.
+    allocation: the id under which an engine lends the machine; empty for a machine of one's own.
     """
 
     name: str
@@ -40,6 +42,10 @@ class NodeRecord:
     status: NodeStatus = NodeStatus.SERVING
     beats: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
+    allocation: str = ""
+
+
+LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
 class Nodes:
@@ -64,7 +70,7 @@ class Nodes:
         def act(connection: Connection) -> bool:
             done = connection.execute(
                 update(NODES)
-                .where(NODES.c.name == name, NODES.c.incarnation == incarnation)
+                .where(NODES.c.name == name, NODES.c.incarnation == incarnation, NODES.c.status != NodeStatus.LEFT)
                 .values(beats=NODES.c.beats + 1, health=dict(health), status=status)
             )
             return bool(done.rowcount)
@@ -72,12 +78,29 @@ class Nodes:
         return self._database.write(act)
 
     def remove(self, name: str, *, incarnation: str) -> None:
-        """Removes a node: its worker has ended in order, or the executor has declared it lost."""
+        """Removes a node that the executor has declared lost."""
         self._database.write(
             lambda connection: connection.execute(
                 delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation)
             )
         )
+
+    def leave(self, name: str, *, incarnation: str) -> None:
+        """Removes a node whose worker ends in order."""
+
+        def act(connection: Connection) -> None:
+            now_s = time.time()
+            mine = (NODES.c.name == name, NODES.c.incarnation == incarnation)
+            connection.execute(update(NODES).where(*mine).values(status=NodeStatus.LEFT, since_s=now_s))
+            is_old = NODES.c.since_s < now_s - LEFT_KEPT_S
+            connection.execute(delete(NODES).where(NODES.c.status == NodeStatus.LEFT, is_old))
+
+        self._database.write(act)
+
+    def left(self) -> frozenset[str]:
+        """Returns the incarnations whose workers have ended in order lately."""
+        query = select(NODES.c.incarnation).where(NODES.c.status == NodeStatus.LEFT)
+        return frozenset(self._database.read(lambda connection: connection.execute(query).scalars().all()))
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""
@@ -86,10 +109,9 @@ class Nodes:
 
 def read_nodes(connection: Connection) -> Sequence[NodeRecord]:
     """Returns every registered node, by name."""
-    rows = connection.execute(select(NODES).order_by(NODES.c.name)).all()
+    rows = connection.execute(select(NODES).where(NODES.c.status != NodeStatus.LEFT).order_by(NODES.c.name)).all()
     return [_record(row._mapping) for row in rows]
 
 
 def _record(row: Mapping[Any, Any]) -> NodeRecord:
-    fields = {key: row[key] for key in ("name", "incarnation", "address", "devices", "status", "beats", "health")}
-    return from_json(NodeRecord, fields)
+    return from_json(NodeRecord, {key: value for key, value in row.items() if key != "since_s"})

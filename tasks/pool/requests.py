@@ -38,6 +38,7 @@ class RequestKind(StrEnum):
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
+    - `NODE` says that a batch needs a node to be profiled on, for as long as it is renewed.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
       renews it (`ringmaster.tasks.pool.handed_over`).
     """
@@ -49,6 +50,7 @@ class RequestKind(StrEnum):
     SET_PRIORITY = "set-priority"
     DIRECT = "direct"
     LEND = "lend"
+    NODE = "node"
     TRAIN = "train"
 
 

@@ -60,8 +60,11 @@ def planning_problem(
         for node in cluster.nodes
     )
     if with_missing:
-        options = [option for row in rows for option in row.options]
-        nodes = (*nodes, *_missing(nodes, options))
+        # One option of each size: a thousand jobs have thousands of options, of a handful of sizes.
+        sizes = {
+            (o.device_type, o.num_devices, o.num_nodes, o.host_memory_bytes): o for row in rows for o in row.options
+        }
+        nodes = (*nodes, *_missing(nodes, list(sizes.values())))
     return Problem(name=name, nodes=nodes, jobs=tuple(rows), switch_cost_s=switch_cost_s(every))
 
 

@@ -23,12 +23,22 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
-from ringmaster.tasks.recording.rows import end_details, metric_points, picture, plan_rows, plan_sentence, profile_row
+from ringmaster.tasks.recording.rows import (
+    end_details,
+    job_params,
+    metric_points,
+    picture,
+    plan_rows,
+    plan_sentence,
+    profile_row,
+)
 from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json
+from ringmaster.techniques.metrics.registry import why_undefined
+from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
@@ -194,7 +204,9 @@ class MlflowWriter:
             if batch_run is None:
                 raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
             job = self._job(name)
-            run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
+            preflight = self._known.preflights.get(self._like(name))
+            params = job_params(job, columns=dict(preflight.data.get("columns", ())) if preflight else {})
+            run_id = self.ledger.start_job(batch_run, name, params=params, tags={"ringmaster.job": name})
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
                 self.ledger.write_table(run_id, PROFILES, rows)
@@ -254,6 +266,8 @@ class MlflowWriter:
             self.ledger.set_tags(run_id, {REASON: event.message})
             self.ledger.finish_run(run_id, status)
             return
+        if (url := self._place(event).model_url(event.job)) is not None:
+            fetch_model(url, Path(event.details["model_dir"]))
         model = self._record_model(event, run_id)
         self._journal.write_job(event.job, details={"model_uri": model.uri})
         self.ledger.set_note(run_id, self._job_note(event, model))
@@ -287,19 +301,22 @@ class MlflowWriter:
     def _origin(self, event: JobEnded, job: Job) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
-        root = self._journal.get("checkpoint_root")
-        place = RunPaths(folder=Path(event.details["model_dir"]).parents[1], cache_dir=Path(), checkpoint_root=root)
         return Origin(
             job=job.name,
             batch_run_id=self.run_of(),
             plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
             profiles=PROFILES if self._known.profiles.get(job.name) else None,
             technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
-            checkpoints=place.checkpoint_dir(job),
+            checkpoints=self._place(event).checkpoint_dir(job),
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
         )
+
+    def _place(self, event: JobEnded) -> RunPaths:
+        """Returns the folders of the run, as far as its records need them."""
+        root = self._journal.get("checkpoint_root")
+        return RunPaths(folder=Path(event.details["model_dir"]).parents[1], cache_dir=Path(), checkpoint_root=root)
 
     def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
         """Stores a recorded model in the tensor store. A failure is no fault, as the model is recorded already."""
@@ -318,4 +335,5 @@ class MlflowWriter:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
         made = links.link(f"{model.registered_name} version {model.version}", where["model"])
-        return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
+        causes = "".join(f"\n\n{cause}" for cause in why_undefined(event.details["metrics"]))
+        return f"Held-out: {metrics}{causes}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ringmaster.model_lineage.pages import links
@@ -9,8 +10,12 @@ from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.execution.events import Planned
 from ringmaster.tasks.recording.system_metrics import telemetry_points
 from ringmaster.tasks.storage.journal import JobRecord
-from ringmaster.techniques import Profile
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface.loss import options_of
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
+from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 from ringmaster.techniques.runtime.processes.events import DeviceTelemetry, Event, Metrics, Steps
 
 
@@ -65,6 +70,31 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             return telemetry_points(event)
         case _:
             return []
+
+
+def job_params(job: Job, *, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the parameters of a job's run: its fields, with the options of its loss and of its kind of data.
+
+    Options that the job leaves out have their defaults. A loss's options are called as in batch files, such as
+    "loss.beta".
+
+    columns: the column of each role that the samples were made of.
+    """
+    params: dict[str, Any] = to_json(job)
+    options = params.pop("loss_options", {})
+    try:
+        function, source = loss_function_of(job.loss, job.loss_options), data_source_of(job.data)
+    except ValueError:  # of a package that is installed where the job trains, and not here
+        return params | {f"loss.{name}": value for name, value in options.items()}
+    if function is not None:
+        params |= {f"loss.{name}": getattr(function, name) for name in options_of(type(function))}
+    data = params["data"]
+    data |= {"kind": source.name, **{f"{role}_column": column for role, column in columns.items()}}
+    data |= {name: getattr(job.data, name) for name in ("padding", "sampling")} if source.pads else {}
+    data |= {"packing": job.data.packing} if source.packs else {}
+    if isinstance(source, RowSource):
+        data["kwargs"] = {**source.options, **job.data.kwargs}
+    return params
 
 
 def profile_row(profile: Profile) -> dict[str, Any]:

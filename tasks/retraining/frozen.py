@@ -12,7 +12,8 @@ from pathlib import Path
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data.files import is_url, matching, opened
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.runtime.data.files import matching, opened
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 
@@ -51,7 +52,7 @@ def _copied(
             raise ValueError(
                 f"path {pattern!r} has no file of the {window_days} days up to {run_date}. To fix: widen window_days"
             )
-        found = replace(found, names=tuple(names))
+        found = found.only(names)
     files = tuple((str(name), " ".join(map(str, said))) for name, *said in found.state())
     target = folder / digest([pattern, files])
     if not target.is_dir():

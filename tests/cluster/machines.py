@@ -17,6 +17,7 @@ from tests.cluster.stubs import NODE
 
 SOURCE = Path(__file__).parents[2]
 END_PATIENCE_S = 30
+MOUNT = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 def can_make_networks():
@@ -82,13 +83,21 @@ class Node:
         self.name, self.cores = name, (core,)
         self.mark = f"{name}-{os.getpid()}"
         self.address, self.namespace, self.wire, self.servers = "127.0.0.1", None, None, None
+        self._mounts = []
+
+    def give_own(self, path, folder):
+        """Gives the node a folder of its own in the place of `path`, for processes that are started from now on."""
+        if not self.namespace:
+            pytest.skip("a node has folders of its own only where we may make namespaces (as root)")
+        folder.mkdir()
+        self._mounts = ["unshare", "--mount", "sh", "-c", MOUNT, "sh", str(folder), str(path)]
 
     def popen(self, command, *, environment, log):
         """Starts a process on the node."""
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if self.namespace else []
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*inside, "taskset", "-c", ",".join(map(str, self.cores)), *command],
+                [*inside, *self._mounts, "taskset", "-c", ",".join(map(str, self.cores)), *command],
                 env={**environment, NODE: self.mark},
                 cwd="/",
                 stdin=subprocess.DEVNULL,

@@ -53,7 +53,7 @@ class Pool:
             "PREFECT_HOME": str(folder / "prefect-of-clients"),
             "MLFLOW_TRACKING_URI": mlflow_uri,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PYTHONPATH": os.pathsep.join([str(SOURCE), str(self._plugin())]),
+            "PYTHONPATH": os.pathsep.join([str(SOURCE / "src"), str(SOURCE), str(self._plugin())]),
             VARIABLE: timeouts,
         }
 

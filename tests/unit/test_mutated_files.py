@@ -239,7 +239,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def plan() -> dict[str, Any]:
-    return solve(Problem.from_json(PROBLEM), time_limit_s=1.0).to_json()
+    return solve(Problem.from_json(PROBLEM), work_s=1.0).to_json()
 
 
 @pytest.fixture

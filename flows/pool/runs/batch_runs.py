@@ -105,7 +105,7 @@ class BatchRuns:
         there = {number: run for number, run in runs.items() if run is not None}
         states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in there.items()}
         silent = self._silences.among(granted, states=states)
-        standing = {batch.flow_run for batch in self._submissions.standing()}
+        standing = {*self._submissions.active().values()}
         for request in granted:
             if (run := there.get(request.id)) is not None:
                 is_standing = str(run.id) in standing

@@ -74,7 +74,7 @@ class CrashedRuns:
         crashed = _in_state(client, StateType.CRASHED)
         if not crashed:
             return []
-        active = {batch.id for batch in Submissions(self._database).standing()}
+        active = {*Submissions(self._database).active()}
         return [
             run
             for run in crashed

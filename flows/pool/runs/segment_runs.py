@@ -67,6 +67,7 @@ class SegmentRuns:
         self._log, self._facts = EventLog(database), Journal(database, batch="")
         self._requests, self._submissions = Requests(database), Submissions(database)
         self._deployment: UUID | None = None
+        self._flow_runs: dict[str, str] = {}  # by batch; read once, as every segment of a batch needs it
         self._preempted: set[int] = set()
         self._looked_s = -ACTIONS_EVERY_S
         self._is_away = False
@@ -155,13 +156,14 @@ class SegmentRuns:
 
     def _parent_task(self, client: SyncPrefectClient, entry: PoolEntry, *, name: str) -> UUID | None:
         """Returns the task that stands for a segment's run in the run of its batch, or None if that run is gone."""
-        submission = self._submissions.find(entry.batch)
-        if submission is None or not submission.flow_run:
+        if entry.batch not in self._flow_runs:
+            self._flow_runs[entry.batch] = self._submissions.flow_run(entry.batch)
+        if not (flow_run := self._flow_runs[entry.batch]):
             return None
         task = Task(name="segment", fn=_stands_for_a_run)
         task.task_key = f"{__name__}.{DEPLOYMENT}"
         try:
-            flow_run_id, dynamic_key = UUID(submission.flow_run), str(entry.event.number)
+            flow_run_id, dynamic_key = UUID(flow_run), str(entry.event.number)
             made = client.create_task_run(
                 task, flow_run_id=flow_run_id, dynamic_key=dynamic_key, name=name, state=Pending()
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.events import (
@@ -16,8 +15,7 @@ from ringmaster.tasks.execution.events import (
     Waiting,
 )
 from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning import Certificate, Plan, ProblemError
+from ringmaster.tasks.planning import Plan, ProblemError
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import Makespan
 from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCompletion
@@ -86,15 +84,7 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
 
     struck_out: by job, the options (`option_key`) under which it has run out of memory.
     """
-    place = RunPaths(
-        folder=submission.run_folder(),
-        cache_dir=Path(submission.cache_dir),
-        import_paths=submission.import_paths,
-        weights={job: Path(folder) for job, folder in submission.weights.items()},
-        data=submission.data,
-        checkpoint_every_s=submission.checkpoint_every_s,
-        checkpoint_root=submission.checkpoint_root,
-    )
+    place = submission.run_paths()
     names = {job.name for job in submission.jobs}
     entries = []
     for job in submission.jobs:
@@ -195,22 +185,12 @@ def _planned(event: Planned, batch: str) -> Planned | None:
         if job.id in mine
     )
     segments = tuple(replace(segment, job=mine[segment.job]) for segment in plan.segments if segment.job in mine)
-    part = replace(plan, segments=segments, certificate=_renamed(plan.certificate, mine))
+    part = replace(
+        plan,
+        segments=segments,
+        certificate=plan.certificate and plan.certificate.renamed(mine),
+        value_certificate=plan.value_certificate and plan.value_certificate.renamed(mine),
+    )
     if len(mine) < len(problem.jobs):
         part = Plan(problem_name=plan.problem_name, segments=segments, method=plan.method)
     return Planned(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
-
-
-def _renamed(certificate: Certificate | None, names: Mapping[str, str]) -> Certificate | None:
-    if certificate is None:
-        return None
-
-    def renamed(prices: Mapping[str, float]) -> dict[str, float]:
-        return {names.get(job, job): price for job, price in prices.items()}
-
-    return replace(
-        certificate,
-        job_prices=renamed(certificate.job_prices),
-        work_prices=renamed(certificate.work_prices),
-        cover_prices=renamed(certificate.cover_prices),
-    )

@@ -35,6 +35,7 @@ from ringmaster.tasks.pool.controller.active_batches import (
     entries_of,
     fault_of,
 )
+from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
 from ringmaster.tasks.pool.controller.failover import (
     RecoveredState,
     nodes_of,
@@ -42,6 +43,8 @@ from ringmaster.tasks.pool.controller.failover import (
     read_recovered_state,
     speeds_of,
 )
+from ringmaster.tasks.pool.controller.node_ends import empty_before_s, plan_before_ends
+from ringmaster.tasks.pool.controller.node_scaler import NodeScaler
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
@@ -59,13 +62,14 @@ logger = logging.getLogger(__name__)
 HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
 TICK_S = 0.25
 NODES_EVERY_S = 1.0
-PLANNING_TIME_LIMIT_S = 10.0
+PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
 class PoolController:
     """Serves one executor from `take_over` on. The executor calls `listen`, `add_terms` and `make_plan`.
 
     database: the database with the leader's guarded write access.
+    elasticity: the limits of the nodes that the engine lends; None where it lends none.
     clock: monotonic seconds.
     wall_clock: seconds since the epoch, in which batches count their deadlines.
     on_objective: a callback for changes of the objective of the plan; may be set by the owner.
@@ -78,12 +82,15 @@ class PoolController:
         *,
         engine: Engine,
         timeouts: Timeouts,
+        elasticity: ElasticityOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         seed: int = 0,
     ) -> None:
         self._database, self._engine, self._timeouts, self._clock = database, engine, timeouts, clock
-        self._wall_clock, self._seed = wall_clock, seed
+        self._wall_clock, self._seed, self._elasticity = wall_clock, seed, elasticity
+        self._scaler: NodeScaler | None = None
+        self._ends_s: Mapping[str, float] = {}  # by node that ends, the seconds until it is emptied
         self.on_objective: Callable[[str], None] = lambda objective: None
         self.on_speed: Callable[[RunningSegment], None] = lambda running: None
         self._submissions, self._event_log, self._message_store = (
@@ -107,8 +114,9 @@ class PoolController:
 
     def make_plan(self, problem: Problem) -> Plan:
         """Returns a plan for the current objective, checked by the verifier. May be called from any thread."""
-        objective = self._terms.objective
-        return checked_plan(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=self._seed, objective=objective)
+        objective, ends_s = self._terms.objective, self._ends_s
+        make_plan = partial(checked_plan, work_s=PLANNING_WORK_S, seed=self._seed, objective=objective)
+        return plan_before_ends(problem, ends_s=ends_s, objective=objective, make_plan=make_plan)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Listens to the executor: stores each of its decisions in the event log of the batches that it concerns."""
@@ -134,7 +142,20 @@ class PoolController:
             clock=self._clock,
             silent_s=self._timeouts.lost_after_s,
         )
-        self._known_nodes = KnownNodes(self._engine, executor, wall_clock=self._wall_clock)
+        self._known_nodes = KnownNodes(
+            self._engine,
+            executor,
+            empty_before_s=lambda: empty_before_s(executor.job_table),
+            wall_clock=self._wall_clock,
+        )
+        if self._elasticity is not None:
+            self._scaler = NodeScaler(
+                self._elasticity,
+                engine=self._engine,
+                executor=executor,
+                known_nodes=self._known_nodes,
+                clock=self._clock,
+            )
         recovered_batches = [read_recovered_state(self._database, batch) for batch in self._new_batches()]
         self._end_strays({recovered.batch.id for recovered in recovered_batches})
         unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
@@ -174,7 +195,11 @@ class PoolController:
         if now_s - self._looked_s >= NODES_EVERY_S:
             self._looked_s = now_s
             self._known_nodes.look()
+            self._ends_s = self._known_nodes.seconds_left()
             self._known_nodes.release_empty(is_lent=self._request_handler.lends)
+            if self._scaler is not None:
+                is_awaited = self._request_handler.is_node_awaited()
+                self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= maintenance.EVERY_S:

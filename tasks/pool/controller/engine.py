@@ -1,6 +1,7 @@
-"""The engine of process workers: orders segments from the nodes of a pool, and passes on the events of their gangs.
+"""The engine of a pool: orders segments from the nodes of a pool, and passes on the events of their gangs.
 
-Orders, events and the registry of nodes are in the pool's database. The engine makes no decisions. Orders and events
+Orders, events and the registry of nodes are in the pool's database. Nodes are machines of one's own, or are lent by a
+provider such as Slurm. The engine makes no decisions. Orders and events
 outlive it: the engine of the next controller `adopt`s a segment, receives all of its gang's events so far, once and in
 order, and then the new ones.
 """
@@ -19,6 +20,7 @@ from ringmaster.tasks.execution.engines.context import EngineContext
 from ringmaster.tasks.pool.controller.node_watch import NodeWatch
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
+from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, NodeProvider, NoProvider
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus
@@ -47,11 +49,12 @@ class _Flight:
 
 
 class PoolEngine:
-    """Runs segments on the nodes of a pool, which process workers serve.
+    """Runs segments on the nodes of a pool.
 
     All methods are thread-safe. All of them wait while the database is unreachable. From `listen` to `close`, a thread
     reads the gangs' events every `LOOK_EVERY_S`.
 
+    provider: lends nodes to the pool. The engine owns it.
     clock: monotonic seconds, by which the silence of workers is measured.
     on_deaf: a callback for the unexpected end of the thread that reads events.
     """
@@ -61,10 +64,12 @@ class PoolEngine:
         database: Database,
         *,
         timeouts: Timeouts,
+        provider: NodeProvider | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_deaf: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_deaf = on_deaf
+        self._provider = provider or NoProvider()
         self._message_store = MessageStore(database)
         self._changed = threading.RLock()
         self._flights: dict[int, _Flight] = {}
@@ -83,6 +88,7 @@ class PoolEngine:
     def close(self) -> None:
         """Stops reading events; running gangs continue."""
         self._closing.set()
+        self._provider.close()
         if self._poller.is_alive():
             self._poller.join(timeout=CLOSE_TIMEOUT_S)
 
@@ -93,8 +99,10 @@ class PoolEngine:
 
         The shares of workers that are gone are lost, unless they had ended before.
         """
+        allocations = self._provider.allocations()
+        ended = {each.id: each.why for each in allocations.values() if each.status == AllocationStatus.ENDED}
         with self._changed:
-            gone = self._watch.look()
+            gone = self._watch.look(ended=ended)
             self._nodes = self._watch.there
             if gone:
                 self.catch_up()
@@ -103,13 +111,17 @@ class PoolEngine:
                 for flight in list(self._flights.values()):
                     if flight.nodes.get(each.node) == each.incarnation and each.node not in flight.outcomes:
                         self._lose_share(flight, each.node)
-            return [_as_node(record) for record in self._nodes.values()]
+            return [_as_node(record, allocations.get(record.allocation)) for record in self._nodes.values()]
 
     def request(self, num_nodes: int) -> None:
-        """Does nothing: people add nodes, by starting workers."""
+        """Asks the provider for nodes."""
+        self._provider.request(num_nodes)
 
     def release(self, node: str) -> None:
-        """Does nothing: a node serves until its worker ends."""
+        """Gives a node back to the provider; a machine of one's own serves until its worker ends."""
+        record = self._nodes.get(node)
+        if record is not None and record.allocation:
+            self._provider.release(record.allocation)
 
     def is_fenced(self, node: str) -> bool:
         """Returns True: a node ends its own ranks some time before it counts as gone, as `Timeouts` says, and a worker
@@ -231,20 +243,30 @@ class PoolEngine:
 
 
 def workers(context: EngineContext) -> PoolEngine:
-    """Builds the engine of process workers, which reads events from now on."""
+    """Builds the engine of machines of one's own, on which people start workers."""
+    return pool_engine(context, name="workers")
+
+
+def pool_engine(context: EngineContext, *, name: str, provider: NodeProvider | None = None) -> PoolEngine:
+    """Builds an engine, which reads events from now on. name: for messages. Raises ValueError outside of a pool."""
     if context.database is None:
-        raise ValueError("engine 'workers' runs segments on the nodes of a pool. To fix: start it by `ringmaster up`")
-    engine = PoolEngine(context.database, timeouts=Timeouts.of_environment(), on_deaf=context.on_failure)
+        raise ValueError(f"engine {name!r} runs segments on the nodes of a pool. To fix: start it by `ringmaster up`")
+    engine = PoolEngine(
+        context.database, timeouts=Timeouts.of_environment(), provider=provider, on_deaf=context.on_failure
+    )
     engine.listen()
     return engine
 
 
-def _as_node(record: NodeRecord) -> EngineNode:
+def _as_node(record: NodeRecord, allocation: Allocation | None) -> EngineNode:
+    is_drained = allocation is not None and allocation.status == AllocationStatus.LEAVING
     return EngineNode(
         name=record.name,
         devices=record.devices,
         incarnation=record.incarnation,
-        is_leaving=record.status == NodeStatus.LEAVING,
+        until_s=allocation.until_s if allocation is not None else None,
+        is_lent=bool(record.allocation),
+        is_leaving=is_drained or record.status == NodeStatus.LEAVING,
         faults={int(number): why for number, why in record.health.items()},
     )
 

@@ -53,12 +53,15 @@ class NodeWatch:
         """The nodes that were present at the last check, by name."""
         return {name: seen.record for name, seen in sorted(self._seen.items())}
 
-    def look(self) -> Sequence[Gone]:
+    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[Gone]:
         """Checks the registry; returns the workers that are gone since the last check.
 
         A node that was silent for too long is removed from the registry. If its worker lives, it notices that and
-        registers anew.
+        registers anew. So is a node whose allocation has ended.
+
+        ended: by id of an allocation whose processes have all ended, why.
         """
+        ended = ended or {}
         registered = {record.name: record for record in self._nodes.all()}
         now_s = self._clock()
         is_blind = now_s - self._looked_s > self._blind_after_s
@@ -70,14 +73,19 @@ class NodeWatch:
                 why = "its worker has ended" if record is None else "its worker was started anew"
                 gone.append(Gone(node=name, incarnation=was.incarnation, why=why))
                 del self._seen[name]
+            elif was.allocation in ended:
+                gone.append(self._remove(was, why=ended[was.allocation]))
+                del registered[name]
             elif record.beats != was.beats or is_blind:
                 seen.since_s = now_s
             elif now_s - seen.since_s >= self._lost_after_s:
-                self._nodes.remove(name, incarnation=was.incarnation)
-                gone.append(
-                    Gone(node=name, incarnation=was.incarnation, why=f"silent for {now_s - seen.since_s:.0f} s")
-                )
-                del self._seen[name], registered[name]
+                gone.append(self._remove(was, why=f"silent for {now_s - seen.since_s:.0f} s"))
+                del registered[name]
         for name, record in registered.items():
             self._seen.setdefault(name, _Seen(record, now_s)).record = record
         return gone
+
+    def _remove(self, record: NodeRecord, *, why: str) -> Gone:
+        self._nodes.remove(record.name, incarnation=record.incarnation)
+        del self._seen[record.name]
+        return Gone(node=record.name, incarnation=record.incarnation, why=why)

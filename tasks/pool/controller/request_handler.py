@@ -79,6 +79,7 @@ class RequestHandler:
         self._database, self._executor, self._standing = database, executor, standing
         self._on_priority = on_priority
         self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
+        self._node_silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
         self._loans: dict[int, Request] = {}
@@ -198,6 +199,16 @@ class RequestHandler:
             raise Refused(f"batch {name} has ended")
         there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
         raise Refused(f"there is no batch {name!r}. There is: {there or 'none'}")
+
+    # -- requests for nodes ------------------------------------------------------------------------------------------
+
+    def is_node_awaited(self) -> bool:
+        """Returns whether a batch needs a node; ends the requests that are not renewed."""
+        waiting = self._requests.open(RequestKind.NODE)
+        silent = self._node_silences.among(waiting)
+        for number in silent:
+            self._requests.answer(number, status=RequestStatus.WITHDRAWN)
+        return any(request.id not in silent for request in waiting)
 
     # -- requests for idle devices -----------------------------------------------------------------------------------
 

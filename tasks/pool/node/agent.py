@@ -76,6 +76,7 @@ class NodeAgent:
     devices: the devices that it registers, in their order.
     server: the node's fork server, made with the fence of `timeouts`. The agent owns it.
     device_monitor: the monitor of its devices.
+    allocation: the id under which an engine lends the machine; empty for a machine of one's own.
     """
 
     def __init__(
@@ -88,9 +89,11 @@ class NodeAgent:
         server: ForkServer,
         device_monitor: DeviceMonitor | None = None,
         timeouts: Timeouts | None = None,
+        allocation: str = "",
         start_gang: StartGang = start_gang,
     ) -> None:
         self.name = name
+        self._allocation = allocation
         self.ended = threading.Event()
         self.was_replaced = False
         self._address, self._devices, self._server = address, tuple(devices), server
@@ -152,7 +155,7 @@ class NodeAgent:
         self._outbox.flush(within_s=FAREWELL_S)
         self._pulse.stop(within_s=FAREWELL_S)
         with suppress(SQLAlchemyError):  # unreachable: the executor will find the node silent
-            Nodes(self._hasty).remove(self.name, incarnation=self._incarnation)
+            Nodes(self._hasty).leave(self.name, incarnation=self._incarnation)
         self.close()
 
     def close(self) -> None:
@@ -175,6 +178,7 @@ class NodeAgent:
                 address=self._address,
                 devices=self._devices,
                 health=self._device_monitor.health(),
+                allocation=self._allocation,
             )
         )
 

@@ -155,7 +155,7 @@ def test_faults_of_the_form_and_of_the_sweep_are_told_together(folder):
         (4, "space.optimizer.lr.low: a logarithmic range cannot go to or through 0, got 0"),
         (5, "space.seed: has neither values nor both low and high"),
         (6, "early_stopping.min_steps: must be less than the 30 steps of a trial, got 30"),
-        (7, "objective: 'bleu' is unknown. To fix: use one of accuracy, auroc, exact_match"),
+        (7, "objective: 'bleu' is unknown. To fix: use one of accuracy, auroc, entity_f1"),
     ]:
         assert any(fault.startswith(f"wrong.yaml:{line}: {words}") for fault in found), found
 
@@ -233,3 +233,41 @@ def test_a_sweep_that_is_killed_goes_on_and_its_best_becomes_the_challenger(fold
         f"sweep/{name}" for name in ("leaderboard.json", "learning_curves.svg", "parallel_coordinates.svg")
     }
     assert "get-artifact?path=sweep/parallel_coordinates.svg" in ledger.note(result["run"])
+
+
+ALIGNED = """\
+name: aligned
+template:
+  job:
+    model:
+      architecture: LlamaForCausalLM
+      config: {hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2}
+    data: {path: answers.jsonl, vocab_size: 300}
+    loss: dpo
+    global_batch_size: 8
+    num_steps: 16
+    techniques: [single]
+space: {optimizer.lr: [1.0e-10, 1.0e-2], loss.beta: [0.1, 0.5]}
+sampler: grid
+early_stopping: {policy: asha, min_steps: 8, reduction_factor: 2}
+objective: preference_accuracy
+devices: {cpu: 1}
+"""
+
+
+@pytest.mark.full
+def test_trials_of_a_named_loss_are_stopped_and_ranked_by_the_metric_of_its_kind(folder):
+    rows = [{"prompt": f"question {i}", "chosen": " yes of course", "rejected": " no never"} for i in range(64)]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "aligned.yaml"
+    path.write_text(ALIGNED)
+    program = "import typer; from ringmaster.flows.commands.retraining import sweep; typer.run(sweep)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "RINGMASTER_HOME": str(folder / "aligned-home")}
+    command = [sys.executable, "-c", program, str(path), "--json"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(done.stdout)["leaderboard"]
+    assert {row["status"] for row in rows} == {"done", "stopped"}
+    assert (rows[0]["held-out preference_accuracy"], rows[0]["optimizer.lr"]) == (1.0, 1e-2)
+    assert {row["loss.beta"] for row in rows} == {0.1, 0.5}
+    assert all(row["optimizer.lr"] == 1e-10 for row in rows if row["held-out preference_accuracy"] < 1)

@@ -30,6 +30,12 @@ def test_a_worker_that_ends_in_order_is_no_alarm():
     assert watch.look([]) == []
 
 
+def test_a_worker_that_has_left_in_order_between_two_checks_is_no_alarm():
+    watch = NodeAlarms()
+    watch.look([ALPHA])
+    assert watch.look([], left={"1"}) == []
+
+
 def test_a_device_is_told_when_it_falls_out_and_again_when_it_does_so_again():
     watch = NodeAlarms()
     sick = replace(ALPHA, health={"1": "it has fallen off the bus"})
@@ -85,7 +91,9 @@ def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
     try:
         watch = PoolAlarms(database, sound=heard.append)
         Nodes(database).register(ALPHA)
+        Nodes(database).register(replace(ALPHA, name="beta", incarnation="2"))
         assert watch.look() == []
+        Nodes(database).leave("beta", incarnation="2")
         Nodes(database).remove("alpha", incarnation="1")
         assert watch.look() == heard
         assert [alarm.name for alarm in heard] == ["alpha"]

@@ -56,6 +56,13 @@ def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):
     assert [level for level, _ in log[1:]] == [logging.INFO, logging.INFO]
 
 
+def test_a_metric_without_a_value_says_why(log):
+    metrics = {"auroc": float("nan"), "accuracy": 1.0}
+    log_decision(JobEnded(job="a", status=JobStatus.DONE, message="", details={"metrics": metrics}))
+    why = "auroc has no value, as the evaluated rows are all of one class. To fix: evaluate more rows"
+    assert log == [(logging.INFO, f"a is done: auroc nan, accuracy 1; {why}")]
+
+
 def test_a_job_that_fails_before_it_trains_is_told_once_and_at_once(log, terminal):
     tell = failures_told(but=["done before"])
     tell("a", WHY)

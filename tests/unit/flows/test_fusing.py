@@ -48,7 +48,7 @@ def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
         journal=journal,
         add_terms=add_terms,
         objective="makespan",
-        time_limit_s=2.0,
+        work_s=2.0,
         goals=goals,
     )
 
@@ -68,7 +68,7 @@ def test_the_batch_is_first_planned_as_its_groups_were_chosen(journal, monkeypat
     left = [each for each in JOBS if each.name == "a"]
     problem = planning_problem(left, together.profiles, cluster(1), name="nightly")
     monkeypatch.setattr(checked, "solve", lambda *_, **__: pytest.fail("it was searched for again"))
-    plan = checked.checked_plan(problem, time_limit_s=2.0, seed=0, start=together.plan)
+    plan = checked.checked_plan(problem, work_s=2.0, seed=0, start=together.plan)
     assert plan.segments == together.plan.segments
     assert plan.makespan_s == journal.get(FUSION)["together_s"]
 

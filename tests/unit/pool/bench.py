@@ -78,6 +78,9 @@ class Inbox:
     def put(self, message):
         self.messages.append(message)
 
+    def empty(self):
+        return not self.messages
+
     def get(self, timeout=None):
         self.is_empty = not self.messages
         return (0, None) if self.is_empty else self.messages.popleft()
@@ -103,9 +106,10 @@ class PoolBench:
 
     led: the database through which this executor writes, by default `database`.
     engine: a fake engine instead of that of process workers.
+    elasticity: the limits of the nodes that the engine lends.
     """
 
-    def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row, engine=None):
+    def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row, engine=None, elasticity=None):
         self.database, self.clock = database, clock
         led = led or database
         self.plans = []
@@ -114,6 +118,7 @@ class PoolBench:
             led,
             engine=self.engine,
             timeouts=Timeouts(),
+            elasticity=elasticity,
             clock=clock,
             wall_clock=lambda: EPOCH_S + clock() - 100.0,
         )

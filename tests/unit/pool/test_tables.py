@@ -1,5 +1,7 @@
 """The messages of executor, nodes and batches in a pool's database."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringmaster.tasks.cluster import Device
@@ -69,6 +71,20 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
     assert [node.incarnation for node in nodes.all()] == ["two"]
     nodes.remove("n", incarnation="two")
     assert not nodes.all()
+
+
+def test_a_worker_that_leaves_in_order_is_registered_no_more_and_remembered(database):
+    nodes = Nodes(database)
+    for name in ("n", "m"):
+        nodes.register(NodeRecord(name=name, incarnation=f"{name}-one", address="10.0.0.1", devices=()))
+    nodes.leave("n", incarnation="n-another")
+    assert len(nodes.all()) == 2
+    nodes.leave("n", incarnation="n-one")
+    assert [node.name for node in nodes.all()] == ["m"]
+    assert nodes.left() == {"n-one"}
+    assert not nodes.beat("n", incarnation="n-one", health={}), "a late heartbeat must not bring it back"
+    nodes.register(NodeRecord(name="n", incarnation="n-two", address="10.0.0.1", devices=()))
+    assert (len(nodes.all()), nodes.left()) == (2, frozenset())
 
 
 def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
@@ -164,6 +180,16 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
     assert Journal(database, batch="nightly-1").jobs()["a"].step == 10
     submissions.end("nightly-1")
     assert submissions.standing() == []
+
+
+def test_the_flow_runs_of_active_batches_are_known_without_reading_the_batches(database):
+    submissions = Submissions(database)
+    submissions.submit(submission("b1"))
+    submissions.submit(replace(submission("b2"), flow_run="run-2"))
+    assert submissions.active() == {"b1": "", "b2": "run-2"}
+    submissions.end("b2")
+    assert submissions.active() == {"b1": ""}
+    assert [submissions.flow_run(id) for id in ("b1", "b2", "b3")] == ["", "run-2", ""]
 
 
 def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):

@@ -126,6 +126,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     ),
     "inside tasks/ each layer imports only layers below it": is_upward,
     "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
+    "Ray only in tasks/pool/providers/ray/": (lambda i: i.of("ray") and not i.inside("tasks/pool/providers/ray")),
     "MLflow only in model_lineage/": (lambda i: i.of("mlflow") and i.package != "model_lineage"),
     "pydantic not in techniques/, which describes jobs with dataclasses": (
         lambda i: i.of("pydantic", "pydantic_core") and i.package == "techniques"
@@ -159,6 +160,7 @@ BREAKS = [
     ("tasks/evaluation/a.py", "import torch.nn as nn", "torch and"),
     ("flows/a.py", "import importlib\nx = importlib.import_module('transformers')", "torch and"),
     ("tasks/a.py", "from mlflow import MlflowClient", "MLflow only"),
+    ("tasks/pool/providers/a.py", "import ray.util", "Ray only"),
     ("techniques/a.py", "from pydantic import BaseModel", "pydantic"),
     ("tasks/storage/a.py", "from ringmaster.tasks.pool.nodes import Nodes", "inside tasks/"),
     ("tasks/execution/deep/a.py", "from ringmaster.tasks.pool import nodes", "inside tasks/"),
@@ -301,7 +303,8 @@ def test_planning_is_imported_without_torch_prefect_and_mlflow():
 
 def test_what_is_imported_is_named_among_the_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
+    lines = [*project["dependencies"], *project["optional-dependencies"]["ray"]]
+    named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in lines}
     # Distributions whose modules have other names; pydantic_core belongs to pydantic, which pins it.
     named |= {"PIL", "sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
     foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}

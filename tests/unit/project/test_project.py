@@ -163,7 +163,8 @@ def test_ci_fails_where_one_of_them_fails(target: str, tmp_path: Path):
 
 def requirements() -> list[Requirement]:
     project = PYPROJECT["project"]
-    return [Requirement(line) for line in [*project["dependencies"], *project["optional-dependencies"]["dev"]]]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    return [Requirement(line) for line in [*project["dependencies"], *extras]]
 
 
 def normal(name: str) -> str:

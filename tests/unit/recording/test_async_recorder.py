@@ -121,6 +121,19 @@ def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with
     assert ledger.tags["run of b"] == {"ringmaster.reason": "no such file"}
 
 
+def test_the_page_of_a_run_says_why_a_metric_has_no_value(database):
+    ledger = FakeLedger()
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    *events, ended = story()
+    details = {**ended.details, "metrics": {"auroc": float("nan")}}
+    for event in [planned(), *events, replace(ended, details=details)]:
+        recorder.listen(event)
+    finish(recorder)
+    assert recorder.close() == []
+    assert "auroc has no value, as the evaluated rows are all of one class." in ledger.notes["run of a"]
+
+
 def test_a_batchs_page_leads_to_its_flow_run(database):
     ledger, journal = FakeLedger(), Journal(database, batch=KEY)
     journal.put(FLOW_RUN_PAGE, "http://host:4200/runs/flow-run/1")

@@ -19,7 +19,7 @@ def chosen(wanted, limits=Limits()):
         deadlines_s = {} if limits.left_s is None else dict.fromkeys(names, limits.left_s)
         return Terms(deadlines_s=deadlines_s).on(problem)
 
-    return choose(wanted, limits, problem_of=problem_of, make_plan=lambda p: checked_plan(p, time_limit_s=5.0, seed=0))
+    return choose(wanted, limits, problem_of=problem_of, make_plan=lambda p: checked_plan(p, work_s=5.0, seed=0))
 
 
 def until(seconds):
@@ -88,5 +88,5 @@ def test_nothing_due_needs_no_plan():
 def test_the_cost_counts_every_device_of_a_gang():
     job = PlanningJob(id="a", options=(Option("ddp", 2, 90.0),))
     problem = Problem(name="p", nodes=(Node("n", 2),), jobs=(job,), switch_cost_s=1.0)
-    plan = checked_plan(problem, time_limit_s=5.0, seed=0)
+    plan = checked_plan(problem, work_s=5.0, seed=0)
     assert cost_of(plan, price_per_device_hour=2.0) == pytest.approx(2 * 90 * 2 / 3600)

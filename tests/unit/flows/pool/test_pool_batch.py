@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from prefect.exceptions import TerminationSignal
 
 from ringmaster.flows import train_batch as steps
@@ -17,7 +18,7 @@ from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool import follower
-from ringmaster.flows.pool.pooled_run import open_pooled_run
+from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
@@ -26,12 +27,13 @@ from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 from tests.unit.pool.bench import told
@@ -43,6 +45,26 @@ def batch_of(*jobs):
 
 
 BATCH = batch_of(job("a"), job("b"))
+
+
+def test_models_that_jobs_begin_with_are_stored_where_nodes_have_no_common_folder(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"weights")
+    submission = Submission(
+        id="nightly-1",
+        name="nightly",
+        jobs=(),
+        profiles={},
+        folder="/somewhere/nightly/1",
+        cache_dir="/somewhere/cache",
+        weights={"a": str(tmp_path / "base"), "b": str(tmp_path / "base")},
+        checkpoint_root="memory://weights",
+    )
+    store_weights(submission)
+    url = submission.run_paths().weights_url(tmp_path / "base")
+    fetch_model(url, tmp_path / "copy")
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == b"weights"
+    MemoryFileSystem.store.clear()
 
 
 class Bench:

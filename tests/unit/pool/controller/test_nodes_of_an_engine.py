@@ -4,9 +4,9 @@ from collections import defaultdict
 
 import pytest
 
-from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.controller.node_ends import empty_before_s
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.runtime.processes.reporter import STOP
@@ -146,17 +146,20 @@ def test_a_node_that_leaves_is_not_given_back_while_its_devices_are_lent(pool, e
 def test_a_node_is_empty_before_it_ends(pool, engine):
     engine.add("n1", ends_s=BEGUN_S + 300.0), engine.add("n2")
     pool.pass_seconds(1)
-    pool.submit(submission(jobs=("a", "b"), num_steps=250))
-    pool.pass_seconds(300 - int(EMPTY_BEFORE_S) - 2)
+    pool.submit(submission(jobs=("a", "b"), num_steps=350))
+    before_s = empty_before_s(pool.executor.job_table)
+    assert before_s > 2.0, "a step and a checkpoint take two seconds"
+    pool.pass_seconds(300 - int(before_s) - 2)
     assert [gang.nodes for gang in engine.gangs.values()] == [{"n1"}, {"n2"}]
     assert engine.heard == []
-    pool.pass_seconds(10)
+    pool.pass_seconds(5)
     assert [gang.nodes for gang in engine.gangs.values()] == [{"n2"}]
     run(pool)
     assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert "lost" not in [e.outcome.status for e in pool.told(SegmentEnded)]
     trained = [event.outcome.result for event in pool.told(SegmentEnded) if event.segment.job == "a"]
-    assert [(each["first_step"], each["step"]) for each in trained] == [(0, 179), (179, 250)], "nothing is repeated"
+    stopped = 300 - int(before_s) - 1
+    assert [(each["first_step"], each["step"]) for each in trained] == [(0, stopped), (stopped, 350)], "nothing is lost"
 
 
 def test_a_node_that_ends_without_notice_loses_what_runs(pool, engine):

@@ -1,0 +1,72 @@
+"""The flow runs that serve lent nodes, in the work pool of an engine such as Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import PrefectException
+from prefect.states import Cancelling, Scheduled
+
+from ringmaster.tasks.execution.engines.context import NodeRun
+
+FLOW = DEPLOYMENT = "serve-node"
+LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+
+
+class PrefectNodeRuns:
+    """Reads, starts and cancels the runs of the deployment `serve-node`; implements `NodeRuns`."""
+
+    def live(self) -> Sequence[NodeRun]:
+        """Returns the runs that have not ended, oldest first."""
+        state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
+        with _prefect() as client:
+            runs = client.read_flow_runs(
+                flow_run_filter=state,
+                deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[DEPLOYMENT])),
+            )
+        return [_as_node_run(run) for run in sorted(runs, key=_begin)]
+
+    def start(self) -> str:
+        """Starts one more run, and returns its id; the work pool's worker starts a machine for it."""
+        with _prefect() as client:
+            deployment = client.read_deployment_by_name(f"{FLOW}/{DEPLOYMENT}")
+            return str(client.create_flow_run_from_deployment(deployment.id, state=Scheduled()).id)
+
+    def cancel(self, id: str) -> None:
+        """Cancels a run: the work pool's worker ends its machine in order."""
+        with _prefect() as client:
+            client.set_flow_run_state(UUID(id), Cancelling(message="the pool needs fewer nodes"))
+
+
+@contextmanager
+def _prefect() -> Iterator[SyncPrefectClient]:
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except (httpx.HTTPError, PrefectException) as error:
+        raise ConnectionError(f"Prefect does not answer: {type(error).__name__}: {error}") from error
+
+
+def _begin(run: FlowRun) -> float:
+    return run.created.timestamp() if run.created is not None else 0.0
+
+
+def _as_node_run(run: FlowRun) -> NodeRun:
+    return NodeRun(
+        id=str(run.id),
+        infrastructure=run.infrastructure_pid or "",
+        is_begun=run.start_time is not None,
+        is_ending=run.state is not None and run.state.type == StateType.CANCELLING,
+    )

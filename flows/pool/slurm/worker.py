@@ -1,0 +1,240 @@
+"""Prefect's worker of type `slurm`: submits each flow run as a batch job.
+
+`prefect worker start --type slurm --pool NAME` starts it. It keeps no state of its own: what it needs to know is in
+Prefect and in Slurm. Jobs therefore outlive it, and the next worker watches them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import anyio
+import anyio.abc
+import httpx
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import InfrastructureNotAvailable, InfrastructureNotFound, ObjectNotFound, PrefectException
+from prefect.states import Cancelled, Crashed
+from prefect.workers.base import BaseWorker, BaseWorkerResult
+
+from ringmaster.flows import settings
+from ringmaster.flows.pool.slurm.configuration import GRACE_S, SlurmJobConfiguration, SlurmVariables
+from ringmaster.flows.pool.slurm.verdicts import Decision, JobRun, Verdict, decide, jobs_by_run
+from ringmaster.tasks.pool.providers.provider import EngineAway
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused
+from ringmaster.tasks.pool.providers.slurm.records import infrastructure_of, job_number
+
+LOOK_EVERY_S = 3.0
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+# What passes. RuntimeError: Prefect's server has not described the work pool yet.
+_AWAY = (EngineAway, httpx.HTTPError, PrefectException, RuntimeError)
+
+
+class SlurmWorkerResult(BaseWorkerResult):
+    """The job that was submitted for a flow run."""
+
+
+class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerResult]):
+    """Submits flow runs, and reports those whose jobs end without a word."""
+
+    type = "slurm"
+    job_configuration = SlurmJobConfiguration
+    job_configuration_variables = SlurmVariables
+    _description = "Runs each flow run as a batch job of Slurm."
+    _display_name = "Slurm"
+
+    def __init__(self, *arguments: Any, slurm: Slurm | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._slurm = slurm or Slurm()
+        self._watching: asyncio.Task[None] | None = None
+        self._submitting: set[UUID] = set()  # runs whose jobs are not submitted yet
+        self._ending: dict[int, float] = {}  # by job, when it was asked to end
+        self._is_away = False
+
+    async def setup(self) -> None:
+        """Prepares the worker; from now on it watches all jobs of its work pool."""
+        await super().setup()
+        self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._watch_ended)
+
+    async def teardown(self, *exc_info: Any) -> None:
+        """Stops watching; jobs continue."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        await super().teardown(*exc_info)
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: SlurmJobConfiguration,
+        task_status: anyio.abc.TaskStatus[Any] | None = None,
+    ) -> SlurmWorkerResult:
+        """Submits the job of a flow run, and returns without waiting for its end, which `look` reports.
+
+        Waits while Slurm does not answer. Raises SlurmRefused.
+        """
+        log_dir = Path(configuration.log_dir or settings.home() / "slurm")
+        options = configuration.arguments(flow_run=str(flow_run.id), log_dir=log_dir)
+        await asyncio.to_thread(log_dir.mkdir, parents=True, exist_ok=True, mode=0o700)
+        self._submitting.add(flow_run.id)
+        try:
+            job = await self._submit(flow_run, configuration, options)
+        finally:
+            self._submitting.discard(flow_run.id)
+        logger = self.get_flow_run_logger(flow_run)
+        logger.info(
+            "Slurm job %d was submitted; its output is in %s/%d.log", job, configuration.log_dir or log_dir, job
+        )
+        if task_status is not None:
+            task_status.started(infrastructure_of(job))
+        return SlurmWorkerResult(identifier=infrastructure_of(job), status_code=0)
+
+    async def _submit(self, flow_run: FlowRun, configuration: SlurmJobConfiguration, options: Sequence[str]) -> int:
+        script, environment = configuration.batch_script, configuration.environment(os.environ)
+        while True:
+            try:
+                return await asyncio.to_thread(self._slurm.submit, options, script=script, environment=environment)
+            except EngineAway as error:
+                self.get_flow_run_logger(flow_run).warning("waiting until a job can be submitted: %s", error)
+                await anyio.sleep(LOOK_EVERY_S)
+
+    async def kill_infrastructure(
+        self, infrastructure_pid: str, configuration: SlurmJobConfiguration, grace_seconds: int = GRACE_S
+    ) -> None:
+        """Ends the job of a flow run in order, and cancels it where it has not ended after the grace time."""
+        number = job_number(infrastructure_pid)
+        if number is None:
+            raise InfrastructureNotFound(f"{infrastructure_pid!r} is not the id of a Slurm job")
+        deadline_s = time.monotonic() + min(configuration.grace_s, grace_seconds)
+        try:
+            is_told = False
+            while (job := await self._find(number)) is not None and not job.has_ended and not job.num_restarts:
+                if job.is_waiting or time.monotonic() >= deadline_s:
+                    await asyncio.to_thread(self._slurm.cancel, number)
+                    return
+                if not is_told:
+                    await asyncio.to_thread(self._slurm.end, number)
+                    is_told = True
+                await anyio.sleep(1.0)
+            if job is None:
+                raise InfrastructureNotFound(f"Slurm job {number} has ended")
+        except (EngineAway, SlurmRefused) as error:
+            raise InfrastructureNotAvailable(str(error)) from error
+
+    async def _find(self, number: int) -> Any:
+        jobs = await asyncio.to_thread(self._slurm.jobs)
+        return next((job for job in jobs if job.id == number), None)
+
+    # -- the watch over all jobs of the work pool ----------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await anyio.sleep(LOOK_EVERY_S)
+            try:
+                await self.look()
+                self._is_away = False
+            except _AWAY as error:
+                if not self._is_away:
+                    self._logger.warning("jobs cannot be watched for now, trying again: %s", error)
+                self._is_away = True
+
+    def _watch_ended(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self._logger.error("the watch over jobs has failed: the worker ends", exc_info=error)
+            signal.raise_signal(signal.SIGTERM)  # whoever started the worker starts it anew
+
+    async def look(self) -> None:
+        """Compares the flow runs of the work pool with their jobs, and acts on each difference."""
+        runs = await self._unended()  # before the jobs: the job of a run that is known is then known, too
+        if not runs:
+            return
+        jobs = jobs_by_run(await asyncio.to_thread(self._slurm.jobs))
+        for run in runs:
+            if run.id in self._submitting:
+                continue
+            try:
+                await self._act(run, decide(_as_job_run(run), jobs))
+            except (SlurmRefused, ObjectNotFound) as error:  # concerns this run alone
+                self.get_flow_run_logger(run).warning("its job cannot be ended: %s", error)
+
+    async def _unended(self) -> Sequence[FlowRun]:
+        found: list[FlowRun] = []
+        while True:
+            page = await self.client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNENDED)))
+                ),
+                work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[self.work_pool.name])),
+                limit=RUNS_AT_ONCE,
+                offset=len(found),
+            )
+            found += page
+            if len(page) < RUNS_AT_ONCE:
+                return found
+
+    async def _act(self, run: FlowRun, decision: Decision) -> None:
+        job = decision.job
+        match decision.verdict:
+            case Verdict.ADOPT:
+                assert job is not None
+                await self.client.update_flow_run(run.id, infrastructure_pid=infrastructure_of(job.id))
+            case Verdict.CANCEL_JOB:
+                assert job is not None
+                await asyncio.to_thread(self._slurm.cancel, job.id)
+            case Verdict.END:
+                assert job is not None
+                await self._end(run, job.id)
+            case Verdict.CANCELLED:
+                await self.client.set_flow_run_state(run.id, Cancelled(message=decision.message), force=True)
+            case Verdict.CRASHED:
+                await self._report(run.id, decision.message)
+
+    async def _end(self, run: FlowRun, job: int) -> None:
+        """Asks a job to end, and cancels it if it has not done so in its grace time."""
+        if job not in self._ending:
+            await asyncio.to_thread(self._slurm.end, job)
+            self._ending[job] = time.monotonic()
+            return
+        configuration = await self.job_configuration.resolve_for_flow_run(
+            run, client=self.client, work_pool=self.work_pool, worker_name=self.name, worker_id=self.backend_id
+        )
+        if time.monotonic() - self._ending[job] >= configuration.grace_s:
+            await asyncio.to_thread(self._slurm.cancel, job)
+
+    async def _report(self, id: UUID, message: str) -> None:
+        """Reports a flow run as crashed, unless it has reported its end meanwhile."""
+        try:
+            run = await self.client.read_flow_run(id)
+        except ObjectNotFound:
+            return
+        if run.state is None or not run.state.is_final():
+            self.get_flow_run_logger(run).error(message)
+            await self.client.set_flow_run_state(id, Crashed(message=message))
+
+
+def _as_job_run(run: FlowRun) -> JobRun:
+    state = run.state
+    return JobRun(
+        id=str(run.id),
+        infrastructure=run.infrastructure_pid or "",
+        is_cancelling=state is not None and state.is_cancelling(),
+        age_s=(datetime.now(UTC) - state.timestamp).total_seconds() if state is not None else 0.0,
+    )

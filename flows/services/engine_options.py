@@ -1,0 +1,148 @@
+"""The engine of a pool as `ringmaster up` configures it: what lends nodes, how many, and for how long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
+from ringmaster.tasks.execution.engines.registry import LOCAL, RAY, SLURM, WORK_POOL, WORKERS, check_engine_name
+from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
+from ringmaster.tasks.pool.providers.ray.options import ADDRESS, DEVICES
+
+SLURM_POOL = "ringmaster-slurm"
+"""The work pool in Prefect whose worker starts nodes as jobs of Slurm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The engine of a pool.
+
+    name: name of the engine in the registry.
+    max_nodes: the most nodes that it lends at a time.
+    idle_s: seconds without work after which a lent node is given back.
+    devices: the devices of a lent node that serve, as `ringmaster pool worker --devices` names them.
+    work_pool: the work pool in Prefect whose worker starts lent nodes; empty for the engine's own, if it has one.
+    work_pool_type: the type with which that work pool is made if it is missing.
+    work_pool_template: file of the base job template that the work pool gets; None for what it has, or its type's.
+    address: address of a Ray cluster; empty for one of this machine alone.
+    partition, time, gres: what Slurm is asked for; empty for its defaults.
+    sbatch_options: further options of `sbatch`.
+    """
+
+    name: str = WORKERS
+    max_nodes: int = 1
+    idle_s: float = DEFAULT_IDLE_S
+    devices: str = "auto"
+    work_pool: str = ""
+    work_pool_type: str = "process"
+    work_pool_template: Path | None = None
+    address: str = ""
+    partition: str = ""
+    time: str = ""
+    gres: str = ""
+    sbatch_options: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def lends_nodes(self) -> bool:
+        """Whether nodes come and go as they are needed."""
+        return self.name != WORKERS
+
+    @property
+    def has_own_ray(self) -> bool:
+        """Whether the nodes are on a Ray cluster of this machine alone, which the pool starts."""
+        return self.name == RAY and not self.address
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables of the pool's controller."""
+        if not self.lends_nodes:
+            return {}
+        ray = {DEVICES: self.devices, **({ADDRESS: self.address} if self.address else {})} if self.name == RAY else {}
+        return {ENGINE: self.name, MAX_NODES: str(self.max_nodes), NODE_IDLE_S: f"{self.idle_s:g}", **ray}
+
+    def job_variables(self) -> Mapping[str, Any]:
+        """Returns the values for the base job template of a work pool of type `slurm`."""
+        asked = {
+            "partition": self.partition,
+            "time": self.time,
+            "gres": self.gres,
+            "sbatch_options": list(self.sbatch_options),
+        }
+        return {name: value for name, value in asked.items() if value}
+
+    def deployment(self) -> NodeDeployment | None:
+        """Returns the deployment of lent nodes; None for an engine that needs none."""
+        if not (self.name == SLURM or self.work_pool):
+            return None
+        return NodeDeployment(
+            work_pool=SLURM_POOL if self.name == SLURM else self.work_pool,
+            work_pool_type=SLURM if self.name == SLURM else self.work_pool_type,
+            template="" if self.work_pool_template is None else self.work_pool_template.read_text(),
+            devices=self.devices,
+            job_variables=self.job_variables(),
+        )
+
+    def faults(self, *, has_server: bool) -> list[str]:
+        """Returns the faults of the options. has_server: whether the pool's database is a server."""
+        found = []
+        try:
+            check_engine_name(self.name)
+        except ValueError as error:
+            found.append(f"--engine: {error}")
+        if self.name == LOCAL:
+            found.append(
+                f"--engine {LOCAL} runs batches without a pool. To fix: leave out --engine, or `ringmaster run`"
+            )
+        if self.name == WORK_POOL and not self.work_pool:
+            found.append(f"--engine {WORK_POOL} needs --work-pool NAME: the work pool in Prefect that starts the nodes")
+        if self.name != WORK_POOL and self.work_pool:
+            found.append(f"--work-pool is of --engine {WORK_POOL}. To fix: leave out one of them")
+        if self.name != SLURM and (
+            names := ", ".join(f"--{name.replace('_options', '')}" for name in self.job_variables())
+        ):
+            found.append(f"{names} is of --engine {SLURM}, not of {self.name}. To fix: leave it out")
+        found += self._template_faults()
+        if self.name != RAY and self.address:
+            found.append(f"--address is of --engine {RAY}, not of {self.name}. To fix: leave it out")
+        if self.name == RAY and find_spec("ray") is None:
+            found.append(f"--engine {RAY} needs Ray. To fix: pip install 'ringmaster[ray]'")
+        if self.lends_nodes and not self.has_own_ray and not has_server:
+            found.append(
+                f"--engine {self.name} lends other machines, which cannot share a SQLite file. To fix: "
+                "--database postgresql://USER:PASSWORD@HOST:PORT/NAME"
+            )
+        return found
+
+    def _template_faults(self) -> list[str]:
+        if self.work_pool_template is None:
+            return []
+        try:
+            json.loads(self.work_pool_template.read_text())
+        except (OSError, ValueError) as error:
+            remedy = "`prefect work-pool get-default-base-job-template --type TYPE` prints one"
+            return [
+                f"--work-pool-template {self.work_pool_template} is no base job template: {error}. To fix: {remedy}"
+            ]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDeployment:
+    """The deployment whose flow runs serve lent nodes.
+
+    work_pool: the work pool in Prefect whose worker starts them.
+    work_pool_type: the type with which the work pool is made if it is missing.
+    template: the base job template of the work pool, as JSON; empty for what it has, or its type's.
+    devices: the devices of a node that serve.
+    job_variables: values for the base job template.
+    """
+
+    work_pool: str
+    work_pool_type: str
+    template: str = ""
+    devices: str = "auto"
+    job_variables: Mapping[str, Any] = field(default_factory=dict)

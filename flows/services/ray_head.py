@@ -1,0 +1,145 @@
+"""A Ray cluster of this machine alone: `python -m ringmaster.flows.services.ray_head --port N --home FOLDER`.
+
+It listens on loopback alone and asks for a token, as whoever reaches a Ray cluster can run programs on it. SIGTERM ends
+it; this process ends once the nodes on it have left their pool in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.settings import ALLOCATION
+from ringmaster.tasks.pool.providers.ray.agent_parent import end_with
+from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
+from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+
+HOST = "127.0.0.1"
+STORE_BYTES = 100_000_000  # Ray's object store, which no node uses; the least is 75 MB
+LOOK_EVERY_S = 0.2
+LEAVE_S = 60.0  # for nodes to leave in order
+HOME = "RINGMASTER_HOME"
+
+
+def token_file(home: Path) -> Path:
+    """Returns the file with the token of a home's Ray cluster."""
+    return home / "pool" / "ray-token"
+
+
+def environment(home: Path, *, port: int) -> dict[str, str]:
+    """Returns the environment variables of whoever uses a home's Ray cluster."""
+    return {
+        ADDRESS: f"{HOST}:{port}",
+        LOOPBACK_ALONE: "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file(home)),
+    }
+
+
+def command(*, port: int, folder: Path) -> Sequence[str]:
+    """Returns the command that runs the cluster until SIGTERM. folder: with a short path, as Ray puts sockets there."""
+    ray = Path(sysconfig.get_path("scripts"), "ray")
+    options = {
+        "node-ip-address": HOST,
+        "port": str(port),
+        "temp-dir": str(folder),
+        "object-store-memory": str(STORE_BYTES),
+        "include-dashboard": "false",
+        # Any free ports, so that `port` may be one of those that Ray's workers have by default.
+        "min-worker-port": "0",
+        "max-worker-port": "0",
+        "dashboard-agent-listen-port": "0",
+    }
+    named = [f"--{name}={value}" for name, value in options.items()]
+    return (sys.executable, str(ray), "start", "--head", "--block", "--disable-usage-stats", *named)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cluster; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    asked = parser.parse_args(arguments)
+    make_token(token_file(asked.home))
+    own_pid = os.getpid()
+    with ScratchFolder() as folder:
+        cluster = subprocess.Popen(
+            command(port=asked.port, folder=folder.path),
+            env={**os.environ, **environment(asked.home, port=asked.port)},
+            preexec_fn=lambda: end_with(own_pid),
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: cluster.terminate())
+        if _answers_or_ends(cluster, port=asked.port):
+            say_ready()
+        status = cluster.wait()
+        for left in processes_with(str(folder.path)):  # `ray start` was killed: its processes would keep the port
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
+        psutil.wait_procs(nodes_of(asked.home), timeout=LEAVE_S)
+    return status
+
+
+def _answers_or_ends(cluster: subprocess.Popen[bytes], *, port: int) -> bool:
+    """Waits until the cluster answers; returns False where it has ended instead."""
+    while cluster.poll() is None:
+        try:
+            with socket.create_connection((HOST, port), timeout=LOOK_EVERY_S):
+                return True
+        except OSError:
+            with suppress(subprocess.TimeoutExpired):
+                cluster.wait(LOOK_EVERY_S)
+    return False
+
+
+def make_token(file: Path) -> None:
+    """Makes a token that only the owner can read, where there is none."""
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_hex(32))
+
+
+def processes_with(text: str) -> list[psutil.Process]:
+    """Returns the other processes of this machine whose command line contains a text."""
+    own_pid = os.getpid()
+    return [process for process in psutil.process_iter() if process.pid != own_pid and text in _command_of(process)]
+
+
+def nodes_of(home: Path) -> list[psutil.Process]:
+    """Returns the processes of the nodes that Ray lends to a home's pool on this machine."""
+    return [process for process in psutil.process_iter() if _is_node(_environment_of(process), home)]
+
+
+def _is_node(found: Mapping[str, str], home: Path) -> bool:
+    return found.get(ALLOCATION, "").startswith(PREFIX) and found.get(HOME) == str(home)
+
+
+def _command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _environment_of(process: psutil.Process) -> Mapping[str, str]:
+    try:
+        found: Mapping[str, str] = process.environ()
+    except psutil.Error:
+        return {}
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

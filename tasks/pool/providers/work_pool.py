@@ -1,0 +1,224 @@
+"""A provider whose allocations are flow runs in a work pool of Prefect: each flow run serves one node.
+
+The work pool's worker starts the machine of a flow run, for example as a job of Slurm. What has become of the machine
+is asked of the engine itself (`Machines`), as Prefect learns of it later or, without its worker, never.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Protocol
+
+from ringmaster.tasks.background_worker import in_a_thread
+from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun, NodeRuns
+from ringmaster.tasks.pool.controller.engine import PoolEngine, pool_engine
+from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 2.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
+"""The delay before the next flow run where the last one ended before it began; doubled each time."""
+
+GONE = (AllocationStatus.LOST, AllocationStatus.ENDED)
+
+
+class Machines(Protocol):
+    """The machines that an engine lends, as it reports them. Calls wait for the engine, and raise EngineAway."""
+
+    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+        """Returns what the engine says of all its allocations: those of `runs`, and those that ended lately."""
+
+    def allocation_of(self, run: NodeRun) -> str:
+        """Returns the id of a flow run's allocation, under which the node registers; empty if it is not known yet."""
+
+    def end(self, allocation: str) -> None:
+        """Ends an allocation in order: its node gets a signal, and time to leave the pool."""
+
+
+class MachinesOfRuns:
+    """Machines about which nothing but their flow runs is known: those of any work pool. Implements `Machines`.
+
+    A node registers under the id of its flow run. The end of a flow run does not prove that its processes have ended,
+    for example where a pod has a grace period. So its node leaves, and is lost once it is silent.
+    """
+
+    def __init__(self, node_runs: NodeRuns) -> None:
+        self._node_runs = node_runs
+        self._seen: dict[str, Allocation] = {}
+
+    def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
+        """Returns the allocations of all flow runs that live, or lived before."""
+        for allocation in self._seen.values():
+            why = "its flow run has ended"
+            self._seen[allocation.id] = replace(allocation, status=AllocationStatus.LEAVING, why=why)
+        for run in runs:
+            status = AllocationStatus.RUNNING if run.is_begun else AllocationStatus.PENDING
+            self._seen[run.id] = Allocation(id=run.id, status=status)
+        return dict(self._seen)
+
+    def allocation_of(self, run: NodeRun) -> str:
+        """Returns the id of the flow run."""
+        return run.id
+
+    def end(self, allocation: str) -> None:
+        """Cancels the flow run."""
+        self._node_runs.cancel(allocation)
+
+
+class WorkPoolProvider:
+    """Keeps as many flow runs alive as nodes are requested.
+
+    From `begin` to `close`, a thread asks the engine and Prefect.
+
+    node_runs: the flow runs.
+    machines: what they run on.
+    look_every_s: the interval of the questions.
+    clock: monotonic seconds.
+    on_failure: a callback for the unexpected end of the thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_runs: NodeRuns,
+        machines: Machines,
+        look_every_s: float = LOOK_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._node_runs, self._machines, self._look_every_s = node_runs, machines, look_every_s
+        self._clock = clock
+        self._starting: set[str] = set()  # runs that were started and have not begun
+        self._num_failures, self._not_before_s = 0, -math.inf
+        self._lock = threading.Lock()
+        self._num_wanted: int | None = None  # until the controller has asked for a number, nothing is started or ended
+        self._to_release: set[str] = set()
+        self._allocations: Mapping[str, Allocation] = {}
+        self._closing, self._is_due = threading.Event(), threading.Event()
+        self._is_away = False
+        self._on_failure = on_failure
+        self._ended: Future[None] | None = None
+        self._runs: Sequence[NodeRun] = ()
+
+    def begin(self) -> None:
+        """Starts the thread."""
+        self._ended = in_a_thread("node-provider", self._work)
+        self._ended.add_done_callback(self._report)
+
+    def request(self, num_nodes: int) -> None:
+        """Asks for nodes; see `NodeProvider`."""
+        with self._lock:
+            if num_nodes != self._num_wanted:
+                logger.info("%d nodes are requested", num_nodes)
+                self._num_wanted = num_nodes
+                self._is_due.set()
+
+    def release(self, allocation: str) -> None:
+        """Gives a machine back; see `NodeProvider`."""
+        with self._lock:
+            self._to_release.add(allocation)
+            self._is_due.set()
+
+    def allocations(self) -> Mapping[str, Allocation]:
+        """Returns what the engine last reported; see `NodeProvider`."""
+        return self._allocations
+
+    def close(self) -> None:
+        """Ends the thread, once its question is answered."""
+        self._closing.set()
+        self._is_due.set()
+        if self._ended is not None:
+            wait([self._ended])
+
+    def _report(self, ended: Future[None]) -> None:
+        if (error := ended.exception()) is not None:
+            logger.error("the node provider has failed", exc_info=error)
+            self._on_failure()
+
+    def _work(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.look()
+                self._is_away = False
+            except ConnectionError as error:
+                if not self._is_away:
+                    logger.warning("nodes cannot be requested or released for now, trying again: %s", error)
+                self._is_away = True
+            self._is_due.wait(self._look_every_s)
+            self._is_due.clear()
+
+    def look(self) -> None:
+        """Asks the engine and Prefect once, and acts on what is requested. Raises ConnectionError."""
+        # The engine first: what became of the machines matters also while Prefect is away.
+        self._allocations = allocations = self._machines.look(self._runs)
+        with self._lock:
+            num_wanted, to_release = self._num_wanted, set(self._to_release)
+        for id in sorted(to_release):
+            if id in allocations and allocations[id].status not in GONE:
+                self._machines.end(id)
+            with self._lock:
+                self._to_release.discard(id)
+        self._runs = runs = self._node_runs.live()
+        self._count_failures(runs)
+        if num_wanted is None:
+            return
+        alive = [run for run in runs if self._is_alive(run) and self._machines.allocation_of(run) not in to_release]
+        if self._clock() >= self._not_before_s:
+            for _ in range(len(alive), num_wanted):
+                self._starting.add(self._node_runs.start())
+        waiting = [run for run in alive if not run.is_begun]
+        for run in waiting[: max(len(alive) - num_wanted, 0)]:
+            self._starting.discard(run.id)
+            self._node_runs.cancel(run.id)
+
+    def _count_failures(self, runs: Sequence[NodeRun]) -> None:
+        """Delays further runs where one has ended before it began, for example because its job was refused."""
+        begun, live = {run.id for run in runs if run.is_begun}, {run.id for run in runs}
+        if begun & self._starting:
+            self._num_failures, self._not_before_s = 0, -math.inf
+        failed = self._starting - live
+        self._starting &= live - begun
+        if failed:
+            delay_s = min(FIRST_DELAY_S * 2**self._num_failures, LONGEST_DELAY_S)
+            self._num_failures, self._not_before_s = self._num_failures + 1, self._clock() + delay_s
+            one = min(failed)
+            said = self._allocations[one].why if one in self._allocations else ""
+            why = said or f"the log of flow run {one} in Prefect says why"
+            logger.error("%d nodes could not be started: %s. The next attempt is in %.0f s", len(failed), why, delay_s)
+
+    def _is_alive(self, run: NodeRun) -> bool:
+        """Returns whether a flow run serves a node that takes segments, or will."""
+        allocation = self._allocations.get(self._machines.allocation_of(run))
+        if run.is_ending:
+            return False
+        return allocation is None or allocation.status in (AllocationStatus.PENDING, AllocationStatus.RUNNING)
+
+
+def work_pool(context: EngineContext) -> PoolEngine:
+    """Builds the engine whose nodes are flow runs in a work pool of any type, such as Kubernetes."""
+    return build_engine(context, MachinesOfRuns, name="work-pool")
+
+
+def build_engine(context: EngineContext, machines: Callable[[NodeRuns], Machines], *, name: str) -> PoolEngine:
+    """Builds an engine whose nodes are flow runs in a work pool of Prefect.
+
+    machines: returns what the flow runs run on.
+    name: name of the engine, for messages.
+
+    Raises ValueError outside of a pool.
+    """
+    if context.node_runs is None:
+        raise ValueError(f"engine {name!r} needs a pool. To fix: start it by `ringmaster up --engine {name}`")
+    provider = WorkPoolProvider(
+        node_runs=context.node_runs, machines=machines(context.node_runs), on_failure=context.on_failure
+    )
+    engine = pool_engine(context, name=name, provider=provider)
+    provider.begin()
+    return engine

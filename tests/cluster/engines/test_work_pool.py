@@ -1,0 +1,75 @@
+"""`ringmaster up --engine work-pool`: a node is a flow run that comes for a batch, and is given back when idle."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ringmaster.flows.examples import EXAMPLES
+from ringmaster.flows.services.files import ServiceStatus
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.storage.database import Database
+from tests.cluster.machines import end
+from tests.cluster.waiting import until
+from tests.pool_home import Home
+
+NAMES = ["prefect", "mlflow", "metrics", "deployments", "controller", "flows"]
+OPTIONS = ["--engine", "work-pool", "--work-pool", "gpus", "--max-nodes", "1", "--idle", "8", "--node-devices", "cpu:2"]
+
+
+@pytest.fixture
+def home(tmp_path, postgresql):
+    home = Home(tmp_path)
+    try:
+        done = home.up(*OPTIONS, "--database", postgresql.url("elastic"))
+        assert done.returncode == 0, done.stderr
+        yield home
+    finally:
+        home.down()
+        home.wait_until_nobody_is_left()
+
+
+@pytest.fixture
+def worker(home):
+    """The worker of the work pool, as on a machine that is lent."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--type", "process"]
+    with (home.folder / "prefect-worker.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=home.folder,
+            env={**home.environment, **home.address().environment(), "PREFECT_HOME": str(home.folder / "prefect")},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def runs_of_nodes(home):
+    """The states of the flow runs that serve nodes, oldest first."""
+    body = {"flows": {"name": {"any_": ["serve-node"]}}, "sort": "START_TIME_ASC"}
+    _, runs = home.ask(f"{home.address().prefect_api}/flow_runs/filter", body=body)
+    return [run["state"]["name"] for run in runs]
+
+
+def test_a_node_comes_for_a_batch_and_is_given_back(home, worker):
+    assert {name: state.status for name, state in home.states().items()} == {
+        **dict.fromkeys(NAMES, ServiceStatus.UP),
+        "deployments": ServiceStatus.DONE,
+    }
+    database = Database(home.address().database)
+    try:
+        assert Nodes(database).all() == [] and runs_of_nodes(home) == []
+        done = home.ringmaster("run", str(EXAMPLES / "tiny_batch.yaml"), "--json")
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert {job["status"] for job in result["jobs"]} == {"done"}
+        until("the node is given back", lambda: Nodes(database).all() == [], seconds=60)
+    finally:
+        database.close()
+    until("its flow run has ended", lambda: not {"Running", "Cancelling"} & {*runs_of_nodes(home)}, seconds=60)
+    assert runs_of_nodes(home) == ["Cancelled"], "one node, which nobody needs any more"

@@ -1,0 +1,43 @@
+"""`ringmaster up --engine ray` without a cluster: one is started for this machine alone, and ends with the pool."""
+
+import json
+
+import pytest
+
+from ringmaster.flows.examples import EXAMPLES
+from ringmaster.flows.services.files import ServiceStatus
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.storage.database import Database
+from tests.cluster.waiting import until
+from tests.pool_home import Home
+from tests.ports import free_port
+
+OPTIONS = ["--engine", "ray", "--max-nodes", "1", "--idle", "8", "--node-devices", "cpu:1"]
+
+
+@pytest.fixture
+def home(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster[ray]'")
+    home = Home(tmp_path)
+    port = free_port(but=[*home.ports, home.port_metrics])
+    try:
+        done = home.up(*OPTIONS, "--port-ray", str(port))
+        assert done.returncode == 0, done.stderr
+        yield home
+    finally:
+        home.down()
+        home.wait_until_nobody_is_left()
+
+
+def test_a_node_comes_for_a_batch_and_is_given_back(home):
+    assert home.states()["ray"].status == ServiceStatus.UP
+    database = Database(home.address().database)
+    try:
+        assert Nodes(database).all() == []
+        done = home.ringmaster("run", str(EXAMPLES / "tiny_batch.yaml"), "--json")
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert {job["status"] for job in result["jobs"]} == {"done"}
+        until("the node is given back", lambda: Nodes(database).all() == [])
+    finally:
+        database.close()

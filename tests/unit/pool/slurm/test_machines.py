@@ -1,0 +1,168 @@
+"""What becomes of allocations, by what Slurm says of their jobs."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.tasks.execution.engines.context import NodeRun
+from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
+from ringmaster.tasks.pool.providers.slurm.machines import END_GRACE_S, SlurmMachines
+from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, SlurmNode, comment_of, infrastructure_of
+
+PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus
+JOB = SlurmJob(id=7, states=frozenset({"RUNNING"}), node="n1", comment=comment_of("abc"), end_s=500.0)
+
+
+class FakeSlurm:
+    """A cluster of two nodes, whose jobs a test sets."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, SlurmJob] = {}
+        self.states = {"n1": SlurmNode(name="n1", states=frozenset({"ALLOCATED"}))}
+        self.is_away = False
+        self.asked: list[tuple[str, int]] = []
+
+    def has(self, *jobs):
+        self.known = {job.id: job for job in jobs}
+
+    def jobs(self):
+        if self.is_away:
+            raise EngineAway("away")
+        return list(self.known.values())
+
+    def nodes(self, names):
+        return {name: node for name, node in self.states.items() if name in names}
+
+    def end(self, job):
+        self.asked.append(("end", job))
+
+    def cancel(self, job):
+        self.asked.append(("cancel", job))
+
+
+@pytest.fixture
+def slurm():
+    return FakeSlurm()
+
+
+@pytest.fixture
+def site(slurm):
+    now = [0.0]
+    machines = SlurmMachines(slurm, clock=lambda: now[0])
+    machines.now = now
+    return machines
+
+
+def in_state(*states, **changes):
+    return replace(JOB, states=frozenset(states), **changes)
+
+
+def look(site, *, runs=()):
+    return site.look([NodeRun(id="abc", infrastructure=infrastructure_of(number)) for number in runs])
+
+
+def status(site, slurm, job):
+    slurm.has(job)
+    return look(site)["slurm:7"].status
+
+
+def _name(each):
+    """Names a case alike in every process: the order of a set differs."""
+    return "-".join(sorted(each.states)) if isinstance(each, SlurmJob) else str(each)
+
+
+@pytest.mark.parametrize(
+    ("job", "wanted"),
+    [
+        (in_state("PENDING", node=""), PENDING),
+        (in_state("RUNNING"), RUNNING),
+        (in_state("RUNNING", is_preempted=True), LEAVING),
+        (in_state("COMPLETING"), LEAVING),
+        (in_state("CANCELLED", "COMPLETING"), LEAVING),
+        (in_state("SUSPENDED"), LOST),
+        (in_state("NODE_FAIL"), LOST),
+        (in_state("CANCELLED"), ENDED),
+        (in_state("PREEMPTED"), ENDED),
+        (in_state("TIMEOUT"), ENDED),
+        (in_state("FAILED"), ENDED),
+        (in_state("PENDING", num_restarts=1), ENDED),
+        (in_state("PENDING", num_restarts=1, node=""), LOST),  # nobody saw where it ran
+    ],
+    ids=_name,
+)
+def test_each_state_of_a_job_says_what_the_pool_may_do(site, slurm, job, wanted):
+    assert status(site, slurm, job) == wanted
+
+
+def test_only_what_runs_has_an_end(site, slurm):
+    assert status(site, slurm, JOB) == RUNNING
+    assert look(site)["slurm:7"].until_s == 500.0
+    assert status(site, slurm, in_state("CANCELLED")) == ENDED
+    assert look(site)["slurm:7"].until_s is None
+
+
+def test_a_drained_node_leaves_with_the_reason_of_its_administrator(site, slurm):
+    slurm.states["n1"] = SlurmNode(name="n1", states=frozenset({"MIXED", "DRAIN"}), reason="fan is loud")
+    assert status(site, slurm, JOB) == LEAVING
+    assert "fan is loud" in look(site)["slurm:7"].why
+
+
+def test_what_ended_on_a_node_that_was_away_stays_lost_when_the_node_comes_back(site, slurm):
+    assert status(site, slurm, JOB) == RUNNING
+    slurm.states["n1"] = SlurmNode(name="n1", states=frozenset({"DOWN", "NOT_RESPONDING"}))
+    assert status(site, slurm, in_state("CANCELLED")) == LOST
+    slurm.states["n1"] = SlurmNode(name="n1", states=frozenset({"IDLE"}))
+    assert status(site, slurm, in_state("CANCELLED")) == LOST
+
+
+def test_a_node_that_does_not_answer_for_a_moment_keeps_its_job(site, slurm):
+    slurm.states["n1"] = SlurmNode(name="n1", states=frozenset({"ALLOCATED", "NOT_RESPONDING"}))
+    assert status(site, slurm, JOB) == RUNNING
+
+
+def test_a_requeued_job_has_ended_where_it_was_seen_and_is_cancelled(site, slurm):
+    assert status(site, slurm, JOB) == RUNNING
+    assert status(site, slurm, in_state("PENDING", node="", num_restarts=1)) == ENDED
+    assert slurm.asked == [("cancel", 7)]
+
+
+def test_a_forgotten_job_has_ended_if_its_end_was_seen(site, slurm):
+    slurm.has(JOB)
+    look(site, runs=[7])
+    slurm.has()
+    assert look(site, runs=[7])["slurm:7"].status == LOST  # Slurm's controller may have lost its state
+    slurm.has(in_state("COMPLETED"))
+    look(site, runs=[7])
+    slurm.has()
+    assert look(site, runs=[7])["slurm:7"].status == ENDED
+    assert look(site, runs=[7, 8])["slurm:8"].status == LOST
+
+
+def test_jobs_of_others_are_left_alone(site, slurm):
+    slurm.has(replace(JOB, comment="nightly", num_restarts=3))
+    assert not look(site)
+    assert not slurm.asked
+
+
+def test_a_job_is_ended_in_order_and_cancelled_where_it_does_not_end(site, slurm):
+    slurm.has(JOB)
+    look(site)
+    site.end("slurm:7"), site.end("slurm:7")
+    look(site)
+    assert slurm.asked == [("end", 7)]
+    site.now[0] = END_GRACE_S + 1
+    look(site)
+    assert slurm.asked == [("end", 7), ("cancel", 7)]
+
+
+def test_a_job_that_waits_is_cancelled_as_nothing_would_receive_a_signal(site, slurm):
+    slurm.has(in_state("PENDING", node=""))
+    look(site)
+    site.end("slurm:7")
+    assert slurm.asked == [("cancel", 7)]
+
+
+def test_slurm_that_is_away_is_no_answer(site, slurm):
+    slurm.is_away = True
+    with pytest.raises(EngineAway):
+        look(site)

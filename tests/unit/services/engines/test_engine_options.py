@@ -1,0 +1,95 @@
+"""The engine that `ringmaster up` configures: its options, its faults, and the services that it adds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.services.databases import databases
+from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
+from ringmaster.flows.services.needed import PoolOptions, compose
+from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
+from ringmaster.techniques.interface.values import from_json
+
+WORK_POOL = EngineOptions(name="work-pool", work_pool="gpus", max_nodes=4, idle_s=60.0, devices="cpu:2")
+
+
+@pytest.fixture
+def options(tmp_path):
+    return PoolOptions(
+        home=tmp_path,
+        databases=databases("postgresql://u:p@127.0.0.1/x", home=tmp_path),
+        password="correct horse 100% battery",
+        worker=False,
+    )
+
+
+def test_machines_of_ones_own_are_the_default(options):
+    assert EngineOptions().faults(has_server=False) == []
+    assert EngineOptions().environment() == {}
+    assert "flows" not in {service.name for service in compose(options)}
+
+
+def test_an_engine_that_lends_nodes_needs_a_process_for_flows_and_a_deployment_of_nodes(options):
+    services = {service.name: service for service in compose(replace(options, engine=WORK_POOL))}
+    assert list(services) == ["prefect", "mlflow", "metrics", "deployments", "controller", "flows"]
+    deployment = from_json(NodeDeployment, json.loads(services["deployments"].command[-1]))
+    assert deployment == NodeDeployment(work_pool="gpus", work_pool_type="process", devices="cpu:2")
+
+
+def test_the_controller_reads_the_options_from_its_environment(options, monkeypatch):
+    services = {service.name: service for service in compose(replace(options, engine=WORK_POOL))}
+    for name, value in WORK_POOL.environment().items():
+        assert services["controller"].environment[name] == value
+        monkeypatch.setenv(name, value)
+    assert settings.elasticity() == ElasticityOptions(max_nodes=4, idle_s=60.0)
+    assert settings.engine(default="workers") == "work-pool"
+
+
+def test_a_ray_cluster_of_this_machine_alone_is_a_service_that_asks_for_a_token(options):
+    ray = replace(options, engine=EngineOptions(name="ray", devices="cpu:1"), port_ray=7001)
+    services = {service.name: service for service in compose(ray)}
+    assert list(services) == ["prefect", "mlflow", "metrics", "deployments", "ray", "controller", "flows"]
+    environment = services["controller"].environment
+    assert environment["RINGMASTER_RAY_ADDRESS"] == "127.0.0.1:7001"
+    assert environment["RINGMASTER_RAY_DEVICES"] == "cpu:1"
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert "7001" in services["ray"].command
+    assert EngineOptions(name="ray").faults(has_server=False) == [], "SQLite will do on one machine"
+
+
+def test_an_existing_ray_cluster_is_used_as_it_is(options):
+    ray = EngineOptions(name="ray", address="10.0.0.5:6379")
+    services = {service.name: service for service in compose(replace(options, engine=ray))}
+    assert "ray" not in services
+    assert services["controller"].environment["RINGMASTER_RAY_ADDRESS"] == "10.0.0.5:6379"
+    assert "RAY_AUTH_MODE" not in services["controller"].environment
+
+
+def test_limits_that_are_no_numbers_are_refused(monkeypatch):
+    monkeypatch.setenv(settings.MAX_NODES, "many")
+    with pytest.raises(InputError, match="RINGMASTER_MAX_NODES=many"):
+        settings.elasticity()
+
+
+@pytest.mark.parametrize(
+    "engine, faults",
+    [
+        (EngineOptions(name="slrum"), ["slrum", "--database"]),
+        (EngineOptions(name="local"), ["without a pool", "--database"]),
+        (EngineOptions(name="work-pool"), ["--work-pool NAME", "--database"]),
+        (EngineOptions(name="ray", address="10.0.0.5:6379"), ["--database"]),
+        (EngineOptions(address="10.0.0.5:6379"), ["--address is of --engine ray"]),
+        (EngineOptions(work_pool_template=Path("/no/such/file")), ["--work-pool-template /no/such/file"]),
+        (EngineOptions(work_pool="gpus"), ["--work-pool is of --engine work-pool"]),
+        (EngineOptions(partition="gpu", gres="gpu:8"), ["--partition, --gres is of --engine slurm"]),
+        (EngineOptions(sbatch_options=("--account=ml",)), ["--sbatch is of --engine slurm"]),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_at_once(engine, faults):
+    found = engine.faults(has_server=False)
+    assert len(found) == len(faults)
+    assert all(part in fault for part, fault in zip(faults, found, strict=True))
