@@ -46,7 +46,7 @@ demo-lineage: $(READY)  ## Find out where a family of models broke, what that re
 	$(BIN)/python examples/lineage/demo.py
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
-	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) --timeout 180 --maxfail 20 $(TESTS)
 
 test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2/4 for the second quarter)
 	$(BIN)/python -m pytest $(PARALLEL) -m full --part $(PART) $(TESTS)

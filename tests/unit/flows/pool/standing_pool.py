@@ -55,6 +55,8 @@ class PlayedExecutor:
                 devices = [f"{content['node']}:cpu:{number}" for number in range(content["most"])]
                 self._requests.answer(request.id, status=wishes.RequestStatus.GRANTED, answer={"devices": devices})
                 continue
+            if request.kind == wishes.RequestKind.NODE:  # it has all nodes that it needs
+                continue
             journal = Journal(self._database, batch=content["batch"])
             records = journal.jobs()
             jobs = [job for job in content["jobs"] or records if records[job].status not in ENDED]
