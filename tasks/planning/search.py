@@ -1,6 +1,7 @@
 """Stages of planning, run by `solve` from the cheapest to the most expensive."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
 CROWDED = 10  # jobs per node; above it, few switches are enough: plans are made of whole jobs, then of a few pieces
 FEW_PIECES, COOL = 8_000_000, (2e-3, 7e-4)  # placements, and initial temperatures, of this search from a plan
+DEAR = 0.15  # least length of a segment, as a share of the shortest time of half of the jobs
+MANY_JOBS = 100  # crowded nodes with so many jobs are planned without switches where those are dear
+STEPS_PER_JOB = 10_000  # of annealing between crowded nodes where switches are dear
 ROUNDS, SMALL = 3, 2e-3  # of this search, at most, and the gap at which it ends
 MAX_TRIAL = 600  # placements of one trial, above which these are too few trials
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
@@ -99,7 +103,7 @@ class PlanSearch:
         if self.preemption == "never" and self._is_worth_it(self.rigid_s):
             with self._stage("exhausted search"):
                 self._exhausted()
-        if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
+        if self.preemption != "never" and self._is_worth_it(self.bound.seconds) and not self._is_even_without():
             with self._stage("preemptive"):
                 self._preemptive()
         if self.preemption != "never" and self._is_crowded() and self._is_worth_it(self.bound.seconds):
@@ -319,6 +323,15 @@ class PlanSearch:
     def _is_crowded(self) -> bool:
         return len(self.problem.jobs) > CROWDED * len(self.problem.nodes)
 
+    def _is_even_without(self) -> bool:
+        """Whether many small jobs divide the work more evenly than switches, which are dear, could."""
+        return len(self.problem.jobs) > MANY_JOBS and self._is_crowded() and self._is_switching_dear()
+
+    def _is_switching_dear(self) -> bool:
+        """Whether segments must be so long, compared with jobs, that few jobs are worth a switch."""
+        shortest_s = [min(option.runtime_s for option in job.options) for job in self.problem.jobs]
+        return self.least_segment_s > DEAR * statistics.median(shortest_s)
+
     def _split_few(self) -> None:
         """Splits a few jobs of the plan of whole jobs, and of the best plan: on crowded nodes, this gains most."""
         from ringmaster.tasks.planning.with_rules.constrained import exactly
@@ -356,11 +369,12 @@ class PlanSearch:
             few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
             num_searches, steps = few if num_jobs <= FEW else many
         elif self._is_crowded():
-            num_searches, steps = 2, 1_000_000
+            num_searches, steps = 2, max(1_000_000, STEPS_PER_JOB * num_jobs if self._is_switching_dear() else 0)
         else:
             num_searches, steps = 2, 300_000
         # The preemptive stage runs later and often gains more, so it gets half of the work.
-        with self.work.part(1.0 if self.preemption == "never" else 0.5) as work:
+        share = 1.0 if self.preemption == "never" or self._is_switching_dear() else 0.5
+        with self.work.part(share) as work:
             segments = plan_rigid(
                 self.problem,
                 self.rigid_s,
