@@ -230,6 +230,14 @@ def mlflow_logging_file(folder: Path) -> Path:
     return folder / "mlflow-logging.json"
 
 
+def prefect_logging_file(folder: Path) -> Path:
+    """Returns the file that configures the JSON log of Prefect's server. folder: the folder of the services' files.
+
+    Without it, Prefect configures its own log again whenever a part of it asks for that.
+    """
+    return folder / "prefect-logging.json"
+
+
 def _mlflow_logs(options: PoolOptions) -> tuple[str, ...]:
     if options.log_format is not LogFormat.JSON:
         return ()
@@ -240,7 +248,9 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
     origins = [address.prefect_api.removesuffix("/api")]
     if is_loopback(options.host):
         origins.append(f"http://localhost:{options.port_prefect}")
+    logs = {"PREFECT_LOGGING_SETTINGS_PATH": str(prefect_logging_file(options.folder))}
     return {
+        **(logs if options.log_format is LogFormat.JSON else {}),
         "PREFECT_UI_API_URL": address.prefect_api,
         # By default any page in a browser may use the API; this allows only Prefect's own page.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),

@@ -24,7 +24,15 @@ from ringmaster.flows.output import error_console
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
-from ringmaster.flows.services.needed import CONTROLLER, WORKER, PoolOptions, compose, faults, mlflow_logging_file
+from ringmaster.flows.services.needed import (
+    CONTROLLER,
+    WORKER,
+    PoolOptions,
+    compose,
+    faults,
+    mlflow_logging_file,
+    prefect_logging_file,
+)
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.settings import PoolAddress
@@ -156,7 +164,8 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
     if options.log_format is LogFormat.JSON:
-        mlflow_logging_file(files.folder).write_text(json.dumps(logging_config(Role.MLFLOW), indent=1))
+        for role, file in ((Role.MLFLOW, mlflow_logging_file), (Role.PREFECT, prefect_logging_file)):
+            file(files.folder).write_text(json.dumps(logging_config(role), indent=1))
     files.write_services(compose(options), address=address)
 
 

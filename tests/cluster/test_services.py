@@ -8,6 +8,7 @@ import sys
 import tarfile
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -173,8 +174,14 @@ def test_all_processes_log_json_where_it_was_chosen(on_sqlite):
         found = [json.loads(line) for line in lines if name != "mlflow" or line.startswith("{")]
         assert found, name
         assert {line["role"] for line in found} == {role}
-    for name in ("prefect", "metrics"):  # which may have nothing to say
-        assert {json.loads(line)["role"] for line in home.files.log(name).read_text().splitlines()} <= {name}
+    port = urlsplit(home.address().prefect_api).port
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"no request of HTTP\r\n\r\n")
+        assert b"400" in connection.recv(100)
+    for name in ("prefect", "metrics"):  # the other one may have nothing to say
+        found = [json.loads(line) for line in home.files.log(name).read_text().splitlines()]
+        assert {line["role"] for line in found} <= {name}
+        assert name != "prefect" or "Invalid HTTP request received." in {line["message"] for line in found}
 
 
 def test_down_ends_all_of_it_in_order(on_sqlite):

@@ -72,4 +72,5 @@ def test_a_node_comes_for_a_batch_and_is_given_back(home, worker):
     finally:
         database.close()
     until("its flow run has ended", lambda: not {"Running", "Cancelling"} & {*runs_of_nodes(home)}, seconds=60)
-    assert runs_of_nodes(home) == ["Cancelled"], "one node, which nobody needs any more"
+    # On a busy machine, a node may have been idle for 8 s, and another one have come.
+    assert {*runs_of_nodes(home)} == {"Cancelled"}, "nobody needs a node any more"

@@ -11,7 +11,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
-from ringmaster.flows.services.needed import PoolOptions, compose, faults, mlflow_logging_file
+from ringmaster.flows.services.needed import PoolOptions, compose, faults, mlflow_logging_file, prefect_logging_file
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"
@@ -195,6 +195,13 @@ def test_every_variable_that_is_set_is_a_text_or_taken_away(options):
 def test_all_processes_log_in_the_format_that_was_chosen(options, wanted):
     services = compose(replace(options, log_format=wanted))
     assert {service.environment[LOG_FORMAT] for service in services} == {wanted.value}
+
+
+def test_prefect_is_given_the_configuration_of_its_json_log(options):
+    name = "PREFECT_LOGGING_SETTINGS_PATH"
+    prefect = by_name(replace(options, log_format=LogFormat.JSON))["prefect"]
+    assert prefect.environment[name] == str(prefect_logging_file(options.folder))
+    assert name not in by_name(options)["prefect"].environment
 
 
 def test_mlflow_is_given_the_configuration_of_its_json_log(options):
