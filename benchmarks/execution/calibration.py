@@ -37,7 +37,7 @@ def calibration(*, num_runs: int = RUNS) -> dict:
                     _train(trainer)
                 print(f"run {number + 1}: {results.read_text().splitlines()[-1]}", file=sys.stderr, flush=True)
         runs = [json.loads(line) for line in results.read_text().splitlines()]
-    return {**_figures(runs), "load_range": [min(loads), max(loads)], "all": runs}
+    return {**_figures(runs), "load_range": [min(loads), max(loads)]}
 
 
 def _figures(runs: Sequence[dict]) -> dict:
