@@ -1,4 +1,4 @@
-"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, short segments, many jobs and many nodes.
+"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, predictions, short segments, many jobs and nodes.
 
     python -m benchmarks.execution [MEASURE ...]
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from benchmarks.execution import alone, pool, scale
+from benchmarks.execution import alone, calibration, pool, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "execution.json", ROOT / "docs" / "benchmarks.md"
@@ -22,6 +22,7 @@ MEASURES: dict[str, Callable[[], dict]] = {
     "deaths": alone.deaths,
     "lost-node": pool.lost_node,
     "wrong-profiles": alone.wrong_profiles,
+    "calibration": calibration.calibration,
     "short-segments": pool.short_segments,
     "thousand-jobs": alone.thousand_jobs,
     "thousand-jobs-on-a-pool": pool.thousand_jobs,
@@ -78,6 +79,18 @@ def _wrong_profiles(found: dict) -> list[str]:
     return [_row(what, f"{found['mean']:.3f}, worst {found['worst']:.3f}", "<= 1.03", found)]
 
 
+def _calibration(found: dict) -> list[str]:
+    which = f"{found['runs']} runs of a batch of {found['median_makespan_s']:.0f} s, some beside busy loops"
+    low, high = found["machine_loads"]
+    predicted, planned, quiet = (found[f"error_{name}"] for name in ("predicted", "planned", "quiet"))
+    errors = f"{predicted:.0%} (plan {planned:.0%}, without load {quiet:.0%})"
+    return [
+        _row(f"{which}: makespans in their 90 % interval", f"{found['inside']} of {found['runs']}", ">= 18", found),
+        _row("the same: median width of the interval", f"±{found['median_width']:.0%}", "", found),
+        _row(f"the same: error of the prediction, median, at loads of {low:.1f} to {high:.1f}", errors, "", found),
+    ]
+
+
 def _short_segments(found: dict) -> list[str]:
     which = f"{found['segments']} segments of ten seconds, {found['jobs']} jobs, {found['nodes']} nodes"
     starts = f"{found['median_start_s']:.2f} s, 95 % within {found['p95_start_s']:.2f} s"
@@ -117,6 +130,7 @@ ROWS: dict[str, Callable[[dict], list[str]]] = {
     "deaths": _deaths,
     "lost-node": _lost_node,
     "wrong-profiles": _wrong_profiles,
+    "calibration": _calibration,
     "short-segments": _short_segments,
     "thousand-jobs": _thousand_jobs,
     "thousand-jobs-on-a-pool": _thousand_on_a_pool,

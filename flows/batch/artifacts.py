@@ -17,6 +17,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
@@ -25,6 +26,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
@@ -74,11 +76,10 @@ class DecisionArtifact:
         self._artifact = self._write(self._artifact, list(self._rows))
 
 
-def show_plan(plan: Plan, problem: Problem) -> None:
-    """Creates the artifact with the plan and its Gantt chart."""
-    create_markdown_artifact(
-        key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
-    )
+def show_plan(plan: Plan, problem: Problem, prediction: Prediction) -> None:
+    """Creates the artifact with the plan, its Gantt chart and its predicted makespan."""
+    markdown = plan_markdown(plan, problem, prediction)
+    create_markdown_artifact(key="plan", markdown=markdown, description="The plan, as a Gantt chart")
 
 
 def show_groups(fusion: Fusion, problem: Problem) -> None:
@@ -90,7 +91,7 @@ def show_groups(fusion: Fusion, problem: Problem) -> None:
     )
 
 
-def plan_markdown(plan: Plan, problem: Problem) -> str:
+def plan_markdown(plan: Plan, problem: Problem, prediction: Prediction | None = None) -> str:
     """Returns the plan as markdown.
 
     The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
@@ -103,6 +104,7 @@ def plan_markdown(plan: Plan, problem: Problem) -> str:
         "",
         f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {len(problem.jobs)} jobs on "
         f"{problem.num_devices} devices, {plan.num_switches} switches. Found by {plan.method}.",
+        *(["", f"{prediction_text(prediction)}."] if prediction is not None else []),
         *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",

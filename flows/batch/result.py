@@ -10,10 +10,14 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines
+from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.interface.values import from_json, to_json
+
+PREDICTION = "prediction"
+"""The fact: the prediction of the first plan's makespan since the batch was started or resumed, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,7 @@ class BatchResult:
     faults: what could not be recorded.
     fusion: which jobs were trained together, with the makespans of that plan and of the plan with each job alone; None
         if there were no candidates for groups.
+    prediction: the predicted makespan with its interval; None on a pool, where batches share the devices.
     """
 
     batch: str
@@ -49,6 +54,7 @@ class BatchResult:
     jobs: tuple[Mapping[str, Any], ...]
     faults: tuple[str, ...] = ()
     fusion: Mapping[str, Any] | None = None
+    prediction: Prediction | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object that `run --json` prints."""
@@ -100,7 +106,7 @@ def collect(
     statuses = {records[job.name].status for job in jobs}
     status = _status(statuses)
     plan, problem = _first_plan(journal, since_s=since_s)
-    fusion = journal.get(FUSION)
+    fusion, prediction = journal.get(FUSION), None
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
     if plan is not None and problem is not None:
@@ -108,6 +114,7 @@ def collect(
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
         practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
+        prediction = from_json(Prediction, said) if (said := journal.get(PREDICTION)) is not None else None
     if fusion and plan is not None:
         figures |= _bound_over_groups(plan, fusion)
     return BatchResult(
@@ -127,6 +134,7 @@ def collect(
         ),
         faults=tuple(faults),
         fusion=fusion,
+        prediction=prediction,
     )
 
 

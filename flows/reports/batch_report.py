@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.reports.plan_report import interval_text
 
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
@@ -74,6 +75,9 @@ def _print_times(result: BatchResult, console: Console) -> None:
         ("makespan", f"{result.makespan_s:.1f} s", f"profiling before it {result.profiling_s:.1f} s"),
         ("planned", f"{planned_s:.1f} s", f"off by {result.makespan_s / planned_s - 1:+.1%}"),
     ]
+    if (prediction := result.prediction) is not None:
+        known = f"by the plan and {prediction.num_earlier} earlier runs"
+        rows.append(("predicted", f"{prediction.makespan_s:.1f} s", f"{interval_text(prediction)}, {known}"))
     if bound_s is not None and gap is not None:
         rows.append(("lower bound", f"{bound_s:.1f} s", f"no plan by these profiles is shorter; gap {gap:.1%}"))
     if result.objective_value is not None and result.plan["value"] is not None:

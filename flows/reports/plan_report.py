@@ -16,6 +16,7 @@ from ringmaster.tasks.planning.plans.plan import Segment
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
+    from ringmaster.tasks.profiling.prediction import Prediction
 
 MOST_DEVICES = 64  # rows that a person still reads
 BAR = 30  # columns of the longest bar
@@ -59,6 +60,16 @@ def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
     console.print()
     for job, text in zip(problem.jobs, job_lines(found, problem, console.width), strict=True):
         console.print(Text().append(text[:1], f"bold {colour[job.id]}").append(text[1:]), soft_wrap=True)
+
+
+def prediction_text(prediction: Prediction) -> str:
+    """Returns a predicted makespan with its interval: "Predicted: 21.3 s, in 90 % of runs 18.2 to 25.0 s"."""
+    return f"Predicted: {prediction.makespan_s:.1f} s, {interval_text(prediction)}"
+
+
+def interval_text(prediction: Prediction) -> str:
+    """Returns the interval of a predicted makespan: "in 90 % of runs 18.2 to 25.0 s"."""
+    return f"in {100 * prediction.coverage:.0f} % of runs {prediction.low_s:.1f} to {prediction.high_s:.1f} s"
 
 
 def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:

@@ -199,6 +199,19 @@ class Runs(Connection):
         found = self.client.search_runs(self.experiment_ids(), f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
         return found[0].info.run_id if found else None
 
+    def finished_batches(self, batch: str, *, most: int) -> list[dict[str, float]]:
+        """Returns the metrics of the newest runs of a batch that finished, at most `most` of them, newest first."""
+        experiment_id = self.experiment_id(batch_experiment(self.experiment, batch), create=False)
+        if experiment_id is None:
+            return []
+        found = self.client.search_runs(
+            [experiment_id],
+            "tags.`ringmaster.type` = 'batch' AND attributes.status = 'FINISHED'",
+            max_results=most,
+            order_by=["attributes.start_time DESC"],
+        )
+        return [dict(run.data.metrics) for run in found]
+
     def _job_run(self, batch_run_id: str, name: str) -> str | None:
         """Returns the existing run of job `name` below the batch, or None."""
         if "'" in name:

@@ -62,7 +62,7 @@ class RunningSegment:
     members: set[str] = field(init=False)
     told: dict[str, int] = field(default_factory=dict)
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
-    _median_s: float | None = None  # of `_steps_s`, once it was asked for
+    _mean_s: float | None = None  # of `_steps_s`, once it was asked for
     _is_warm: bool = False
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class RunningSegment:
         self.is_ready, self.step = True, max(self.step, step)
         if isinstance(event, Steps):
             self._steps_s.extend(event.seconds if self._is_warm else event.seconds[1:])
-            self._median_s = None
+            self._mean_s = None
             self._is_warm = True
 
     def hear_of(self, member: str, event: Event) -> None:
@@ -102,7 +102,10 @@ class RunningSegment:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of its newest steps, None if there are fewer than `FEWEST_STEPS`."""
-        if self._median_s is None and len(self._steps_s) >= FEWEST_STEPS:
-            self._median_s = statistics.median(self._steps_s)
-        return self._median_s
+        """Mean seconds of its newest steps, None if there are fewer than `FEWEST_STEPS`.
+
+        Not the median: of short steps on a busy machine, few contain all the time that other processes take.
+        """
+        if self._mean_s is None and len(self._steps_s) >= FEWEST_STEPS:
+            self._mean_s = statistics.fmean(self._steps_s)
+        return self._mean_s

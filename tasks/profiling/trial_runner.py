@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.profiling.budget import TrialBudget
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
 from ringmaster.tasks.profiling.preflight import MAX_ATTEMPTS, Notice
+from ringmaster.tasks.profiling.reference import CORRECTED
 from ringmaster.tasks.profiling.search import (
     KILLED,
     ConfigSearch,
@@ -29,14 +30,32 @@ class ProfileStore:
 
     find: returns the stored measurements among some fingerprints.
     keep: stores a new measurement under its fingerprint.
+    passing: measurements of this process that are not stored, as the machine was busy with other work.
     """
 
     find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+    passing: dict[str, Result] = field(default_factory=dict)
+
+    def add(self, fingerprint: str, result: Result) -> None:
+        """Stores a measurement that other batches may use; holds one of a busy machine for this process alone."""
+        if isinstance(result, Profile) and result.source == CORRECTED:
+            self.passing[fingerprint] = result
+        elif isinstance(result, Profile) or result.kind == "out_of_memory":
+            self.keep(fingerprint, to_json(result))
+
+    def passing_json(self) -> dict[str, Any]:
+        """Returns the measurements of a busy machine, for a run that is resumed by another process."""
+        return {name: to_json(result) for name, result in self.passing.items()}
+
+    def restore(self, passing: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes the measurements that an earlier process of the same run has made on a busy machine."""
+        self.passing.update({name: _result(data) for name, data in passing.items()})
 
     def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
-        """Returns the stored measurements, by fingerprint."""
-        return {name: _result(data) for name, data in self.find(fingerprints).items()}
+        """Returns the known measurements, by fingerprint."""
+        passing = {name: self.passing[name] for name in fingerprints if name in self.passing}
+        return passing | {name: _result(data) for name, data in self.find(fingerprints).items()}
 
 
 class TrialRunner:
@@ -79,8 +98,7 @@ class TrialRunner:
             results = self._outcomes(replace(self._environment, devices=devices), wave)
             self.spent_s += time.monotonic() - began_s
         for name, result in results.items():
-            if isinstance(result, Profile) or result.kind == "out_of_memory":
-                self._known.keep(name, _json(result))
+            self._known.add(name, result)
         return results
 
     def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
@@ -132,11 +150,6 @@ def take_known(searches: Mapping[str, ConfigSearch], found: Mapping[str, Result]
     """Lets all searches take the measurements that are known."""
     for search in searches.values():
         search.next_trial(found)
-
-
-def _json(result: Result) -> dict[str, Any]:
-    data: dict[str, Any] = to_json(result)
-    return data
 
 
 def _result(data: Mapping[str, Any]) -> Result:

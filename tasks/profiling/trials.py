@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.profiling.reference import QuietTimes, without_load
 from ringmaster.tasks.profiling.search import FAILED, KILLED, Failure, Result
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready
+from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
@@ -95,7 +96,7 @@ def run_wave(environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, 
             _Run(environment, trial, position, Path(folder) / str(i))
             for i, (trial, position) in enumerate(zip(crowd, positions, strict=True))
         ]
-        outcomes = _Wave(runs).conduct()
+        outcomes = _Wave(runs, QuietTimes(environment.cache_dir)).conduct()
     return {trial.fingerprint: outcomes[i] for i, trial in enumerate(wave)}
 
 
@@ -124,11 +125,12 @@ class _Run:
 class _Wave:
     """Starts the measurements of a wave together, and keeps all of its gangs busy until the last one is done."""
 
-    def __init__(self, runs: Sequence[_Run]) -> None:
-        self._runs = runs
+    def __init__(self, runs: Sequence[_Run], quiet_times: QuietTimes) -> None:
+        self._runs, self._quiet_times = runs, quiet_times
         self._heard: queue.Queue[tuple[int, Event | Outcome]] = queue.Queue()
         self._ready: set[int] = set()
-        self._measured: dict[int, Mapping[str, Any]] = {}
+        self._measured: dict[int, Measured] = {}
+        self._timed: dict[int, list[ReferenceTimed]] = {}
         self._ended: dict[int, Outcome] = {}
 
     def conduct(self) -> list[Result]:
@@ -150,7 +152,7 @@ class _Wave:
         outcome = self._runs[index].gang.wait(lambda event: self._heard.put((index, event)))
         self._heard.put((index, outcome))
 
-    def _all(self, said: set[int] | dict[int, Mapping[str, Any]]) -> bool:
+    def _all(self, said: set[int] | dict[int, Measured]) -> bool:
         return len(set(said) | set(self._ended)) == len(self._runs)
 
     def _tell(self, command: str) -> None:
@@ -165,17 +167,20 @@ class _Wave:
             elif isinstance(said, Ready):
                 self._ready.add(index)
             elif isinstance(said, Measured):
-                self._measured[index] = said.profile
+                self._measured[index] = said
+            elif isinstance(said, ReferenceTimed):
+                self._timed.setdefault(index, []).append(said)
 
     def _result(self, index: int) -> Result:
         if index in self._measured:
             candidate = self._runs[index].trial.candidate
+            load = self._quiet_times.load(self._timed.get(index, ()))
             return Profile(
                 technique=candidate.technique,
                 config=candidate.config,
                 num_devices=candidate.num_devices,
                 num_ranks=candidate.num_ranks,
-                **self._measured[index],
+                **without_load(self._measured[index], load),
             )
         outcome = self._ended[index]
         return Failure(kind=_kind(outcome), message=outcome.message)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
-from ringmaster.techniques.interface.values import stored_as
+from ringmaster.techniques.interface.values import SINCE_LATER, stored_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,9 @@ class Profile:
     startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
         evaluation on held-out data, and of writing the finished model.
     stall_s: seconds for which a checkpoint that is written in the background holds up training; None for `save_s`.
-    source: "measured" by a trial, or "predicted".
+    source: "measured" by a trial; "corrected", measured on a machine that was busy with other work; or "predicted".
+    spread: the standard error of `step_s`, relative to it; 0 where it is unknown.
+    load: how many times as long as on a quiet machine the seconds are (`tasks/profiling/reference.py`).
     members: the jobs that are trained beside this one; empty except under `shared_base`. All other seconds are then
         those of this job in the group: a step takes `step_s`, plus `GroupMember.step_s` for each member that is
         present.
@@ -61,6 +63,8 @@ class Profile:
     num_nodes: int = 1
     members: tuple[GroupMember, ...] = stored_as("fellows", default=())
     own_step_s: float = 0.0
+    spread: float = field(default=0.0, metadata=SINCE_LATER)
+    load: float = field(default=1.0, metadata=SINCE_LATER)
 
     @property
     def at_once(self) -> int | None:
@@ -97,6 +101,14 @@ class Profile:
         """Returns the same profile with steps that take `ratio` times as long."""
         members = tuple(replace(member, step_s=member.step_s * ratio) for member in self.members)
         return replace(self, step_s=self.step_s * ratio, own_step_s=self.own_step_s * ratio, members=members)
+
+    def under_load(self, load: float) -> Self:
+        """Returns the same profile on a machine that is `load` times as slow as a quiet one."""
+        ratio = load / self.load
+        seconds = {name: getattr(self, name) * ratio for name in ("startup_s", "save_s", "evaluate_s", "export_s")}
+        stall_s = None if self.stall_s is None else self.stall_s * ratio
+        members = tuple(replace(member, end_s=member.end_s * ratio) for member in self.members)
+        return replace(self, **seconds, stall_s=stall_s, members=members, load=load).at_pace(ratio)
 
     def beside(self, jobs: Collection[str]) -> Self:
         """Returns the same profile with only those members that are among `jobs`."""

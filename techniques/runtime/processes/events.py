@@ -138,10 +138,31 @@ class PreflightFailed(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Event):
-    """A trial has been measured. profile: the measured fields of `Profile`."""
+    """A trial has been measured.
+
+    profile: the measured fields of `Profile`.
+    mean_step_s: the mean seconds of the measured steps, of which the profile has the median; None where it is unknown.
+    """
 
     NAME = "measured"
     profile: Mapping[str, Any]
+    mean_step_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceTimed(Event):
+    """The reference kernel was timed on the devices of a gang, before or after a trial.
+
+    kind: the kind of device, and the number of threads that used it.
+    mean_s, fastest_s: mean and least seconds of a repetition.
+    spread: the standard error of the mean, relative to it.
+    """
+
+    NAME = "reference"
+    kind: str
+    mean_s: float
+    fastest_s: float
+    spread: float = 0.0
 
 
 # -- of the jobs of a gang -------------------------------------------------------------------------------------------
@@ -297,7 +318,7 @@ _CLASSES: Mapping[str, type[Event]] = {
     cls.NAME: cls
     for cls in (
         *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited),
-        *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured),
+        *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured, ReferenceTimed),
         *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
         *(RowsScored, ScoringProgress, ModelEvaluated, ModelFailed),

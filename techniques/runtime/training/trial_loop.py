@@ -13,6 +13,7 @@ import torch
 
 from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
+from ringmaster.techniques.runtime.estimates.reference_kernel import standard_error, time_on_ranks
 from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
@@ -53,11 +54,14 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
-    the last measurement is done.
+    the last measurement is done. The reference kernel is timed before and after, when no gang of the node trains.
     """
     reporter.phase("trying", patience_s=PATIENCE_S)
+    reference_s = time.monotonic()
+    reporter.send(time_on_ranks(trainer.ranks))
+    reference_s = time.monotonic() - reference_s
     warm_up = [_timed_step(trainer, reporter)[0] for _ in range(WARM_UP_STEPS)]
-    ready_s = time.monotonic() - order.ordered_at_s
+    ready_s = time.monotonic() - order.ordered_at_s - reference_s
     reporter.send(Ready())
     seconds: list[float] = []
     stop = measure = False
@@ -68,8 +72,15 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
             median_s = statistics.median(seconds)
             # The first steps are slower; their excess over the median counts as start-up time.
             startup_s = ready_s - len(warm_up) * median_s
-            measured = {"step_s": median_s, "startup_s": max(startup_s, 0.0), "peak_bytes": _peak(trainer)}
-            reporter.send(Measured(profile={**measured, **_measure_saving(trainer, order)}))
+            measured = {
+                "step_s": median_s,
+                "spread": standard_error(seconds),
+                "startup_s": max(startup_s, 0.0),
+                "peak_bytes": _peak(trainer),
+            }
+            profile = {**measured, **_measure_saving(trainer, order)}
+            reporter.send(Measured(profile=profile, mean_step_s=statistics.fmean(seconds)))
+    reporter.send(time_on_ranks(trainer.ranks))
     return {"status": "done"}
 
 

@@ -186,6 +186,9 @@ def test_the_result_says_what_was_done(first):
     assert result["objective"] == result["plan"]["objective"] == "weighted"
     assert result["value"] > result["makespan_s"]  # the sum of three jobs' end times, one of them weighted threefold
     assert result["plan"]["makespan_s"] >= result["plan"]["lower_bound_s"] > 0
+    prediction = result["prediction"]
+    assert 0 < prediction["low_s"] < prediction["makespan_s"] < prediction["high_s"]
+    assert (prediction["num_earlier"], prediction["load"] >= 1) == (0, True)
     assert result["num_trials"] == 2  # child has the same shape as long, hence the same speed
     jobs = {job["name"]: job for job in result["jobs"]}
     assert list(jobs) == ["long", "child", "vit"]

@@ -261,3 +261,15 @@ def test_a_profile_can_be_compared_in_the_ui(ledger):
     assert recorded.info.status == "FINISHED"
     assert recorded.data.metrics == {"config.n": 2.0, "step_s": 0.5}
     assert recorded.data.params == {"technique": "ddp"}
+
+
+def test_the_metrics_of_the_newest_finished_runs_of_a_batch_are_found(ledger):
+    assert ledger.finished_batches("unknown", most=5) == []
+    for number, status in enumerate(["FINISHED", "FAILED", "FINISHED", "FINISHED"]):
+        run_id = ledger.start_batch("often", batch="often", params={})
+        ledger.log_metrics(run_id, [MetricPoint("makespan_s", float(number))])
+        ledger.start_job(run_id, "a job", params={})
+        ledger.finish_run(run_id, status)
+    ledger.start_batch("often", batch="often", params={})  # it runs
+    assert [found["makespan_s"] for found in ledger.finished_batches("often", most=2)] == [3.0, 2.0]
+    assert len(ledger.finished_batches("often", most=20)) == 3

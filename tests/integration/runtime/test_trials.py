@@ -6,11 +6,13 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.tasks.profiling.reference import BUSY_LOAD, BUSY_LOAD_VARIABLE, CORRECTED, QuietTimes
 from ringmaster.tasks.profiling.stage import UnfitJobs, profile_jobs
 from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import ReferenceTimed
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 
@@ -69,6 +71,25 @@ def test_a_second_run_tries_nothing(bench, here, known):
     second = profile_jobs(jobs, **here(), known=memory)
     assert second.num_trials == 0
     assert second.profiles == first.profiles
+
+
+@pytest.mark.full
+def test_what_a_busy_machine_measured_is_corrected_and_measured_again_by_the_next_run(
+    bench, here, known, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(BUSY_LOAD_VARIABLE, str(BUSY_LOAD))
+    place = here()
+    place["environment"] = replace(place["environment"], cache_dir=tmp_path)
+    # By this, the machine was far faster before.
+    QuietTimes(tmp_path).load([ReferenceTimed(kind="cpu x1", mean_s=1e-6, fastest_s=1e-6)])
+    memory, kept = known
+    jobs = [bench.job(techniques=("single",), num_devices=(1,))]
+    first = profile_jobs(jobs, **place, known=memory)
+    assert {(profile.source, profile.load) for profile in first.profiles["tiny"]} == {(CORRECTED, 1.0)}
+    assert (kept, first.num_trials > 0) == ({}, True)
+    same = profile_jobs(jobs, **place, known=memory)
+    assert (same.num_trials, same.profiles) == (0, first.profiles)
+    assert profile_jobs(jobs, **place, known=replace(memory, passing={})).num_trials > 0
 
 
 @pytest.mark.full

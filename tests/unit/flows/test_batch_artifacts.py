@@ -1,13 +1,15 @@
-"""Artifacts of a batch's flow run: its decisions as they are made, and its cost."""
+"""Artifacts of a batch's flow run: its plan, its decisions as they are made, and its cost."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
-from ringmaster.flows.batch.artifacts import MOST_DECISIONS, DecisionArtifact, cost_markdown
+from ringmaster.flows.batch.artifacts import MOST_DECISIONS, DecisionArtifact, cost_markdown, plan_markdown
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.profiling.prediction import Prediction
 
 
 class Store:
@@ -86,3 +88,11 @@ def test_what_it_cost():
     assert "| b | 0 | 0 |" in text
     assert "It took 3100.0 s, and 3000.0 s were planned at first." in text
     assert "would have taken 5000.0 s" in text
+
+
+def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
+    problem = Problem("two", (Node("n", 1),), (PlanningJob("a", (Option("single", 1, 20.0),)),))
+    plan = solve(problem)
+    found = Prediction(makespan_s=21.0, low_s=18.0, high_s=24.5, load=1.0, spread=0.1, num_earlier=3)
+    assert "Predicted: 21.0 s, in 90 % of runs 18.0 to 24.5 s." in plan_markdown(plan, problem, found)
+    assert "Predicted" not in plan_markdown(plan, problem)

@@ -6,6 +6,13 @@ from ringmaster.techniques.runtime.processes.events import Steps
 from tests.unit.execution.fakes import profile
 
 
+def test_the_speed_contains_what_other_processes_take_from_a_few_steps():
+    segment = PlannedSegment(job="a", option=0, last_step=10_000, devices=(("n", 0),), start_s=0.0, end_s=1.0)
+    running = RunningSegment(segment, profile(), (), 0)
+    running.hear(Steps(first_step=0, seconds=(9.0, *(1.0, 1.0, 1.0, 5.0) * 3)))
+    assert running.step_s == 2.0
+
+
 def test_the_speed_is_that_of_the_newest_steps():
     segment = PlannedSegment(job="a", option=0, last_step=10_000, devices=(("n", 0),), start_s=0.0, end_s=1.0)
     running = RunningSegment(segment, profile(), (), 0)

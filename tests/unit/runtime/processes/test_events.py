@@ -28,6 +28,7 @@ from ringmaster.techniques.runtime.processes.events import (
     RankResult,
     RankStarted,
     Ready,
+    ReferenceTimed,
     RowsScored,
     ScoringProgress,
     ShareEnded,
@@ -37,6 +38,7 @@ from ringmaster.techniques.runtime.processes.events import (
 )
 
 STEPS = {"first_step": 4, "losses": [2.0, 1.5], "seconds": [0.1, 0.2], "wall_s": 5.0}
+REFERENCE = {"kind": "cpu x1", "mean_s": 2.0, "fastest_s": 1.0, "spread": 0.1}
 DEVICES = {"0": {"kind": "gpu", "utilization": 0.9}}
 PREFLIGHT = Preflight(job="a", data={"num_samples": 8}, facts={}, candidates=(), refusals=())
 FORMS = [
@@ -51,6 +53,7 @@ FORMS = [
     (PreflightDone(survey=PREFLIGHT), {"event": "survey", "survey": to_json(PREFLIGHT)}),
     (PreflightFailed(job="a", message="m"), {"event": "fault", "job": "a", "message": "m"}),
     (Measured(profile={"step_s": 0.1}), {"event": "measured", "profile": {"step_s": 0.1}}),
+    (ReferenceTimed(kind="cpu x1", mean_s=2.0, fastest_s=1.0, spread=0.1), {"event": "reference", **REFERENCE}),
     (Ready(step=0, startup_s=1.5), {"event": "ready", "step": 0, "startup_s": 1.5}),
     (Ready(job="a", step=3), {"event": "ready", "job": "a", "step": 3}),
     (Steps(first_step=4, losses=(2.0, 1.5), seconds=(0.1, 0.2), wall_s=5.0), {"event": "steps", **STEPS}),

@@ -1,0 +1,101 @@
+"""Measures predictions: how many makespans lie in their 90 % interval, and how far predictions are off."""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+BATCH = Path(__file__).with_name("calibration.yaml")
+RUNS = 20
+BUSY_LOOPS = (0, 0, 2, 0, 1)  # beside each run, in turn
+RUN = """
+import json, sys, ringmaster
+with open(sys.argv[2], "a") as file:
+    for line in sys.stdin:
+        result = ringmaster.train_batch(sys.argv[1]).to_json()
+        file.write(json.dumps({key: result[key] for key in ("plan", "makespan_s", "prediction", "num_trials")}) + "\\n")
+        file.flush()
+        print("done", flush=True)
+"""
+
+
+def calibration(*, num_runs: int = RUNS) -> dict:
+    """Runs one small batch again and again in one process, beside busy loops in turn, with an empty home at first."""
+    loads: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
+        results = Path(folder, "results.jsonl")
+        with _trainer(Path(folder), results) as trainer:
+            for number in range(num_runs):
+                loads.append(os.getloadavg()[0])
+                with _busy_loops(BUSY_LOOPS[number % len(BUSY_LOOPS)]):
+                    _train(trainer)
+                print(f"run {number + 1}: {results.read_text().splitlines()[-1]}", file=sys.stderr, flush=True)
+        runs = [json.loads(line) for line in results.read_text().splitlines()]
+    return {**_figures(runs), "load_range": [min(loads), max(loads)]}
+
+
+def _figures(runs: Sequence[dict]) -> dict:
+    """Returns the share of makespans in their interval, its median width, and median errors, each in logarithms.
+
+    Errors: of the plan on a quiet machine, of the plan at the machine's load, and of the prediction.
+    """
+    predictions = [run["prediction"] for run in runs]
+    actual_s = [run["makespan_s"] for run in runs]
+    planned_s = [run["plan"]["makespan_s"] for run in runs]
+    quiet_s = [plan_s / p["load"] for plan_s, p in zip(planned_s, predictions, strict=True)]
+    inside = [p["low_s"] <= s <= p["high_s"] for s, p in zip(actual_s, predictions, strict=True)]
+    return {
+        "runs": len(runs),
+        "inside": sum(inside),
+        "median_width": statistics.median(math.sqrt(p["high_s"] / p["low_s"]) for p in predictions) - 1,
+        "error_quiet": _median_error(actual_s, quiet_s),
+        "error_planned": _median_error(actual_s, planned_s),
+        "error_predicted": _median_error(actual_s, [p["makespan_s"] for p in predictions]),
+        "median_makespan_s": statistics.median(actual_s),
+        "machine_loads": [min(p["load"] for p in predictions), max(p["load"] for p in predictions)],
+    }
+
+
+def _median_error(actual_s: Sequence[float], predicted_s: Sequence[float]) -> float:
+    return statistics.median(abs(a / p - 1) for a, p in zip(actual_s, predicted_s, strict=True))
+
+
+@contextmanager
+def _trainer(folder: Path, results: Path) -> Iterator[subprocess.Popen[str]]:
+    """Starts the process that trains the batch once for each line that it reads."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(BATCH), str(results)],
+        env={**os.environ, "RINGMASTER_HOME": str(folder / "home"), "DO_NOT_TRACK": "true"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _train(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print("run", file=process.stdin, flush=True)
+    for line in process.stdout:
+        if line == "done\n":
+            return
+    raise RuntimeError(f"the training process ended with status {process.wait()}; its output says why")
+
+
+@contextmanager
+def _busy_loops(number: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(number):
+            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(loop.kill)
+        yield
