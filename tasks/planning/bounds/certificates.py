@@ -34,6 +34,8 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     """
     if certificate.completions is not None:
         raise ValueError("prices of completions prove no bound on the last end")
+    if certificate.due is not None:
+        raise ValueError("prices by due date prove no bound on the last end")
     if certificate.windows is not None:
         return window_bound(certificate.windows, problem)
     every = [*certificate.slot_prices.values(), *certificate.job_prices.values(), *certificate.work_prices.values()]

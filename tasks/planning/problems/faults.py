@@ -48,6 +48,8 @@ def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], 
             yield from _option_faults(f"{place}, option {k}", option, room)
             yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
+        if job.group != "" and not _is_text(job.group):
+            yield f"{place}: group must be text, such as the name of a user, not {shown(job.group)}"
         if not _is_flag(job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:

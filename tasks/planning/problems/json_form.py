@@ -28,6 +28,7 @@ _JOB_KEYS = {
     "release": ("release_s", False),
     "deadline": ("deadline_s", False),
     "weight": ("weight", False),
+    "group": ("group", False),
     "running": ("running", False),
     "started": ("started", False),
     "fellows": ("members", False),

@@ -5,11 +5,12 @@ keys of the benchmark files of this field ("gpus", "nodes", "runtime", "switch_c
 nothing depends on that unit.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ringmaster.tasks.planning.problems.fair_share import fair_seconds
 from ringmaster.tasks.planning.problems.faults import faults_of
 from ringmaster.tasks.planning.problems.json_form import read_fields, write_fields
 from ringmaster.tasks.planning.problems.parts import Node, PlanningJob, ProblemError
@@ -76,6 +77,11 @@ class Problem:
             found.setdefault(job.id if is_alone else likeness(job), []).append(j)
         return tuple(map(tuple, found.values()))
 
+    @cached_property
+    def fair_s(self) -> Mapping[str, float]:
+        """Seconds in which each group could do its jobs on its fair share of the devices, by job; see `fair_share`."""
+        return fair_seconds(self.jobs, self.num_devices)
+
     def job(self, job_id: str) -> PlanningJob:
         """The job with that id. Raises KeyError if there is none."""
         return self._jobs[job_id]
@@ -116,4 +122,4 @@ def likeness(job: PlanningJob) -> Hashable:
         )
         for o in job.options
     )
-    return options, job.after, job.release_s, job.deadline_s, job.weight, job.started
+    return options, job.after, job.release_s, job.deadline_s, job.weight, job.group, job.started
