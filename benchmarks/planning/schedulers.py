@@ -1,0 +1,96 @@
+"""Mean completion and fairness of plans beside those of schedulers that divide the devices anew in rounds.
+
+usage: python -m benchmarks.planning.schedulers [--draws N] [--no-table]
+
+Writes the table between its markers in docs/benchmarks.md. The independent verifier checks every plan.
+"""
+
+import argparse
+import os
+import statistics
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from random import Random
+
+from benchmarks.planning.rounds import RULES, played
+from ringmaster.tasks.planning import Plan, Problem, solve, verify
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.problems.families import draw
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- schedulers -->", "<!-- /schedulers -->"
+FAMILIES, USERS = ("gavel-24x8", "gavel-24x16"), ("ana", "ben", "eve", "kim")
+OBJECTIVES = ("mean_completion", "fairness")
+OURS = "Ringmaster, for "
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=5, help="draws of each kind of problems")
+    parser.add_argument("--no-table", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    lines = []
+    for family in FAMILIES:
+        lines += rows_of(family, num_draws=arguments.draws)
+    print("\n".join(lines))
+    if not arguments.no_table:
+        write_page(lines, num_draws=arguments.draws)
+
+
+def with_users(problem: Problem, *, seed: int) -> Problem:
+    """Returns the problem with each job given to one of four users at random."""
+    random = Random(f"users/{seed}")
+    return replace(problem, jobs=tuple(replace(job, group=random.choice(USERS)) for job in problem.jobs))
+
+
+def rows_of(family: str, *, num_draws: int) -> list[str]:
+    """Returns the rows of the table for one kind of problems."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for seed in range(num_draws):
+        problem = with_users(draw(family, seed=seed), seed=seed)
+        plans = {OURS + name.replace("_", " "): solve(problem, objective=name, seed=seed) for name in OBJECTIVES}
+        bounds = {plan.objective: plan.value_bound or 0.0 for plan in plans.values()}
+        plans |= {name: played(problem, rule, name=name) for name, rule in RULES.items()}
+        for name, plan in plans.items():
+            found.setdefault(name, []).append(_measured(problem, plan, bounds))
+            print(problem.name, name, found[name][-1], flush=True)
+    return [_line(family, name, rows) for name, rows in found.items()]
+
+
+def _measured(problem: Problem, plan: Plan, bounds: dict[str, float]) -> dict[str, float]:
+    if faults := verify(plan, problem):
+        raise SystemExit(f"{problem.name}, {plan.method}: {faults[:3]}")
+    values = {name: registry.objective(name).value(plan, problem) for name in OBJECTIVES}
+    above = {f"{name} over its bound": values[name] / bounds[name] for name in OBJECTIVES}
+    return above | {"rho": values["fairness"], "switches": plan.num_switches / len(problem.jobs)}
+
+
+def _line(family: str, name: str, rows: list[dict[str, float]]) -> str:
+    def median(key: str) -> str:
+        return f"{statistics.median(row[key] for row in rows):.2f}"
+
+    ratios = [f"{median(f'{name} over its bound')}" for name in OBJECTIVES]
+    worst = [f"{max(row[f'{name} over its bound'] for row in rows):.2f}" for name in OBJECTIVES]
+    cells = [family, name, ratios[0], worst[0], median("rho"), ratios[1], worst[1], median("switches")]
+    return "| " + " | ".join(cells) + " |"
+
+
+def write_page(lines: list[str], *, num_draws: int) -> None:
+    """Writes the table between the markers, and leaves the rest of the page unchanged."""
+    body = [
+        BEGIN,
+        f"{date.today().isoformat()}, {os.cpu_count()} cores shared with other work; medians and worst of {num_draws}",
+        "draws of each kind (jobs x devices), with jobs of four users. Mean completion and the largest rho are over",
+        "the certified bounds, which no plan is below.",
+        "",
+        "| problems | planned by | mean completion | worst | largest rho | over its bound | worst | switches a job |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *lines,
+    ]
+    before, rest = PAGE.read_text().split(BEGIN, 1)
+    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+
+
+if __name__ == "__main__":
+    main()
