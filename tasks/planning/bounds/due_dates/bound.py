@@ -55,8 +55,9 @@ def best_latest_bound(problem: Problem, latest: Mapping[str, float], bound: Boun
     if len(set(factors_of(problem, latest).values())) > 1:
         if has_windows(problem) or problem.is_fused:
             tried += [preemptive_bound(part).certificate for _, part in parts_of(problem, latest)]
-        if 0 < bound.seconds < math.inf and not problem.is_fused:
-            by_due = due_prices(problem, latest, unit_s=bound.seconds)
+        least = latest_bound(problem, latest, bound_s=bound.seconds, certificate=bound.certificate)
+        if 0 < least < math.inf and not problem.is_fused:
+            by_due = due_prices(problem, latest, least=least)
             tried.append(Certificate(due=by_due) if by_due else None)
     found = [ValueBound(latest_bound(problem, latest, bound_s=bound.seconds, certificate=each), each) for each in tried]
     return max(found, key=lambda each: each.value)

@@ -4,23 +4,30 @@ In a plan of value v, each job j ends by its due date v due_j, with due_j = 1 / 
 v u_(i+1), the last one until the latest due date. Any prices w_i(s) >= 0 of a slot of s devices, and l_ji >= 0 of a
 second of job j in window i, prove a bound. The windows earn at most
 
-    v sum_i (u_(i+1) - u_i) (sum_n pack_i(G_n) + sum_{j: u_i < due_j} l_ji)
+    E(v)  =  sum_i (sum_n pack_i(G_n) |i before until_n|  +  sum_{j: u_i < due_j} l_ji |i after head_j|)
 
-since no job runs after its due date. Each job earns at least
+since a job runs only between its head, the earliest second at which it can start, and its due date. All jobs earn at
+least
 
-    least_of(j, price_o = min_{i: u_i < due_j} nodes_o w_i(slot_o) + l_ji)
+    S(v)  =  sum_j least_of(j, price_o = min_{i: u_i < due_j, i is not over at head_j} nodes_o w_i(slot_o) + l_ji)
 
-So v is at least the sum of the latter over the worth of the former at v = 1.
+E is linear in v and S constant between the values at which a window begins or ends at some head or until. So no plan
+has a value below the least v with E(v) >= S(v).
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of
-from ringmaster.tasks.planning.bounds.order import in_order
+from ringmaster.tasks.planning.bounds.order import earliest_starts_s, in_order
 from ringmaster.tasks.planning.bounds.windows import prices_of_seconds
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
+
+SAME = 1e-9  # relative difference of sums that is rounding
 
 
 def due_bound(prices: WindowPrices, problem: Problem, latest: Mapping[str, float]) -> float:
@@ -31,20 +38,69 @@ def due_bound(prices: WindowPrices, problem: Problem, latest: Mapping[str, float
     """
     if faults := list(_faults(prices, problem)):
         raise ValueError("; ".join(faults))
-    dues = dues_of(problem, latest)
-    jobs = [job for job in problem.jobs if job.id in dues]
-    begins = [point for point in prices.points_s if point < max(dues.values(), default=0.0)]
-    earned, spent = 0.0, 0.0
-    for i, (begin, end) in enumerate(zip(begins, [*begins[1:], max(dues.values(), default=0.0)], strict=True)):
-        packs = {kind: pack_of(prices.slot_prices[i].get(kind, {}), problem) for kind in problem.device_types}
-        worth = math.fsum(packs[node.device_type][node.num_devices] for node in problem.nodes)
-        worth += math.fsum(prices.job_prices[j.id][i] for j in jobs if j.id in prices.job_prices and begin < dues[j.id])
-        earned += (end - begin) * worth
-    for job in jobs:
-        windows = (i for i, begin in enumerate(begins) if begin < dues[job.id])
-        rows = (prices_of_seconds(prices, job, problem, i) for i in windows)
-        spent += least_of(job, [min(row) for row in zip(*rows, strict=True)], problem.switch_cost_s)
-    return spent / earned if earned else 0.0
+    books = _Books(prices, problem, dues_of(problem, latest))
+    for begin, end in pairwise([0.0, *books.breaks(), math.inf]):
+        further = end if end < math.inf else 2.0 * begin + 1.0
+        earned, spent = books.earned(begin), books.spent((begin + further) / 2)
+        if spent == math.inf:  # some job cannot run at all in a plan of such a value
+            continue
+        if spent - earned <= SAME * spent:
+            return begin
+        slope = (books.earned(further) - earned) / (further - begin)
+        if slope > 0 and begin + (spent - earned) / slope <= end:
+            return begin + (spent - earned) / slope
+    return math.inf
+
+
+class _Books:
+    """What the windows earn at a value of the plan, and what the jobs must earn."""
+
+    def __init__(self, prices: WindowPrices, problem: Problem, dues: Mapping[str, float]) -> None:
+        self.prices, self.dues, self.heads_s = prices, dues, earliest_starts_s(problem)
+        end = max(dues.values(), default=0.0)
+        self.begins = [point for point in prices.points_s if point < end]
+        self.ends = [*self.begins[1:], end]
+        self.groups = Counter((n.device_type, n.num_devices, _until_s(n)) for n in problem.nodes)
+        slots = prices.slot_prices[: len(self.begins)]
+        self.packs = [{kind: pack_of(typed.get(kind, {}), problem) for kind in problem.device_types} for typed in slots]
+        self.costs = {job.id: self._costs_of(job, problem) for job in problem.jobs if job.id in dues}
+
+    def breaks(self) -> list[float]:
+        """Returns the values at which a window begins or ends when a job can start or a node leaves."""
+        seconds = {*(self.heads_s[job] for job in self.dues), *(until_s for _, _, until_s in self.groups)}
+        points = {*self.begins, *self.ends} - {0.0}
+        return sorted({s / point for s in seconds if 0 < s < math.inf for point in points})
+
+    def earned(self, value: float) -> float:
+        """Returns the most that all windows earn in a plan of this value."""
+        total = 0.0
+        for begin, end, packs in zip(self.begins, self.ends, self.packs, strict=True):
+            for (kind, size, until_s), count in self.groups.items():
+                total += count * packs[kind][size] * max(0.0, min(value * end, until_s) - value * begin)
+        for job, row in self.prices.job_prices.items():
+            for begin, end, price in zip(self.begins, self.ends, row, strict=False):
+                if begin < self.dues.get(job, 0.0):
+                    total += price * max(0.0, value * end - max(value * begin, self.heads_s[job]))
+        return total
+
+    def spent(self, value: float) -> float:
+        """Returns the least that all jobs earn in a plan of this value; infinite where one cannot run at all."""
+        firsts = {job: sum(value * end <= self.heads_s[job] for end in self.ends) for job in self.costs}
+        return math.fsum(costs[firsts[job]] for job, costs in self.costs.items())
+
+    def _costs_of(self, job: PlanningJob, problem: Problem) -> list[float]:
+        """Returns the least that a job earns in the windows from each one on, until its due date."""
+        costs, rows = [math.inf] * (len(self.begins) + 1), list[list[float]]()
+        for i in reversed([i for i, begin in enumerate(self.begins) if begin < self.dues[job.id]]):
+            rows = [
+                [min(column) for column in zip(*rows, prices_of_seconds(self.prices, job, problem, i), strict=True)]
+            ]
+            costs[i] = least_of(job, rows[0], problem.switch_cost_s)
+        return costs
+
+
+def _until_s(node: Node) -> float:
+    return math.inf if node.available_until_s is None else node.available_until_s
 
 
 def dues_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float]:
