@@ -13,15 +13,15 @@ another one. A group needs at least these seconds on its share if every job has 
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ringmaster.tasks.planning.problems.parts import PlanningJob
 
 BISECTIONS = 100  # halve the interval until it has no further float inside
 
-_Frontier = Sequence[tuple[float, float]]
-"""(seconds, device-seconds) of a job, from its fastest option to its smallest area, convex."""
+Frontier = Sequence[tuple[float, float]]
+"""(seconds, cost) of a job, such as device-seconds, from its fastest option to its cheapest one, convex."""
 
 
 def group_of(job: PlanningJob) -> tuple[bool, str]:
@@ -37,23 +37,27 @@ def fair_seconds(jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, flo
     heads_s = _heads_s({job.id: job for job in jobs})
     found: dict[str, float] = {}
     for members in groups.values():
-        rows = [(heads_s[job.id], _frontier(job, num_devices / len(groups))) for job in members]
+        rows = [(heads_s[job.id], _frontier_on(job, num_devices / len(groups))) for job in members]
         found |= dict.fromkeys((job.id for job in members), _least_s(rows, num_devices / len(groups)))
     return found
 
 
-def _frontier(job: PlanningJob, share: float) -> _Frontier:
+def _frontier_on(job: PlanningJob, share: float) -> Frontier:
     """Returns the (seconds, device-seconds) that mixes of a job's options for a share of the devices reach."""
     alone = [option for option in job.options if not option.jobs]
     most = max(share, min(option.num_devices for option in alone))
-    points = sorted((o.whole_s, o.whole_s * o.num_devices) for o in alone if o.num_devices <= most)
+    return frontier((o.whole_s, o.whole_s * o.num_devices) for o in alone if o.num_devices <= most)
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> Frontier:
+    """Returns the (seconds, cost) of a job's options that no mix of others beats, by ascending seconds."""
     hull: list[tuple[float, float]] = []
-    for t, area in points:
-        if hull and area >= hull[-1][1]:
+    for t, cost in sorted(points):
+        if hull and cost >= hull[-1][1]:
             continue
-        while len(hull) > 1 and _is_above(hull[-1], hull[-2], (t, area)):
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], (t, cost)):
             hull.pop()
-        hull.append((t, area))
+        hull.append((t, cost))
     return hull
 
 
@@ -62,8 +66,8 @@ def _is_above(middle: tuple[float, float], left: tuple[float, float], right: tup
     return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (middle[0] - left[0])
 
 
-def _area(points: _Frontier, within_s: float) -> float:
-    """Returns the least device-seconds of a job within some seconds; infinite where no option is fast enough."""
+def least_within(points: Frontier, within_s: float) -> float:
+    """Returns the least cost of a job within some seconds; infinite where no option is fast enough."""
     if within_s < points[0][0]:
         return math.inf
     for (t0, a0), (t1, a1) in pairwise(points):
@@ -72,12 +76,12 @@ def _area(points: _Frontier, within_s: float) -> float:
     return points[-1][1]
 
 
-def _least_s(rows: Sequence[tuple[float, _Frontier]], share: float) -> float:
+def _least_s(rows: Sequence[tuple[float, Frontier]], share: float) -> float:
     low = max(head_s + points[0][0] for head_s, points in rows)
     high = max(low, max(head_s + points[-1][0] for head_s, points in rows), sum(p[-1][1] for _, p in rows) / share)
 
     def fits(end_s: float) -> bool:
-        return sum(_area(points, end_s - head_s) for head_s, points in rows) <= end_s * share
+        return sum(least_within(points, end_s - head_s) for head_s, points in rows) <= end_s * share
 
     if fits(low):
         return low
