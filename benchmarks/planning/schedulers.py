@@ -8,6 +8,7 @@ Writes the table between its markers in docs/benchmarks.md. The independent veri
 import argparse
 import os
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -32,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = []
     for family in FAMILIES:
-        lines += rows_of(family, num_draws=arguments.draws)
+        lines += rows_of(family, [measured(family, seed=seed) for seed in range(arguments.draws)])
     print("\n".join(lines))
     if not arguments.no_table:
         write_page(lines, num_draws=arguments.draws)
@@ -44,18 +45,18 @@ def with_users(problem: Problem, *, seed: int) -> Problem:
     return replace(problem, jobs=tuple(replace(job, group=random.choice(USERS)) for job in problem.jobs))
 
 
-def rows_of(family: str, *, num_draws: int) -> list[str]:
+def measured(family: str, *, seed: int) -> dict[str, dict[str, float]]:
+    """Returns the figures of each planner on one draw."""
+    problem = with_users(draw(family, seed=seed), seed=seed)
+    plans = {OURS + name.replace("_", " "): solve(problem, objective=name, seed=seed) for name in OBJECTIVES}
+    bounds = {plan.objective: plan.value_bound or 0.0 for plan in plans.values()}
+    plans |= {name: played(problem, rule, name=name) for name, rule in RULES.items()}
+    return {name: _measured(problem, plan, bounds) for name, plan in plans.items()}
+
+
+def rows_of(family: str, draws: Sequence[dict[str, dict[str, float]]]) -> list[str]:
     """Returns the rows of the table for one kind of problems."""
-    found: dict[str, list[dict[str, float]]] = {}
-    for seed in range(num_draws):
-        problem = with_users(draw(family, seed=seed), seed=seed)
-        plans = {OURS + name.replace("_", " "): solve(problem, objective=name, seed=seed) for name in OBJECTIVES}
-        bounds = {plan.objective: plan.value_bound or 0.0 for plan in plans.values()}
-        plans |= {name: played(problem, rule, name=name) for name, rule in RULES.items()}
-        for name, plan in plans.items():
-            found.setdefault(name, []).append(_measured(problem, plan, bounds))
-            print(problem.name, name, found[name][-1], flush=True)
-    return [_line(family, name, rows) for name, rows in found.items()]
+    return [_line(family, name, [found[name] for found in draws]) for name in draws[0]]
 
 
 def _measured(problem: Problem, plan: Plan, bounds: dict[str, float]) -> dict[str, float]:
