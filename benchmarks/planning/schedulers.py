@@ -82,8 +82,8 @@ def write_page(lines: list[str], *, num_draws: int) -> None:
     body = [
         BEGIN,
         f"{date.today().isoformat()}, {os.cpu_count()} cores shared with other work; medians and worst of {num_draws}",
-        "draws of each kind (jobs x devices), with jobs of four users. Mean completion and the largest rho are over",
-        "the certified bounds, which no plan is below.",
+        "draws of each kind (jobs x devices), with jobs of four users. Mean completion is over its certified bound,",
+        "which no plan is below. Rho is given as it is, and over its bound.",
         "",
         "| problems | planned by | mean completion | worst | largest rho | over its bound | worst | switches a job |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
