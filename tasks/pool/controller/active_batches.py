@@ -71,7 +71,7 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
         for job in batch.jobs:
             weight = asked.weights.get(job.name, 1.0) * each.priority(job.name)
             weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
-            users[batch.qualified(job.name)] = asked.users.get(job.name, batch.name)
+            users[batch.qualified(job.name)] = asked.users.get(job.name, batch.id)
     prices = [each.submission.asked.price_per_device_hour for each in every]
     return Terms(
         objective=objective,
