@@ -10,6 +10,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines
+from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
@@ -123,7 +124,7 @@ def collect(
         plan=figures,
         makespan_s=_span_s(segments),
         objective=batch.objective,
-        value=_value(batch, jobs, segments),
+        value=_value(batch, jobs, segments, problem),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
         num_trials=num_trials,
@@ -178,8 +179,11 @@ def _span_s(segments: Sequence[SegmentRecord]) -> float:
     return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
 
 
-def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord]) -> float:
-    """Returns the value of the batch's objective, from its segments. All devices have the same price."""
+def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord], planned: Problem | None) -> float:
+    """Returns the value of the batch's objective, from its segments. All devices have the same price.
+
+    planned: the problem of the first plan, which has the runtimes of the jobs.
+    """
     ended = [(segment, segment.ended_s) for segment in segments if segment.ended_s is not None]
     if not ended:
         return 0.0
@@ -188,8 +192,16 @@ def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord])
         job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
     }
     held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
-    asked = tuple(PlanningJob(job.name, (Option("any", 1, 1.0),)) for job in jobs)
-    problem = batch.terms.on(Problem(batch.name, (Node("any", 1),), asked))
+    rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
+    unknown = (Option("any", 1, 1.0),)
+    asked = tuple(
+        PlanningJob(
+            job.name, tuple(Option("any", o.num_devices, o.whole_s) for o in rows.get(job.name, unknown) if not o.jobs)
+        )
+        for job in jobs
+    )
+    num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
+    problem = batch.terms.on(Problem(batch.name, (Node("any", num_devices),), asked))
     return registry.objective(batch.objective).coefficients(problem).value(ends_s, held)
 
 

@@ -32,9 +32,11 @@ class Batch:
 
     jobs: those of the file, then those of its grid; the paths in them are absolute.
     objective: what plans minimise: "makespan", the end of the last job; "weighted", the sum of weight x end over the
-        jobs; "cost", the cost of the devices; or another registered objective. Deadlines come first.
+        jobs; "fairness", how much later than alone users are done; "cost", the cost of the devices; or another
+        registered objective. Deadlines come first.
     deadlines_s: by job name, the seconds from the batch's start within which the job must end.
     weights: by job name, the weight of the job's end; 1 by default.
+    users: by job name, whose job it is, for the objective "fairness".
     price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
     profiling_share: the largest fraction of the batch's predicted time that profiling may take.
     devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
@@ -50,6 +52,7 @@ class Batch:
     text: str
     deadlines_s: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
     profiling_share: float = PROFILING_SHARE
 
@@ -60,6 +63,7 @@ class Batch:
             objective=self.objective,
             deadlines_s=self.deadlines_s,
             weights=self.weights,
+            users=self.users,
             price_per_device_hour=self.price_per_device_hour,
         )
 
@@ -74,6 +78,7 @@ class Batch:
         folder: Path | None = None,
         deadlines_s: Mapping[str, float] | None = None,
         weights: Mapping[str, float] | None = None,
+        users: Mapping[str, str] | None = None,
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
     ) -> Self:
@@ -84,7 +89,8 @@ class Batch:
         folder = (folder or Path()).resolve()
         raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
         raw |= {"price_per_device_hour": price_per_device_hour, "profiling_share": profiling_share}
-        planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}}
+        planned: dict[str, Mapping[str, Any]]
+        planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}, "user": users or {}}
         unknown = [
             Finding((key,), f"names {other!r}, which is no job of this batch", "use the names of its jobs")
             for key, values in planned.items()
@@ -119,6 +125,7 @@ class Batch:
             text=text,
             deadlines_s={job.name: job.deadline_s for job in planned if job.deadline_s is not None},
             weights={job.name: job.weight for job in planned if "weight" in job.model_fields_set},
+            users={job.name: job.user for job in planned if job.user is not None},
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
         )
@@ -129,7 +136,8 @@ class Batch:
         Keys that release 0.1 did not have appear only with values other than the default. A batch that 0.1 began then
         has the same digest, and can be resumed.
         """
-        later = {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
+        later: dict[str, Any] = {"users": dict(self.users)} if self.users else {}
+        later |= {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
         return {
             "name": self.name,
             "jobs": [to_json(job) for job in self.jobs],

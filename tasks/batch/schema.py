@@ -44,7 +44,7 @@ from ringmaster.techniques.interface import job
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 
-PLANNER_KEYS = ("deadline_s", "weight")
+PLANNER_KEYS = ("deadline_s", "weight", "user")
 """The keys of a job's entry that only the planner reads."""
 PROFILING_SHARE = 0.2
 """The default of `profiling_share`."""
@@ -261,6 +261,10 @@ class JobEntry(Section):
     weight: Annotated[float, Field(ge=0)] = Field(
         default=1.0, description="how much the moment of the job's end counts under `objective: weighted`, such as 2"
     )
+    user: Name | None = Field(
+        default=None,
+        description="whose job it is, for `objective: fairness`, such as ana; alone if the key is left out",
+    )
 
 
 class GridEntry(Section):
@@ -278,7 +282,9 @@ class BatchEntry(Section):
     name: Name = Field(
         default="batch", description="a name of up to 100 letters, digits, '-', '_' and '.', such as tonight"
     )
-    objective: Objective = Field(default="makespan", description="makespan, weighted, mean_completion or cost")
+    objective: Objective = Field(
+        default="makespan", description="makespan, weighted, mean_completion, fairness or cost"
+    )
     price_per_device_hour: Positive = Field(
         default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"
     )

@@ -7,8 +7,10 @@ from itertools import accumulate, combinations
 
 from ringmaster.tasks.planning.bounds.completions import completion_bound
 from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of, shortest_of
+from ringmaster.tasks.planning.bounds.order import earliest_starts_s
 from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.planning.problems.fair_share import frontier, least_within
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -34,6 +36,8 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     """
     if certificate.completions is not None:
         raise ValueError("prices of completions prove no bound on the last end")
+    if certificate.due is not None:
+        raise ValueError("prices by due date prove no bound on the last end")
     if certificate.windows is not None:
         return window_bound(certificate.windows, problem)
     every = [*certificate.slot_prices.values(), *certificate.job_prices.values(), *certificate.work_prices.values()]
@@ -138,6 +142,9 @@ def weighted_bound(certificate: Certificate, problem: Problem, weights: Mapping[
 def cost_bound(problem: Problem, prices: Mapping[str, float]) -> float:
     """Returns a lower bound on the price of any plan: each job's cheapest option on the cheapest nodes that fit it.
 
+    A job with a deadline may need a faster option: its cheapest mix of options that takes no longer than from its head
+    to the deadline is another lower bound.
+
     prices: by node, of one device for one second.
     """
     cheapest_node: dict[tuple[str, int, int], float] = {}
@@ -151,7 +158,15 @@ def cost_bound(problem: Problem, prices: Mapping[str, float]) -> float:
     if problem.is_fused:
         rows = [((job.id, *o.jobs), price(o) * o.runtime_s) for job in problem.jobs for o in job.options]
         return sum(_covering(rows, {}).values())
-    return sum(least_of(job, [price(o) for o in job.options], problem.switch_cost_s) for job in problem.jobs)
+    heads_s, total = earliest_starts_s(problem), 0.0
+    for job in problem.jobs:
+        least = least_of(job, [price(o) for o in job.options], problem.switch_cost_s)
+        if job.deadline_s is not None:
+            points = frontier((o.runtime_s, price(o) * o.runtime_s) for o in job.options)
+            within = least_within(points, job.deadline_s - heads_s[job.id])
+            least = max(least, within) if within < math.inf else least  # else no plan meets the deadline
+        total += least
+    return total
 
 
 def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], switch_cost_s: float = 0.0) -> float:

@@ -113,10 +113,10 @@ def _due_s(problem: Problem) -> dict[str, float]:
 
 def _needed_s(problem: Problem, names: Collection[str]) -> float:
     """Returns a lower bound in seconds on plans of these jobs alone."""
-    return pattern_bound(_only(problem, set(names))).seconds
+    return pattern_bound(only(problem, set(names))).seconds
 
 
-def _only(problem: Problem, names: set[str]) -> Problem:
+def only(problem: Problem, names: set[str]) -> Problem:
     """Returns the problem restricted to some of its jobs.
 
     An option that trains several jobs is assigned to the first one that is left.

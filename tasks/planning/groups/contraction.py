@@ -82,8 +82,8 @@ class Contraction:
     def as_one(self, group: Group) -> PlanningJob:
         """Returns a group as one job.
 
-        Its release is the latest and its deadline the earliest of its members, and its weight is their sum. It waits
-        for jobs of the problem, not for groups of them.
+        Its release is the latest and its deadline the earliest of its members, and its weight is their sum. It
+        belongs to the user of the first of them. It waits for jobs of the problem, not for groups of them.
         """
         if group not in self._ones:
             self._ones[group] = self._made_one(group)
@@ -110,6 +110,7 @@ class Contraction:
             release_s=max(job.release_s for job in members),
             deadline_s=min(due, default=None),
             weight=sum(job.weight for job in members),
+            group=lead.group,
             running=running,
             started=any(job.started for job in members),
             members=tuple(others),

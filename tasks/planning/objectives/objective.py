@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, ends_certificate
 from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound, cost_bound
-from ringmaster.tasks.planning.bounds.order import earliest_ends_s
+from ringmaster.tasks.planning.bounds.due_dates.bound import best_latest_bound, latest_bound
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -97,15 +97,19 @@ class Objective(ABC):
         if bound.certificate is not None and bound.certificate.has_slot_prices:
             certificates.append(bound.certificate)
         least = max(certified_ends_bound(certificate, problem, ends) for certificate in certificates) if ends else 0.0
-        return self._with_other_parts(least, problem, bound.seconds)
+        return self._with_other_parts(least, problem, bound.seconds, bound.certificate)
 
     def best_bound(self, problem: Problem, bound: Bound) -> ValueBound:
         """Returns the best lower bound on the value, with the certificate of the part that is a sum of weight x end.
 
+        Where no end is in that sum, the certificate is that of the part that is a maximum of factor x end.
+
         bound: on the end of the last job.
         """
-        ends = self.coefficients(problem).ends
-        certificate = ends_certificate(problem, ends, bound) if ends else None
+        of = self.coefficients(problem)
+        certificate = ends_certificate(problem, of.ends, bound) if of.ends else None
+        if of.latest and not of.ends:
+            certificate = best_latest_bound(problem, of.latest, bound).certificate
         proved = self.certified_bound(certificate, problem, bound_s=bound.seconds)
         least = self.lower_bound(problem, bound)  # a subclass may prove more in another way
         return ValueBound(proved, certificate) if proved >= least else ValueBound(least, None)
@@ -114,15 +118,18 @@ class Objective(ABC):
         """Returns the lower bound on the value that a certificate proves, together with a bound on the last end."""
         ends = self.coefficients(problem).ends
         least = certified_ends_bound(certificate, problem, ends) if ends and certificate else 0.0
-        return self._with_other_parts(least, problem, bound_s)
+        return self._with_other_parts(least, problem, bound_s, None if ends else certificate)
 
-    def _with_other_parts(self, least: float, problem: Problem, bound_s: float) -> float:
-        """Returns the bound on the sum of weight x end plus those on the other two parts of the value."""
+    def _with_other_parts(
+        self, least: float, problem: Problem, bound_s: float, certificate: Certificate | None
+    ) -> float:
+        """Returns the bound on the sum of weight x end plus those on the other two parts of the value.
+
+        bound_s, certificate: a bound on the last end, and prices that prove bounds on the last end of some jobs.
+        """
         of = self.coefficients(problem)
         if of.latest:
-            ends_s = earliest_ends_s(problem)
-            in_all = min(of.latest.get(job, 0.0) for job in ends_s)
-            least += max(in_all * bound_s, *(factor * ends_s[job] for job, factor in of.latest.items()))
+            least += latest_bound(problem, of.latest, bound_s=bound_s, certificate=certificate)
         return least + (cost_bound(problem, of.prices) if of.prices else 0.0)
 
     def rank(self, plan: Plan, problem: Problem) -> tuple[float, float, float]:

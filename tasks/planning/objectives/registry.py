@@ -7,6 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from ringmaster.tasks.planning.objectives.cost import Cost
+from ringmaster.tasks.planning.objectives.fairness import Fairness
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.objectives.mean_completion import MeanCompletion
 from ringmaster.tasks.planning.objectives.objective import Objective
@@ -14,7 +15,7 @@ from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCom
 
 ENTRY_POINT_GROUP = "ringmaster.objectives"
 BUILTIN: Mapping[str, Objective] = {
-    each.name: each for each in (MAKESPAN, WeightedCompletion(), MeanCompletion(), Cost())
+    each.name: each for each in (MAKESPAN, WeightedCompletion(), MeanCompletion(), Fairness(), Cost())
 }
 
 

@@ -1,6 +1,6 @@
 """Plans: which job runs where, when and under which option, with a lower bound and its certificate."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -57,6 +57,8 @@ class Certificate:
         prices.
     windows: prices by window of time; where there are any, they are the proof, and the others are empty.
     completions: prices that prove a bound on the sum of weight x end; the others are then empty.
+    due: prices by window between due dates, which prove a bound on the largest of factor x end; the others are then
+        empty.
     """
 
     slot_prices: Mapping[int, float] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class Certificate:
     cover_prices: Mapping[str, float] = field(default_factory=dict)
     windows: WindowPrices | None = None
     completions: CompletionPrices | None = None
+    due: WindowPrices | None = None
 
     def prices_of(self, device_type: str) -> Mapping[int, float]:
         """Slot prices on nodes of a device type."""
@@ -89,6 +92,23 @@ class Certificate:
             cover_prices=by_new_name(self.cover_prices),
             windows=self.windows and self.windows.renamed(names),
             completions=self.completions and self.completions.renamed(names),
+            due=self.due and self.due.renamed(names),
+        )
+
+    def only(self, names: Collection[str]) -> "Certificate":
+        """Returns the certificate without the prices of all other jobs, for bounds on the last end of some."""
+
+        def of_names(prices: Mapping[str, float]) -> dict[str, float]:
+            return {job: price for job, price in prices.items() if job in names}
+
+        return replace(
+            self,
+            job_prices=of_names(self.job_prices),
+            work_prices=of_names(self.work_prices),
+            cover_prices=of_names(self.cover_prices),
+            windows=self.windows and self.windows.only(names),
+            completions=None,
+            due=None,
         )
 
     @classmethod
@@ -101,6 +121,7 @@ class Certificate:
             typed_prices=typed_prices_at(said.get("typed_prices", {}), "typed_prices"),
             windows=WindowPrices.from_json(said["windows"]) if "windows" in said else None,
             completions=CompletionPrices.from_json(said["completions"]) if "completions" in said else None,
+            due=WindowPrices.from_json(said["due"]) if "due" in said else None,
             **jobs,
         )
 
@@ -112,6 +133,8 @@ class Certificate:
             return {"windows": self.windows.to_json()}
         if self.completions:
             return {"completions": self.completions.to_json()}
+        if self.due:
+            return {"due": self.due.to_json()}
         typed = {
             kind: {str(slot): price for slot, price in prices.items()} for kind, prices in self.typed_prices.items()
         }
@@ -134,7 +157,8 @@ class Plan:
     method: the name of the method that found the plan.
     seconds: planning time by stage; two plans that differ only here are equal.
     objective, value, value_bound: the objective where it is not the makespan, its value, and a bound on its value.
-    value_certificate: prices that prove the part of that bound that is a sum of weight x end.
+    value_certificate: prices that prove the part of that bound that is a sum of weight x end; where there is none, the
+        part that is a maximum of factor x end.
     """
 
     problem_name: str

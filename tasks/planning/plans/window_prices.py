@@ -1,6 +1,6 @@
 """Dual prices that differ between windows of time; `bounds.windows` and `bounds.completions` have the formulas."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +47,14 @@ class WindowPrices:
             self,
             job_prices={names.get(job, job): row for job, row in self.job_prices.items()},
             order_prices=_renamed_pairs(self.order_prices, names),
+        )
+
+    def only(self, names: Collection[str]) -> "WindowPrices":
+        """Returns the prices without those of all other jobs."""
+        return replace(
+            self,
+            job_prices={job: row for job, row in self.job_prices.items() if job in names},
+            order_prices={(a, b): row for (a, b), row in self.order_prices.items() if a in names and b in names},
         )
 
     @classmethod

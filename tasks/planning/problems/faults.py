@@ -27,7 +27,7 @@ def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], 
     """Yields a message for everything that is wrong with a problem."""
     if not _is_text(name):
         yield f"problem: name must be text, not {shown(name)}"
-    if not _is_amount(switch_cost_s):
+    if not is_amount(switch_cost_s):
         yield f"problem: switch_cost must be {_SECONDS}, not {shown(switch_cost_s)}"
     yield from _id_faults("node", [node.id for node in nodes])
     yield from _id_faults("job", [job.id for job in jobs])
@@ -48,6 +48,8 @@ def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], 
             yield from _option_faults(f"{place}, option {k}", option, room)
             yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
+        if job.group != "" and not _is_text(job.group):
+            yield f"{place}: group must be text, such as the name of a user, not {shown(job.group)}"
         if not _is_flag(job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
@@ -96,7 +98,7 @@ def _option_faults(place: str, option: "Option", room: "_Room") -> Iterator[str]
         yield f"{place}: technique must be text, not {shown(option.technique)}"
     if not _is_mapping(option.config):
         yield f"{place}: config must be an object, not {shown(option.config)}"
-    if not _is_amount(option.runtime_s) or option.runtime_s <= 0:
+    if not is_amount(option.runtime_s) or option.runtime_s <= 0:
         yield f"{place}: runtime must be a number of seconds > 0, not {shown(option.runtime_s)}"
     elif option.runtime_s < LEAST_RUNTIME_S:
         yield f"{place}: runtime must be at least {LEAST_RUNTIME_S} seconds, not {shown(option.runtime_s)}"
@@ -157,7 +159,7 @@ def _fused_faults(place: str, job: "PlanningJob", option: "Option", jobs: Mappin
 
 def _running_faults(place: str, job: "PlanningJob", running: "Running", room: "_Room") -> Iterator[str]:
     """Yields faults of the state in which a job is declared to run at time 0."""
-    if not _is_amount(running.pinned_until_s):
+    if not is_amount(running.pinned_until_s):
         yield f"{place}: until must be {_SECONDS}, not {shown(running.pinned_until_s)}"
     if job.release_s or job.after:
         yield f"{place}: it runs already, but has a release or waits for other jobs; remove one or the other"
@@ -200,7 +202,7 @@ def _gang_place_faults(place: str, running: "Running", option: "Option", nodes: 
         if option.device_type not in ("", node.device_type):
             yield f"{place}: is on {name}, whose devices are {node.device_type!r}, not {option.device_type!r}"
         ends_s = option.runtime_s + option.save_s + option.evaluate_s
-        pinned_s = min(running.pinned_until_s, ends_s) if _is_amount(running.pinned_until_s) else 0.0
+        pinned_s = min(running.pinned_until_s, ends_s) if is_amount(running.pinned_until_s) else 0.0
         if node.available_until_s is not None and pinned_s > node.available_until_s:
             yield f"{place}: is pinned until {running.pinned_until_s} s, but node {name} goes away before"
 
@@ -223,7 +225,7 @@ def _amount_faults(place: str, value: Any, attributes: Mapping[str, str]) -> Ite
     for key, attribute in attributes.items():
         amount = getattr(value, attribute)
         default = type(value).__dataclass_fields__[attribute].default
-        if not (amount is None and default is None) and not _is_amount(amount):
+        if not (amount is None and default is None) and not is_amount(amount):
             yield f"{place}: {key} must be a number >= 0 (and at most {MAX_AMOUNT:g}), not {shown(amount)}"
 
 
@@ -259,7 +261,8 @@ def cycle_in(waits: Mapping[str, Collection[str]]) -> set[str]:
     return on_cycle
 
 
-def _is_amount(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """Whether a value is a number of seconds, bytes or such."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_AMOUNT
 
 

@@ -110,6 +110,7 @@ class PlanningJob:
     release_s: earliest start.
     deadline_s: latest end; None for no deadline.
     weight: factor of the job's end in the objective `weighted`.
+    group: the user or batch whose job it is, for the objective `fairness`; "" where the job is a group of its own.
     running: what the job runs at time 0; None where it does not run.
     started: the job has a checkpoint, so its first segment pays the switch cost, unless that segment continues what is
         running. A running job has always started.
@@ -122,6 +123,7 @@ class PlanningJob:
     release_s: float = 0.0
     deadline_s: float | None = None
     weight: float = 1.0
+    group: str = ""
     running: Running | None = None
     started: bool = False
     members: tuple[str, ...] = ()

@@ -5,14 +5,16 @@ keys of the benchmark files of this field ("gpus", "nodes", "runtime", "switch_c
 nothing depends on that unit.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ringmaster.tasks.planning.problems.fair_share import fair_seconds
 from ringmaster.tasks.planning.problems.faults import faults_of
 from ringmaster.tasks.planning.problems.json_form import read_fields, write_fields
 from ringmaster.tasks.planning.problems.parts import Node, PlanningJob, ProblemError
+from ringmaster.tasks.planning.problems.spot import with_evictions
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Problem:
             found.setdefault(job.id if is_alone else likeness(job), []).append(j)
         return tuple(map(tuple, found.values()))
 
+    @cached_property
+    def fair_s(self) -> Mapping[str, float]:
+        """Seconds in which each group could do its jobs on its fair share of the devices, by job; see `fair_share`."""
+        return fair_seconds(self.jobs, self.num_devices)
+
     def job(self, job_id: str) -> PlanningJob:
         """The job with that id. Raises KeyError if there is none."""
         return self._jobs[job_id]
@@ -86,15 +93,23 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: Any) -> "Problem":
-        """Reads a problem from a JSON object. Raises ProblemError with every fault and its place."""
+        """Reads a problem from a JSON object. Raises ProblemError with every fault and its place.
+
+        Where nodes may be evicted, it is the problem of the expected runtimes; see `spot`.
+        """
         fields, faults = read_fields(data)
+        rates, interval_s = fields.pop("evictions_per_hour"), fields.pop("checkpoint_interval_s", None)
         try:
             problem = cls(**fields)
         except ProblemError as error:
             raise ProblemError([*faults, *error.faults]) from None
         if faults:
             raise ProblemError(faults)
-        return problem
+        if not rates:
+            return problem
+        spot = {"switch_cost_s": problem.switch_cost_s, "interval_s": interval_s}
+        nodes, jobs = with_evictions(problem.nodes, problem.jobs, rates, **spot)
+        return replace(problem, nodes=nodes, jobs=jobs)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads, without values that are at their default."""
@@ -116,4 +131,4 @@ def likeness(job: PlanningJob) -> Hashable:
         )
         for o in job.options
     )
-    return options, job.after, job.release_s, job.deadline_s, job.weight, job.started
+    return options, job.after, job.release_s, job.deadline_s, job.weight, job.group, job.started

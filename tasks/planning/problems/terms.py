@@ -20,12 +20,14 @@ class Terms:
     objective: the name of the objective, as in `solve`.
     deadlines_s: by job, in seconds from the start of the batch.
     weights: by job; 1 for jobs that are not named.
+    users: by job, whose job it is; jobs that are not named are groups of their own.
     price_per_device_hour: price of any device, in any currency; at 1, a cost is in device-hours.
     """
 
     objective: str = "makespan"
     deadlines_s: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
 
     def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
@@ -39,6 +41,7 @@ class Terms:
                 job,
                 deadline_s=self._due_s((job.id, *job.members), elapsed_s=elapsed_s),
                 weight=sum(self.weights.get(name, 1.0) for name in (job.id, *job.members)),
+                group=self.users.get(job.id, ""),
             )
             for job in problem.jobs
         )

@@ -55,6 +55,11 @@ class Periods:
     value: float
 
 
+def has_due_dates(of: Coefficients) -> bool:
+    """Whether the ends of jobs have different factors in the maximum: each value of it is a due date for each job."""
+    return len(set(of.latest.values())) > 1
+
+
 class EventLp:
     """Minimises the objective over L[p], the length of period p, and x[j,o,p], the seconds of (j, o) in it:
 
@@ -79,6 +84,7 @@ class EventLp:
             self._add_job(job)
         self._add_nodes()
         self._add_events()
+        self._add_latest(of)
 
     def solved(self) -> Periods | None:
         """Returns an optimum; None where the order of events is impossible."""
@@ -102,9 +108,9 @@ class EventLp:
         return [node for node in self.problem.nodes if p <= self.at.get((Kind.LEAVE, node.id), self.num)]
 
     def _cost(self, p: int, of: Coefficients) -> float:
-        """Returns what a second of period p adds to the value."""
+        """Returns what a second of period p adds to the value, apart from different factors of ends in the maximum."""
         ends = (weight for job, weight in of.ends.items() if p <= self.at.get((Kind.END, job), self.num))
-        return (of.largest + math.fsum(ends)) / self.scale
+        return ((0.0 if has_due_dates(of) else of.largest) + math.fsum(ends)) / self.scale
 
     def _periods_of(self, job: PlanningJob) -> range:
         first = self.at.get((Kind.RELEASE, job.id), -1) + 1
@@ -145,6 +151,21 @@ class EventLp:
                     if (reached := place + max(1, slot)) < size:
                         entries.append((rows[reached], -1.0))
                     self.lp.column(entries)
+
+    def _add_latest(self, of: Coefficients) -> None:
+        """Adds the maximum of factor x end as a column, and a row for each period in which jobs of a factor end."""
+        if not has_due_dates(of):
+            return
+        factors: dict[int, float] = {}
+        for job, factor in of.latest.items():
+            p = self.at.get((Kind.END, job), self.num - 1)
+            factors[p] = max(factor, factors.get(p, 0.0))
+        value = self.lp.column(cost=of.largest / self.scale)
+        for p, factor in factors.items():
+            row = self.lp.row(0.0, math.inf)
+            self.lp.columns[value].append((row, 1.0))
+            for q in range(p + 1):
+                self.lp.columns[self.lengths[q]].append((row, -factor / of.largest))
 
     def _add_events(self) -> None:
         for p, event in enumerate(self.order):

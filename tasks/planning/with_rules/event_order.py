@@ -1,6 +1,6 @@
 """The order of events of a plan, by local search over linear programs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.completion_model import likely_ends_s
@@ -8,7 +8,7 @@ from ringmaster.tasks.planning.bounds.job_costs import shortest_of
 from ringmaster.tasks.planning.bounds.order import earliest_ends_s, in_order
 from ringmaster.tasks.planning.objectives.objective import Coefficients
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.with_rules.event_lp import Event, EventLp, Kind, Periods
+from ringmaster.tasks.planning.with_rules.event_lp import Event, EventLp, Kind, Periods, has_due_dates
 from ringmaster.tasks.planning.work import WorkBudget
 
 MAX_LPS, SIZE_OF_LPS = 24, 12_000  # linear programs of one search for the order, and their limit in jobs x periods
@@ -81,11 +81,24 @@ def first_orders(
     ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
     middles = _middles(problem, bound_s)
     likely_s = likely_ends_s(problem, of.ends, bound_s=bound_s) if of.ends else {}
-    for guess in (middles | likely_s, ends_s):
+    together = _of_one_factor(of, others=ends) if has_due_dates(of) else []
+    smallest = min(of.latest.values(), default=0.0)
+    due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
+    for guess in (middles | due_s | likely_s, ends_s):
         own = [(guess[job], Event(Kind.END, frozenset({job}))) for job in ends]
+        own += [(max(guess[job] for job in jobs), Event(Kind.END, jobs)) for jobs in together]
         ordered = sorted([*rows, *own], key=lambda row: (row[0], row[1].kind, sorted(row[1].names)))
         order = _in_precedence([event for _, event in ordered], problem)
         yield order
+
+
+def _of_one_factor(of: Coefficients, *, others: Collection[str]) -> list[frozenset[str]]:
+    """Returns the jobs with the same factor in the maximum, which may all end together, without some other jobs."""
+    jobs: dict[float, set[str]] = {}
+    for job, factor in of.latest.items():
+        if job not in others:
+            jobs.setdefault(factor, set()).add(job)
+    return [frozenset(names) for names in jobs.values()]
 
 
 def _middles(problem: Problem, bound_s: float) -> dict[str, float]:

@@ -55,7 +55,7 @@ def plan_by_events(
     """
     of = objective.coefficients(problem)
     safe = within_fair_memory(problem)
-    if safe is None or of.prices or (of.latest and not objective.only_last_end):
+    if safe is None or of.prices or (of.latest and len(of.latest) < len(problem.jobs)):
         return None
     orders = list(first_orders(safe.problem, ends_of(start, problem), of, bound_s))
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:

@@ -53,7 +53,7 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
     and nobody has set a priority; without batches it is the makespan. Otherwise it is the sum of weight x end over all
     jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
-    price that a batch names.
+    price that a batch names. Jobs without a user belong to their batch.
     """
     every = list(standing)
     objectives = {each.submission.asked.objective for each in every} or {Makespan.name}
@@ -63,6 +63,7 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
         (objective,) = objectives
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
+    users: dict[str, str] = {}
     for each in every:
         batch, asked = each.submission, each.submission.asked
         for name, deadline_s in asked.deadlines_s.items():
@@ -70,11 +71,13 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
         for job in batch.jobs:
             weight = asked.weights.get(job.name, 1.0) * each.priority(job.name)
             weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
+            users[batch.qualified(job.name)] = asked.users.get(job.name, batch.id)
     prices = [each.submission.asked.price_per_device_hour for each in every]
     return Terms(
         objective=objective,
         deadlines_s=deadlines_s,
         weights=weights,
+        users=users,
         price_per_device_hour=max(prices, default=1.0),
     )
 

@@ -5,6 +5,7 @@ import pytest
 from ringmaster.flows.batch.artifacts import cost_markdown
 from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec
@@ -47,6 +48,13 @@ def test_the_value_is_that_of_the_objective(journal, monkeypatch, objective, val
     result = result_of(journal, monkeypatch, objective=objective)
     assert (result.objective, result.makespan_s) == (objective, 40.0)
     assert result.value == pytest.approx(value)
+
+
+def test_fairness_is_relative_to_the_runtimes_of_the_first_plan(journal, monkeypatch):
+    jobs = tuple(PlanningJob(name, (Option("ddp", 1, runtime_s),)) for name, runtime_s in (("a", 20.0), ("b", 30.0)))
+    problem = Problem("b", (Node("n", 2),), jobs)
+    journal.write_plan({"plan": solve(problem).to_json(), "problem": problem.to_json()}, why="first")
+    assert result_of(journal, monkeypatch, objective="fairness").value == pytest.approx(40.0 / 30.0)
 
 
 def test_a_deadline_stands_beside_the_end_from_the_start_of_the_batch(journal, monkeypatch):

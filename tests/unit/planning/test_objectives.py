@@ -1,6 +1,7 @@
 """The interface of objectives, and objectives that other packages register."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,19 @@ from hypothesis import given
 from typer.testing import CliRunner
 
 from ringmaster.flows.cli import app
-from ringmaster.tasks.batch import BatchFileError, json_schema, parse_batch
-from ringmaster.tasks.planning import Coefficients, Node, Objective, Option, Plan, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, parse_batch
+from ringmaster.tasks.planning import (
+    Coefficients,
+    Node,
+    Objective,
+    Option,
+    Plan,
+    PlanningJob,
+    Problem,
+    ProblemError,
+    solve,
+    verify,
+)
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import registry
@@ -113,10 +125,11 @@ def test_it_is_found_by_the_command_that_plans(installed, tmp_path):
 
 
 def test_editors_offer_it(installed):
-    assert json_schema()["properties"]["objective"]["enum"][:6] == [
+    assert json_schema()["properties"]["objective"]["enum"][:7] == [
         "makespan",
         "weighted",
         "mean_completion",
+        "fairness",
         "cost",
         "mean",
         "urgent",
@@ -155,7 +168,8 @@ def test_only_the_jobs_that_are_named_must_end_early(installed):
 @pytest.mark.parametrize("name", ["speed", "misnamed", "nothing"])
 def test_what_is_no_objective_is_refused(installed, name):
     with pytest.raises(
-        ValueError, match=r"objective is makespan, weighted, mean_completion, cost, mean.* or|To fix: let it name a sub"
+        ValueError,
+        match=r"objective is makespan, weighted, mean_completion, fairness, cost, mean.* or|To fix: let it name a sub",
     ):
         solve(two(), objective=name)
 
@@ -167,7 +181,7 @@ def test_without_its_package_a_name_is_unknown_everywhere(fresh, tmp_path):
     problem.write_text(json.dumps(two().to_json()))
     refused = CliRunner().invoke(app, ["plan", str(problem), "--objective", "mean"], env={"COLUMNS": "200"})
     assert refused.exit_code == 2
-    assert "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'cost'." in refused.output
+    assert "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'fairness', 'cost'." in refused.output
     plan = Plan.from_json(solve(two()).to_json() | {"objective": "mean"})
     assert verify(plan, two()) == ["the objective 'mean' is unknown. To fix: install the package that registers it"]
 
@@ -224,3 +238,39 @@ def test_prices_are_those_of_the_batch_where_they_count():
     for objective, price in (("makespan", 0.0), ("cost", 0.01)):
         (node,) = Terms(objective=objective, price_per_device_hour=36.0).on(two()).nodes
         assert node.price == price
+
+
+def test_users_are_done_as_fairly_as_the_bound_allows():
+    problem = draw("paper-txt-8x4", seed=1)
+    jobs = tuple(replace(job, group="ana" if i < 2 else "ben") for i, job in enumerate(problem.jobs))
+    problem = replace(problem, jobs=jobs)
+    plan = solve(problem, objective="fairness")
+    assert verify(plan, problem) == []
+    assert plan.gap < 0.05
+    shortest = solve(problem)
+    assert registry.objective("fairness").value(shortest, problem) > plan.value
+    assert shortest.makespan_s <= plan.makespan_s * (1 + 1e-9)
+
+
+@draws(10)
+@given(whole_problems())
+def test_plans_for_fairness_keep_every_rule(problem):
+    jobs = tuple(replace(job, group=("", "a", "b")[i % 3]) for i, job in enumerate(problem.jobs))
+    problem = replace(problem, jobs=jobs)
+    try:
+        plan = solve(problem, objective="fairness", work_s=2.0)
+    except ProblemError as error:
+        assert error.faults
+        return
+    assert verify(plan, problem) == []
+    assert plan.value_bound <= plan.value
+    assert Problem.from_json(problem.to_json()) == problem
+
+
+def test_the_users_of_a_batch_file_are_groups_of_its_plans():
+    text = BATCH.replace("objective: mean", "objective: fairness").replace("name: long,", "name: long, user: ana,")
+    batch = parse_batch(text, folder=Path(), name="batch.yaml")
+    assert [job.group for job in batch.terms.on(two()).jobs] == ["ana", ""]
+    assert Batch.from_json(batch.to_json()) == batch
+    with pytest.raises(BatchFileError, match=r"user"):
+        parse_batch(text.replace("user: ana", "user: [ana]"), folder=Path(), name="batch.yaml")

@@ -62,7 +62,7 @@ def test_every_value_has_a_file(problem):
 
 @pytest.mark.parametrize("preemption", ["auto", "never"])
 @draws(4)
-@given(problem=odd_problems(), objective=st.sampled_from(["makespan", "weighted", "cost"]))
+@given(problem=odd_problems(), objective=st.sampled_from(["makespan", "weighted", "fairness", "cost"]))
 def test_every_plan_keeps_every_rule(preemption, problem, objective):
     try:
         plan = solve(problem, objective=objective, preemption=preemption, work_s=20.0)

@@ -36,6 +36,11 @@ def test_weights_are_multiplied_and_deadlines_count_from_each_start():
     assert terms.deadlines_s == {"x/a": EPOCH_S + 60.0}
 
 
+def test_jobs_without_a_user_belong_to_their_batch():
+    terms = combined_terms([standing("x", users={"a": "ana"}), standing("y", users={"b": "ana"})])
+    assert terms.users == {"x/a": "ana", "x/b": "x", "y/a": "y", "y/b": "ana"}
+
+
 def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
     pool.pass_seconds(10, Worker(database))
     pool.submit(submission(terms=Terms(deadlines_s={"a": 300.0})))
