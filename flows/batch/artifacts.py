@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -25,6 +25,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.whatif.sentences import TITLE, section
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
@@ -74,11 +75,18 @@ class DecisionArtifact:
         self._artifact = self._write(self._artifact, list(self._rows))
 
 
-def show_plan(plan: Plan, problem: Problem) -> None:
-    """Creates the artifact with the plan and its Gantt chart."""
-    create_markdown_artifact(
-        key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
-    )
+def show_plan(plan: Plan, problem: Problem, *, device: str) -> None:
+    """Creates the artifact with the plan, its Gantt chart, and what more devices would gain.
+
+    device: the kind of the cluster's devices.
+    """
+    page = "\n".join([plan_markdown(plan, problem), *gains_markdown(section(plan, problem, device=device))])
+    create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
+
+
+def gains_markdown(sentences: Sequence[str]) -> list[str]:
+    """Returns the section about what more devices would gain; nothing where there is nothing to say."""
+    return ["", f"## {TITLE}", "", *(f"- {line}" for line in sentences)] if sentences else []
 
 
 def show_groups(fusion: Fusion, problem: Problem) -> None:

@@ -154,7 +154,7 @@ class LocalRun:
             return
         is_first = not self.journal.plans()
         plan = self._first_plan(problem) if is_first else self._later_plan(problem)
-        show_plan(plan, problem)
+        show_plan(plan, problem, device=self._cluster.device_kind())
         self._plan = Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     @contextmanager

@@ -1,1 +1,1 @@
-"""What a change of the problem would gain: more devices, a job less, a deadline for all. `docs/planning.md` has the formula."""
+"""What a change of a problem gains: more devices, fewer jobs; and whether all jobs can end in time."""

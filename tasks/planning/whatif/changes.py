@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ringmaster.tasks.planning.bounds.order import in_order
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.parts import Node, ProblemError
@@ -44,15 +45,16 @@ def type_of(problem: Problem, device_type: str) -> str:
     if not device_type and len(kinds) == 1:
         return kinds[0]
     what = f"no node has devices of type {device_type!r}" if device_type else "the nodes have several types of devices"
-    raise ProblemError([f"{what}. To fix: name one of {', '.join(map(repr, kinds))}"])
+    remedy = f"name one of {', '.join(map(repr, kinds))}" if any(kinds) else "leave the type out: no node has one"
+    raise ProblemError([f"{what}. To fix: {remedy}"])
 
 
 def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
     """Returns the jobs that wait for any of these, directly or through others, in the order of the problem."""
-    found, left = set(names), True
-    while left:
-        left = {job.id for job in problem.jobs if job.id not in found and found & set(job.after)}
-        found |= left
+    found = set(names)
+    for job in in_order(problem):
+        if found & set(job.after):
+            found.add(job.id)
     return tuple(job.id for job in problem.jobs if job.id in found and job.id not in names)
 
 
@@ -83,7 +85,8 @@ def _new_nodes(problem: Problem, change: MoreNodes) -> list[Node]:
     kind = type_of(problem, change.device_type)
     alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
     model = replace(alike[0], available_until_s=None) if alike else Node("", change.num_devices, kind)
-    taken, found, number = {node.id for node in problem.nodes}, [], 1
+    taken, number = {node.id for node in problem.nodes}, 1
+    found: list[Node] = []
     while len(found) < change.num_nodes:
         if (name := f"new{number}") not in taken:
             found.append(replace(model, id=name))

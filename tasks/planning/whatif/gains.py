@@ -12,9 +12,10 @@ searched for. What a new plan gains over the old one, UB - UB', is in the interv
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
@@ -55,7 +56,8 @@ class WhatIf:
 
     Raises ProblemError where the plan is not one of the problem, or minimises something else than the makespan.
 
-    bound_s: no plan of the problem ends before. certificate: the prices that prove it.
+    bound_s: no plan of the problem ends before.
+    certificate: prices of slots and jobs that prove this, or nearly this, where the proof is by prices of whole jobs.
     """
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
@@ -67,7 +69,10 @@ class WhatIf:
         if faults := verify(plan, problem):
             raise ProblemError(faults)
         self.problem, self.plan = problem, plan
-        self.certificate, self.bound_s = _proof(plan, problem)
+        self._proof, self.bound_s = _proof(plan, problem)
+        self.certificate = self._proof
+        if self._proof.work_prices:  # they do not say what a device is worth, and cannot be checked on many devices
+            self.certificate = pattern_bound(problem).certificate or Certificate()
 
     @property
     def makespan_s(self) -> float:
@@ -75,14 +80,13 @@ class WhatIf:
         return self.plan.makespan_s
 
     def bound_by_prices_s(self, problem: Problem, change: Change) -> float:
-        """Returns what the plan's own prices prove about the changed problem; 0 where they prove nothing there."""
-        certificate = self.certificate
-        if isinstance(change, Without):
-            certificate = without_prices(certificate, change.jobs)
-        try:
-            return certified_bound(certificate, problem)
-        except ValueError:  # work prices cannot be checked on so many devices
-            return 0.0
+        """Returns what the plan's own prices prove about the changed problem."""
+        left_out = change.jobs if isinstance(change, Without) else ()
+        bound_s = certified_bound(without_prices(self.certificate, left_out), problem)
+        if self._proof is not self.certificate:
+            with suppress(ValueError):  # prices of whole jobs cannot be checked on many devices
+                bound_s = max(bound_s, certified_bound(without_prices(self._proof, left_out), problem))
+        return bound_s
 
     def grown_node(self, change: MoreDevices) -> str:
         """Returns the node on which more devices gain most by the plan's prices; the first one if several do."""
@@ -97,16 +101,24 @@ class WhatIf:
                     best, bound_s = node.id, found_s
         return best
 
-    def gain(self, change: Change) -> Gain:
-        """Returns the certain interval of what a change gains, without a search. Raises ProblemError as `changed`."""
+    def gain(self, change: Change, *, anew: bool = True) -> Gain:
+        """Returns the certain interval of what a change gains, without a search. Raises ProblemError as `changed`.
+
+        anew: whether to solve the linear program of the bound anew, which takes most of the time; else the plan's own
+            prices are the bound.
+        """
         on = self.grown_node(change) if isinstance(change, MoreDevices) else ""
         problem = changed(self.problem, change, on=on)
         by_prices_s = self.bound_by_prices_s(problem, change)
-        bound = preemptive_bound(problem)
+        bound = preemptive_bound(problem) if anew else Bound(by_prices_s, None, "prices of another plan")
         bound_s = max(by_prices_s, bound.seconds)
         plan = quick_plan(problem, bound, self.plan, self.problem)
         return self._gain(
-            change, on=on, by_prices_s=by_prices_s, bound_s=bound_s, makespan_s=None if plan is None else plan.makespan_s
+            change,
+            on=on,
+            by_prices_s=by_prices_s,
+            bound_s=bound_s,
+            makespan_s=None if plan is None else plan.makespan_s,
         )
 
     def planned(self, gain: Gain, *, work_s: float = WORK_S, time_limit_s: float = 300.0, seed: int = 0) -> Gain:
@@ -122,9 +134,7 @@ class WhatIf:
         answer = self._gain(gain.change, on=gain.on, by_prices_s=by_prices_s, bound_s=bound_s, makespan_s=makespan_s)
         return replace(answer, planned_s=self.makespan_s - makespan_s)
 
-    def _gain(
-        self, change: Change, *, on: str, by_prices_s: float, bound_s: float, makespan_s: float | None
-    ) -> Gain:
+    def _gain(self, change: Change, *, on: str, by_prices_s: float, bound_s: float, makespan_s: float | None) -> Gain:
         most_s = max(0.0, self.makespan_s - bound_s)
         least_s = 0.0 if makespan_s is None else min(most_s, max(0.0, self.bound_s - makespan_s))
         return Gain(
