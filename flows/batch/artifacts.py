@@ -80,13 +80,8 @@ def show_plan(plan: Plan, problem: Problem, *, device: str) -> None:
 
     device: the kind of the cluster's devices.
     """
-    page = "\n".join([plan_markdown(plan, problem), *gains_markdown(section(plan, problem, device=device))])
+    page = plan_markdown(plan, problem, gains=section(plan, problem, device=device))
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
-
-
-def gains_markdown(sentences: Sequence[str]) -> list[str]:
-    """Returns the section about what more devices would gain; nothing where there is nothing to say."""
-    return ["", f"## {TITLE}", "", *(f"- {line}" for line in sentences)] if sentences else []
 
 
 def show_groups(fusion: Fusion, problem: Problem) -> None:
@@ -98,8 +93,10 @@ def show_groups(fusion: Fusion, problem: Problem) -> None:
     )
 
 
-def plan_markdown(plan: Plan, problem: Problem) -> str:
+def plan_markdown(plan: Plan, problem: Problem, *, gains: Sequence[str] = ()) -> str:
     """Returns the plan as markdown.
+
+    gains: what more devices would gain, in sentences.
 
     The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
     """
@@ -115,6 +112,7 @@ def plan_markdown(plan: Plan, problem: Problem) -> str:
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",
+        *([f"## {TITLE}", "", *(f"- {line}" for line in gains), "", "## Segments", ""] if gains else []),
         "| job | technique | config | devices | start | end |",
         "| --- | --- | --- | --- | ---: | ---: |",
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import gains_markdown, plan_markdown
+from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
@@ -100,8 +100,7 @@ class DryRun:
         said = "\n".join(f"- {line}" for line in self.sentences())
         if self.plan is None or self.problem is None:
             return f"# {self.batch} cannot be planned\n\n{said}"
-        gains = "\n".join(gains_markdown(self.gains))
-        return f"{plan_markdown(self.plan, self.problem)}\n\n## Estimate\n\n{said}\n{gains}"
+        return f"{plan_markdown(self.plan, self.problem, gains=self.gains)}\n\n## Estimate\n\n{said}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `run --dry-run --json` prints."""
