@@ -92,7 +92,7 @@ def whatif(
     _check(problem, changes)
     report = _Report(WhatIf(problem, planned), is_quiet=as_json)
     gains = report.gains(changes, limits=None if at_once else limits)
-    deadlines = report.deadlines([Deadline(due_s=each_s) for each_s in due_s], limits=limits)
+    deadlines = report.deadlines([Deadline(due_s=each_s) for each_s in due_s], searches=not at_once, **limits)
     explained = report.explanation() if explain else {}
     if as_json:
         bounds = {"makespan_s": report.what_if.makespan_s, "lower_bound_s": report.what_if.bound_s}
@@ -119,15 +119,15 @@ class _Report:
             found.append(gain if limits is None else self._said(self.what_if.planned(gain, **limits)))
         return [gain_json(gain) for gain in found]
 
-    def deadlines(self, questions: Sequence[Deadline], *, limits: dict[str, Any]) -> list[dict[str, Any]]:
-        """Answers whether all jobs can end in time."""
+    def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
+        """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
         from ringmaster.tasks.planning.whatif.deadlines import answer_deadline
         from ringmaster.tasks.planning.whatif.json_form import deadline_json
         from ringmaster.tasks.planning.whatif.sentences import deadline_lines
 
         found: list[DeadlineAnswer] = []
         for question in questions:
-            found.append(answer_deadline(self.what_if, question, **limits))
+            found.append(answer_deadline(self.what_if, question, **search))
             self._say(deadline_lines(found[-1]))
         return [deadline_json(answer) for answer in found]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.bounds.order import earliest_ends_s
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.whatif.changes import changed
-from ringmaster.tasks.planning.whatif.gains import WhatIf
+from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 from ringmaster.tasks.planning.whatif.questions import Deadline, MoreDevices, MoreNodes
 from ringmaster.tasks.planning.work import WORK_S
 
@@ -52,12 +54,20 @@ class DeadlineAnswer:
 
 
 def answer_deadline(
-    what_if: WhatIf, question: Deadline, *, work_s: float = WORK_S, time_limit_s: float = 300.0, seed: int = 0
+    what_if: WhatIf,
+    question: Deadline,
+    *,
+    searches: bool = True,
+    work_s: float = WORK_S,
+    time_limit_s: float = 300.0,
+    seed: int = 0,
 ) -> DeadlineAnswer:
     """Returns whether all jobs can end in time.
 
     Where the plan is late, more devices of the commonest kind are considered: on the node if there is only one, else as
-    further nodes. The limits are those of each search for a plan with more devices.
+    further nodes.
+
+    searches: whether to search for plans with more devices, beyond quick ones. The limits are those of each search.
     """
     due_s = question.due_s
     known = DeadlineAnswer(
@@ -75,7 +85,8 @@ def answer_deadline(
     too_few = _too_few(what_if, unit, due_s) if known.verdict is Verdict.NO else 0
     enough = None
     if too_few < MAX_MORE:
-        enough = _enough(what_if, unit, due_s, too_few, work_s=work_s, time_limit_s=time_limit_s, seed=seed)
+        search = partial(what_if.planned, work_s=work_s, time_limit_s=time_limit_s, seed=seed) if searches else None
+        enough = _enough(what_if, unit, due_s, too_few, search)
     return replace(known, unit=unit, too_few=too_few, enough=enough)
 
 
@@ -120,10 +131,7 @@ def _enough(
     unit: MoreDevices | MoreNodes,
     due_s: float,
     too_few: int,
-    *,
-    work_s: float,
-    time_limit_s: float,
-    seed: int,
+    search: Callable[[Gain], Gain] | None,
 ) -> int | None:
     """Returns a number of further devices or nodes with which a plan ends in time; None where none was found.
 
@@ -132,8 +140,8 @@ def _enough(
     for step in STEPS:
         count = too_few + step
         gain = what_if.gain(times(unit, count))
-        if not _is_in_time(gain.makespan_s, due_s):
-            gain = what_if.planned(gain, work_s=work_s, time_limit_s=time_limit_s, seed=seed)
+        if search is not None and not _is_in_time(gain.makespan_s, due_s):
+            gain = search(gain)
         if _is_in_time(gain.makespan_s, due_s):
             return count
     return None

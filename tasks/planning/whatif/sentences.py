@@ -18,16 +18,16 @@ TITLE = "What more devices would gain"
 LEAST_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
 MOST_JOBS = 3  # whose costs a report shows
 MOST_GAP = 0.05  # of the plan above its bound, as a share of the makespan
-LEAST_SHARE = 0.005  # of the makespan: a smaller gain is next to nothing
+LEAST_COST = 0.005  # of a job that a report names, as a share of the makespan
 
 
-def section(plan: Plan, problem: Problem, *, device: str = "device") -> list[str]:
+def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     """Returns what more devices would gain, and which jobs cost most, in sentences: at most a second of work.
 
     Returns no sentence where it would not help: for another objective than the makespan, for short batches, for a plan
     that misses deadlines, and for one so far above its bound that nothing is certain.
 
-    device: how a device is called where the nodes have no types.
+    device: the kind of the devices, where the nodes have no types.
     """
     if plan.objective != MAKESPAN.name or plan.makespan_s < LEAST_MAKESPAN_S or len(problem.jobs) < 2:
         return []
@@ -42,27 +42,23 @@ def section(plan: Plan, problem: Problem, *, device: str = "device") -> list[str
     changes += [unit] if isinstance(unit, MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
     anew = what_if.certificate.windows is None
-    lines = []
-    for change in changes:
-        gain = what_if.gain(change, anew=anew)
-        with_more = f"With {change_text(gain, device=device)}"
-        if gain.most_s < LEAST_SHARE * plan.makespan_s:
-            lines.append(f"{with_more} the last job would end at most {seconds_text(gain.most_s)} earlier.")
-        else:
-            lines.append(f"{with_more} the last job would end {_between(gain)} earlier.")
-    costs = [
-        cost for cost in costliest(what_if, MOST_JOBS, anew=anew) if cost.gain.most_s >= LEAST_SHARE * plan.makespan_s
+    gains = [what_if.gain(change, anew=anew) for change in changes]
+    lines = [
+        f"With {change_text(gain, device=device)} the last job would end {_between(gain)} earlier." for gain in gains
     ]
-    return lines + [f"{cost_text(cost)}." for cost in costs]
+    costs = [
+        cost for cost in costliest(what_if, MOST_JOBS, anew=anew) if cost.gain.most_s >= LEAST_COST * plan.makespan_s
+    ]
+    return lines + [f"{cost_text(cost)}: so much earlier would the last job end without it." for cost in costs]
 
 
-def change_text(gain: Gain, *, device: str = "device") -> str:
+def change_text(gain: Gain, *, device: str = "") -> str:
     """Returns what is changed, such as "one more device on n0"."""
     match gain.change:
         case MoreDevices(num_devices=num, device_type=kind):
-            return f"{_count(num, _device(kind, device))} on {gain.on}"
+            return f"{_more(num, 'device')}{_kind(kind, device)} on {gain.on}"
         case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
-            return f"{_count(num_nodes, 'node')} of {_plural(num, _device(kind, device))}"
+            return f"{_more(num_nodes, 'node')} of {_plural(num, 'device')}{_kind(kind, device)}"
         case Without(jobs=jobs):
             return f"{', '.join(jobs)} left out"
 
@@ -101,9 +97,9 @@ def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
     if answer.unit is None:
         return
     if answer.too_few:
-        yield f"With {_more(answer.unit, answer.too_few)} it is certainly impossible."
+        yield f"With {_more_of(answer.unit, answer.too_few)} it is certainly impossible."
     if answer.enough is not None:
-        yield f"With {_more(answer.unit, answer.enough)} it is certainly possible: there is a plan."
+        yield f"With {_more_of(answer.unit, answer.enough)} it is certainly possible: there is a plan."
     else:
         yield "No number of further devices was found that suffices."
 
@@ -111,7 +107,7 @@ def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Yields what the nodes and the jobs contribute to the bound."""
     for price in explanation.nodes:
-        kind = f" of type {price.node.device_type}" if price.node.device_type else ""
+        kind = _kind(price.node.device_type)
         until = price.node.available_until_s
         nodes = "the node" if price.num_nodes == 1 else f"the {price.num_nodes} nodes"
         names = price.node.id if price.num_nodes == 1 else f"like {price.node.id}"
@@ -146,18 +142,21 @@ def _between(gain: Gain) -> str:
     return f"{low} to {high} {unit}" if unit == other else f"{least} to {most}"
 
 
-def _more(unit: MoreDevices | MoreNodes, count: int) -> str:
-    change = times(unit, count)
-    if isinstance(change, MoreNodes):
-        return f"{_count(change.num_nodes, 'node')} of {_plural(change.num_devices, _device(change.device_type))}"
-    return _count(change.num_devices, _device(change.device_type))
+def _more_of(unit: MoreDevices | MoreNodes, count: int) -> str:
+    match times(unit, count):
+        case MoreDevices(num_devices=num, device_type=kind):
+            return _more(num, "device") + _kind(kind)
+        case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
+            return f"{_more(num_nodes, 'node')} of {_plural(num, 'device')}{_kind(kind)}"
 
 
-def _device(kind: str, name: str = "device") -> str:
-    return f"{kind} device" if kind else name
+def _kind(device_type: str, device: str = "") -> str:
+    if device_type:
+        return f" of type {device_type}"
+    return f" ({device})" if device else ""
 
 
-def _count(number: int, what: str) -> str:
+def _more(number: int, what: str) -> str:
     return f"one more {what}" if number == 1 else f"{number} more {what}s"
 
 

@@ -64,7 +64,7 @@ def test_what_more_devices_would_gain_is_on_the_page_of_a_long_batch(tmp_path, m
     found = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(36.0),) for each in jobs})
     page = found.markdown()
     assert "## What more devices would gain" in page
-    assert "- With one more a, 1 core on here the last job would end " in page
+    assert "- With one more device (a, 1 core) on here the last job would end " in page
     assert page.index("## Segments") < page.index("| job | technique")
     short = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(0.01),) for each in jobs})
     assert "What more devices" not in short.markdown()

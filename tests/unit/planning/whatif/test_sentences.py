@@ -60,7 +60,7 @@ def test_what_a_report_says():
     problem = draw("paper-txt", seed=1)
     plan = solve(problem, work_s=LITTLE)
     lines = section(plan, problem, device="NVIDIA H200")
-    assert lines[0].startswith("With one more NVIDIA H200 on n0 the last job would end ")
+    assert lines[0].startswith("With one more device (NVIDIA H200) on n0 the last job would end ")
     assert lines[0].endswith(" earlier.")
     assert 1 < len(lines) <= 4
     assert all(" costs " in line for line in lines[1:])
