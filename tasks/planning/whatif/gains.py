@@ -112,7 +112,7 @@ class WhatIf:
         by_prices_s = self.bound_by_prices_s(problem, change)
         bound = preemptive_bound(problem) if anew else Bound(by_prices_s, None, "prices of another plan")
         bound_s = max(by_prices_s, bound.seconds)
-        plan = quick_plan(problem, bound, self.plan, self.problem)
+        plan = quick_plan(problem, bound=bound, start=self.plan, before=self.problem)
         return self._gain(
             change,
             on=on,

@@ -20,7 +20,7 @@ EFFORT = 0.01  # of the last local search
 METHOD = "quick plan"
 
 
-def quick_plan(problem: Problem, bound: Bound, start: Plan, before: Problem) -> Plan | None:
+def quick_plan(problem: Problem, *, bound: Bound, start: Plan, before: Problem) -> Plan | None:
     """Returns the best plan that takes no search worth mentioning, checked by the verifier; None where there is none.
 
     bound: the problem's own; without its prices, nothing is planned.
@@ -67,13 +67,13 @@ def _planned_groups(problem: Problem, start: Plan, before: Problem, *, due_s: fl
     """Returns the segments of a plan with the groups of `start`, less the jobs that are gone."""
     left = {job.id for job in problem.jobs}
     groups = {}
-    for lead, members in groups_of(start, before).items():
-        names = [name for name in (lead, *members) if name in left]
-        if len(names) > 1:
-            groups[names[0]] = tuple(names[1:])
     try:
+        for lead, members in groups_of(start, before).items():
+            names = [name for name in (lead, *members) if name in left]
+            if len(names) > 1:
+                groups[names[0]] = tuple(names[1:])
         found = contracted(problem, groups)
-    except ValueError:  # no option trains the rest of a group
+    except ValueError:  # the groups changed during the plan, or no option trains the rest of one
         return ()
     own = preemptive_bound(found.problem)
     segments = _planned(found.problem, own, start, before, due_s=due_s)

@@ -117,10 +117,11 @@ def test_a_quick_plan_is_a_search_worth_of_seconds_only_where_it_can_gain_some()
     plan = solve(problem, work_s=LITTLE)
     after = changed(problem, MoreNodes(num_devices=8))
     bound = preemptive_bound(after)
-    found = quick_plan(after, bound, plan, problem)
+    found = quick_plan(after, bound=bound, start=plan, before=problem)
     assert found.method == METHOD
     assert found.makespan_s < plan.makespan_s
-    assert quick_plan(after, replace(bound, certificate=None), plan, problem).segments == plan.segments
+    kept = quick_plan(after, bound=replace(bound, certificate=None), start=plan, before=problem)
+    assert kept.segments == plan.segments
 
 
 def test_devices_go_where_they_gain_most():
