@@ -20,6 +20,7 @@ from ringmaster.flows.commands import (
     retraining,
     running,
     services,
+    whatif,
 )
 from ringmaster.flows.commands.lineage import queries
 
@@ -52,7 +53,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         looking.watch,
         looking.logs,
     ),
-    PLAN: (running.profile, planning.plan, planning.check, planning.simulate, looking.techniques),
+    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, planning.simulate, looking.techniques),
     POOL: (services.up, services.down, services.diagnose),
     MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, models.convert),
 }

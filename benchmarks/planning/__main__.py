@@ -2,6 +2,8 @@
 
 usage: python -m benchmarks.planning [--seeds N] [--quick] [--others] [--no-table] [--only WORD ...]
 
+`--only whatif` measures what-if instead (`benchmarks/planning/whatif.py`), and prints its table.
+
 Writes benchmarks/results/planning.json and the tables between the markers in docs/benchmarks.md; --quick and --only
 print instead. The independent verifier checks every plan, which must not be longer than that of the best simple rule.
 `--others` adds simple rules, a time-indexed MILP, OR-Tools' CP-SAT and Saturn's MILP, one problem each.
@@ -21,7 +23,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
-from benchmarks.planning import others
+from benchmarks.planning import others, whatif
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
 from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.objectives import registry
@@ -200,6 +202,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for preemption in ("auto", "never"):  # compile the kernels, or load them, before timing
         solve(draw("scale-12x16"), preemption=preemption)
+    if arguments.only == ["whatif"]:
+        whatif.main()
+        return
     is_whole = not (arguments.quick or arguments.only or arguments.no_table)
     rows: list[dict] = []
     for row in () if arguments.no_table else ROWS:

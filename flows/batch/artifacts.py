@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -26,6 +26,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.whatif.sentences import TITLE, section
 from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 
@@ -76,10 +77,13 @@ class DecisionArtifact:
         self._artifact = self._write(self._artifact, list(self._rows))
 
 
-def show_plan(plan: Plan, problem: Problem, prediction: Prediction) -> None:
-    """Creates the artifact with the plan, its Gantt chart and its predicted makespan."""
-    markdown = plan_markdown(plan, problem, prediction)
-    create_markdown_artifact(key="plan", markdown=markdown, description="The plan, as a Gantt chart")
+def show_plan(plan: Plan, problem: Problem, prediction: Prediction, *, device: str) -> None:
+    """Creates the artifact with the plan, its Gantt chart, its predicted makespan, and what more devices would gain.
+
+    device: the kind of the cluster's devices.
+    """
+    page = plan_markdown(plan, problem, prediction, gains=section(plan, problem, device=device))
+    create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 
 
 def show_groups(fusion: Fusion, problem: Problem) -> None:
@@ -91,8 +95,12 @@ def show_groups(fusion: Fusion, problem: Problem) -> None:
     )
 
 
-def plan_markdown(plan: Plan, problem: Problem, prediction: Prediction | None = None) -> str:
+def plan_markdown(
+    plan: Plan, problem: Problem, prediction: Prediction | None = None, *, gains: Sequence[str] = ()
+) -> str:
     """Returns the plan as markdown.
+
+    gains: what more devices would gain, in sentences.
 
     The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
     """
@@ -109,6 +117,7 @@ def plan_markdown(plan: Plan, problem: Problem, prediction: Prediction | None = 
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",
+        *([f"## {TITLE}", "", *(f"- {line}" for line in gains), "", "## Segments", ""] if gains else []),
         "| job | technique | config | devices | start | end |",
         "| --- | --- | --- | --- | ---: | ---: |",
     ]

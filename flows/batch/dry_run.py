@@ -31,7 +31,8 @@ from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.plans.checked import checked_fusion
-from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines
+from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.whatif.sentences import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
@@ -56,6 +57,7 @@ class DryRun:
     predicted: jobs that were planned with predicted step times.
     fused: a sentence about which jobs would be trained together, and what that saves.
     late: jobs whose deadlines no plan meets.
+    gains: what more devices would gain, in sentences.
     standing: number of jobs of other batches that the pool trains too, which the plan leaves out.
     """
 
@@ -70,6 +72,7 @@ class DryRun:
     predicted: tuple[str, ...] = ()
     fused: str = ""
     late: tuple[str, ...] = ()
+    gains: tuple[str, ...] = ()
     standing: int = 0
 
     @property
@@ -97,7 +100,7 @@ class DryRun:
         said = "\n".join(f"- {line}" for line in self.sentences())
         if self.plan is None or self.problem is None:
             return f"# {self.batch} cannot be planned\n\n{said}"
-        return f"{plan_markdown(self.plan, self.problem)}\n\n## Estimate\n\n{said}"
+        return f"{plan_markdown(self.plan, self.problem, gains=self.gains)}\n\n## Estimate\n\n{said}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `run --dry-run --json` prints."""
@@ -210,7 +213,8 @@ def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, s
         raise InputError(error.faults) from error
     fused = next(fusion for fusion in made if fusion.together is plan).in_words() if problem.is_fused else ""
     predicted = tuple(job.name for job in jobs if _is_predicted(profiled.profiles[job.name]))
-    return replace(found, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late)
+    gains = tuple(section(plan, without_deadlines(problem, late), device=cluster.device_kind()))
+    return replace(found, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
 
 
 def _is_predicted(profiles: tuple[Profile, ...]) -> bool:

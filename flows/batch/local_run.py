@@ -167,7 +167,7 @@ class LocalRun:
         prediction = self._prediction(plan, job_table)
         self.journal.put(PREDICTION, to_json(prediction))
         current_view.get().notice(prediction_text(prediction))
-        show_plan(plan, problem, prediction)
+        show_plan(plan, problem, prediction, device=self._cluster.device_kind())
         self._plan = Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     @contextmanager

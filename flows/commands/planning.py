@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ringmaster.flows.commands.problem_files import read_plan, read_problem, write_text
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AsJson, output_console, print_json
-from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning import Problem
 
-MAX_BYTES = 200_000_000
-"""Of a problem or a plan: 10,000 jobs of 100 options are half of that."""
 Preemption = Literal["auto", "never", "always"]
 
 
@@ -64,13 +62,13 @@ def plan(
     fusion = choose_groups(problem, **limits, preemption=preemption, objective=objective, seed=seed)
     found = fusion.together
     if save_problem:
-        _write(save_problem, json.dumps(problem.to_json(), indent=1))
+        write_text(save_problem, json.dumps(problem.to_json(), indent=1))
     if output:
-        _write(output, json.dumps(found.to_json(), indent=1))
+        write_text(output, json.dumps(found.to_json(), indent=1))
     if svg:
         from ringmaster.tasks.planning.charts.gantt import render_svg
 
-        _write(svg, render_svg(found, problem))
+        write_text(svg, render_svg(found, problem))
     simple = _simple(problem)
     if as_json:
         result = found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple}
@@ -92,7 +90,7 @@ def check(
     from ringmaster.tasks.planning import certified_bound, verify
     from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
 
-    problem, planned = _problem(problem_file, None, 0), _plan(plan_file)
+    problem, planned = _problem(problem_file, None, 0), read_plan(plan_file)
     if faults := verify(planned, problem):
         sys.stdout.write("\n".join(faults) + "\n")
         raise typer.Exit(1)
@@ -143,7 +141,7 @@ def simulate(
     from ringmaster.tasks.planning import verify
     from ringmaster.tasks.planning.groups.fusion import as_executed
 
-    problem, planned = _problem(problem_file, None, seed), _plan(plan_file)
+    problem, planned = _problem(problem_file, None, seed), read_plan(plan_file)
     if faults := verify(planned, problem):
         raise InputError([f"{plan_file}: {fault}" for fault in faults])
     errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
@@ -178,7 +176,6 @@ def _registered(objective: str) -> str:
 
 
 def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
-    from ringmaster.tasks.planning import Problem, ProblemError
     from ringmaster.tasks.planning.problems.families import draw
 
     if (path is None) == (family is None):
@@ -189,35 +186,7 @@ def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
         except ValueError as error:
             raise InputError([f"--draw: {error}"]) from None
     assert path is not None
-    try:
-        return Problem.from_json(_read(path))
-    except ProblemError as error:
-        raise InputError([f"{path}: {fault}" for fault in error.faults]) from None
-
-
-def _plan(path: Path) -> Plan:
-    from ringmaster.tasks.planning import Plan
-
-    try:
-        return Plan.from_json(_read(path))
-    except ValueError as error:
-        raise InputError([f"{path}: {error}"]) from None
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(text_of(path, max_bytes=MAX_BYTES))
-    except OSError as error:
-        raise InputError([f"{path}: {error.strerror}"]) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError([f"{path}: not JSON: {error}"]) from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError([f"{path}: {error.strerror}"]) from None
+    return read_problem(path)
 
 
 def _simple(problem: Problem) -> dict[str, float]:

@@ -97,6 +97,7 @@ def _report(
         batch=batch,
         plan=chosen.plan,
         svg=chosen.svg,
+        gains=tuple(chosen.gains),
         cost=measured + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
         unit=unit_of(price),
         budget=production.budget,

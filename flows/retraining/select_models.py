@@ -21,6 +21,7 @@ from ringmaster.tasks.planning.objectives.cost import Cost
 from ringmaster.tasks.planning.objectives.makespan import Makespan
 from ringmaster.tasks.planning.plans.checked import checked_fusion
 from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.whatif.sentences import section
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
@@ -41,6 +42,7 @@ class Chosen:
     num_trials, profiling_s: number and duration of the trials for missing profiles.
     plan: figures of the plan on which the selection is based.
     svg: Gantt chart of that plan.
+    gains: what more devices would gain, in sentences.
     """
 
     batch: Batch | None = None
@@ -50,6 +52,7 @@ class Chosen:
     profiling_s: float = 0.0
     plan: Mapping[str, Any] = field(default_factory=dict)
     svg: str = ""
+    gains: Sequence[str] = ()
 
     def trains(self, name: str) -> bool:
         """Returns whether a job is trained."""
@@ -83,6 +86,7 @@ def _choose(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
         num_trials=profiled.num_trials,
         profiling_s=profiling_s,
         plan=_figures(choice, limits, problem_of),
+        gains=_gains(choice, problem_of, device=run.node_context.cluster.device_kind()),
         svg="" if choice.plan is None else render_svg(choice.plan, problem_of(choice.jobs)),
     )
 
@@ -201,3 +205,7 @@ def _figures(choice: Choice, limits: Limits, problem_of: Callable[[Sequence[str]
 
 def _plain(chosen: Chosen) -> dict[str, Any]:
     return {**vars(chosen), "batch": None if chosen.batch is None else chosen.batch.to_json()}
+
+
+def _gains(choice: Choice, problem_of: Callable[[Sequence[str]], Problem], *, device: str) -> list[str]:
+    return [] if choice.plan is None else section(choice.plan, problem_of(choice.jobs), device=device)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.whatif.sentences import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.dates import day_text
 from ringmaster.techniques.interface.values import to_json
 
@@ -65,6 +66,7 @@ class RetrainingReport:
     batch: the JSON form of the batch's result, or None if nothing was trained.
     plan: figures of the plan by which the models were selected; empty if there was none.
     svg: a picture of the plan.
+    gains: what more devices would have gained, in sentences.
     cost: of the devices for training and profiling, in `unit`; budget: the limit of the cost.
     num_trials, profiling_s: of the profiling in this run.
     left: by model, why its sweep was left out although the model itself was trained.
@@ -80,6 +82,7 @@ class RetrainingReport:
     batch: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
     svg: str = ""
+    gains: Sequence[str] = ()
     cost: float = 0.0
     unit: str = "device-hours"
     budget: float | None = None
@@ -118,6 +121,8 @@ class RetrainingReport:
             lines += ["", "## Plan and cost", "", *self._cost()]
         if with_picture and self.svg:
             lines += ["", f"![The plan](data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()})"]
+        if self.gains:
+            lines += ["", f"## {GAINS_TITLE}", "", *(f"- {_line(said)}" for said in self.gains)]
         lines += ["", "## Results", ""]
         lines += ["| model | | champion | challenger | serves now |", "| --- | --- | --- | --- | --- |"]
         lines += [_outcome(model_result) for model_result in self.model_results]

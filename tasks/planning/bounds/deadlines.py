@@ -9,8 +9,9 @@ from ringmaster.tasks.planning.bounds.certificates import costs_of
 from ringmaster.tasks.planning.bounds.job_costs import shortest_of
 from ringmaster.tasks.planning.bounds.order import earliest_ends_s, in_order
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.parts import PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.restriction import only
 
 MAX_LOOKED_AT = 1_000  # limit of jobs x deadlines that are checked: half a second
 MAX_TRIALS = 200  # subsets of jobs that are checked to find a small one that conflicts
@@ -113,28 +114,9 @@ def _due_s(problem: Problem) -> dict[str, float]:
 
 def _needed_s(problem: Problem, names: Collection[str]) -> float:
     """Returns a lower bound in seconds on plans of these jobs alone."""
-    return pattern_bound(only(problem, set(names))).seconds
-
-
-def only(problem: Problem, names: set[str]) -> Problem:
-    """Returns the problem restricted to some of its jobs.
-
-    An option that trains several jobs is assigned to the first one that is left.
-    """
-    options: dict[str, list[Option]] = {job.id: [] for job in problem.jobs if job.id in names}
-    for job in problem.jobs:
-        for option in job.options:
-            left = [name for name in (job.id, *option.jobs) if name in names]
-            if left:
-                options[left[0]].append(replace(option, jobs=tuple(left[1:])))
-    jobs = []
-    for job in problem.jobs:
-        if job.id in names:
-            after = tuple(other for other in job.after if other in names)
-            kept = replace(job, options=tuple(options[job.id]), after=after, deadline_s=None)
-            # The index of a running option is invalid once options are moved; bounds of fused problems do not use it.
-            jobs.append(replace(kept, running=None, started=False) if problem.is_fused else kept)
-    return replace(problem, jobs=tuple(jobs))
+    some = only(problem, set(names))
+    undated = tuple(replace(job, deadline_s=None) for job in some.jobs)  # jobs that then are alike share columns
+    return pattern_bound(replace(some, jobs=undated)).seconds
 
 
 def _fewer(names: Sequence[str], is_conflict: Callable[[Sequence[str]], bool]) -> list[str]:

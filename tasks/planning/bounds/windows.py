@@ -27,7 +27,7 @@ from typing import NamedTuple
 from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of
 from ringmaster.tasks.planning.bounds.order import earliest_starts_s
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.parts import PlanningJob
+from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
 
 
@@ -46,9 +46,14 @@ def window_bound(prices: WindowPrices, problem: Problem) -> float:
     """
     if faults := list(faults_of(prices, problem)):
         raise ValueError("; ".join(faults))
-    heads_s = earliest_starts_s(problem)
-    cost = math.fsum(_cost_of(job, prices, problem, heads_s[job.id]) for job in problem.jobs)
+    cost = math.fsum(costs_of_jobs(prices, problem).values())
     return time_to_earn(cost, list(rates(prices, problem)))
+
+
+def costs_of_jobs(prices: WindowPrices, problem: Problem) -> dict[str, float]:
+    """Returns the least that each job earns, by job id."""
+    heads_s = earliest_starts_s(problem)
+    return {job.id: _cost_of(job, prices, problem, heads_s[job.id]) for job in problem.jobs}
 
 
 def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
@@ -78,18 +83,30 @@ def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
 
 def rates(prices: WindowPrices, problem: Problem) -> Iterator[Rate]:
     """Yields what may be earned by nodes, and by jobs that do not run at the same time as those that they wait for."""
+    for _, rate in rates_of_nodes(prices, problem):
+        yield rate
+    for _, rate in rates_of_jobs(prices, problem):
+        yield rate
+
+
+def rates_of_nodes(prices: WindowPrices, problem: Problem) -> Iterator[tuple[Node, Rate]]:
+    """Yields what each node may earn in each window for as long as it is there."""
     ends_s = (*prices.points_s[1:], math.inf)
     for start_s, end_s, typed in zip(prices.points_s, ends_s, prices.slot_prices, strict=True):
         packs = {kind: pack_of(typed.get(kind, {}), problem) for kind in problem.device_types}
         for node in problem.nodes:
             until_s = end_s if node.available_until_s is None else min(end_s, node.available_until_s)
             if until_s > start_s:
-                yield Rate(start_s, until_s, packs[node.device_type][node.num_devices])
-    heads_s = earliest_starts_s(problem)
+                yield node, Rate(start_s, until_s, packs[node.device_type][node.num_devices])
+
+
+def rates_of_jobs(prices: WindowPrices, problem: Problem) -> Iterator[tuple[str, Rate]]:
+    """Yields what each job may earn in each window beside the jobs that it waits for, by job id."""
+    ends_s, heads_s = (*prices.points_s[1:], math.inf), earliest_starts_s(problem)
     for job in prices.job_prices:
         for start_s, end_s, (own, into, _) in zip(prices.points_s, ends_s, _flows(prices, job), strict=True):
             if end_s > heads_s[job]:
-                yield Rate(max(start_s, heads_s[job]), end_s, own - into)
+                yield job, Rate(max(start_s, heads_s[job]), end_s, own - into)
 
 
 def prices_of_seconds(prices: WindowPrices, job: PlanningJob, problem: Problem, window: int) -> list[float]:

@@ -51,6 +51,7 @@ def plan_preemptive(
     seed: int = 0,
     least_run_s: float | None = None,
     work: WorkBudget | None = None,
+    effort: float = 1.0,
 ) -> tuple[Segment, ...] | None:
     """Returns the segments of a preemptive plan; None where some job fits no group. Ignores `after`.
 
@@ -60,6 +61,7 @@ def plan_preemptive(
     chosen: an option per job, whose device type assigns the job to groups at first.
     least_run_s: minimum run of a job that has several; None for five switch costs.
     work: limits the annealing between groups; None for no limit.
+    effort: factor of the usual number of trials of the last local search.
     """
     work = work or WorkBudget()
     tables = Tables.of(problem, bound, least_run_s=least_run_s)
@@ -70,7 +72,7 @@ def plan_preemptive(
         guess = _longest_first(tables, groups, parts, chosen)
         if guess is not None and not (found and work.is_over()):
             members = _annealed(tables, groups, parts, guess, seed, work)
-            found.append(_planned(tables, groups, parts, members, work))
+            found.append(_planned(tables, groups, parts, members, work, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
     plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
@@ -113,13 +115,14 @@ def _groupings(problem: Problem) -> list[list[list[int]]]:
 
 
 def _planned(
-    tables: Tables, groups: NodeGroups, parts: Parts, members: Sequence[Ints], work: WorkBudget
+    tables: Tables, groups: NodeGroups, parts: Parts, members: Sequence[Ints], work: WorkBudget, effort: float
 ) -> tuple[Segment, ...] | None:
     """Returns the plans of all groups together; groups are planned in parallel on two cores."""
     segments: list[Segment] = []
     every = range(len(groups.nodes))
     with ThreadPoolExecutor(CORES) as pool, work.parallel(len(every)) as works:
-        for plan in pool.map(lambda g: _group_segments(tables, groups, parts, g, members[g], works[g]), every):
+        planned = pool.map(lambda g: _group_segments(tables, groups, parts, g, members[g], works[g], effort), every)
+        for plan in planned:
             if plan is None:
                 return None
             segments += plan
@@ -300,14 +303,15 @@ def _rules(tables: Tables) -> Rules:
 
 
 def _group_segments(
-    tables: Tables, groups: NodeGroups, parts: Parts, group: int, members: Ints, work: WorkBudget
+    tables: Tables, groups: NodeGroups, parts: Parts, group: int, members: Ints, work: WorkBudget, effort: float
 ) -> list[Segment] | None:
     """Returns the segments of one group; None where a job fits none of its nodes."""
     if members.size == 0:
         return []
     layout = groups.layout(group)
     per_group = min(1.0, 24.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
-    trials = int(np.clip(TRIALS * per_group * _again(parts), 500, TRIALS))
+    # With no trial at all, the sequence would not account for switches.
+    trials = max(1, int(effort * np.clip(TRIALS * per_group * _again(parts), 500, TRIALS)))
     sites, steps = _sites(tables, groups), np.zeros(1)
     score, _, sequence, times, _ = plan_group(
         members, group, parts, sites, _with_liking(tables, parts), _rules(tables), trials, 1_000, INFEASIBLE, steps

@@ -59,6 +59,22 @@ def test_what_it_comes_to(tmp_path, monkeypatch):
     assert "![Gantt chart](data:image/svg+xml;base64," in found.markdown()
 
 
+def test_what_more_devices_would_gain_is_on_the_page_of_a_long_batch(tmp_path, monkeypatch):
+    jobs = [job("a"), job("b"), job("c")]
+    found = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(36.0),) for each in jobs})
+    page = found.markdown()
+    assert "## What more devices would gain" in page
+    assert "- With one more device (a, 1 core) on here the last job would end " in page
+    assert page.index("## Segments") < page.index("| job | technique")
+    short = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(0.01),) for each in jobs})
+    assert "What more devices" not in short.markdown()
+    late = planned(
+        tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(36.0),) for each in jobs},
+        deadlines_s={"a": 5.0},
+    )  # fmt: skip
+    assert "What more devices" in late.markdown()
+
+
 def test_all_of_it_lies_as_files(tmp_path, monkeypatch):
     found = planned(tmp_path, monkeypatch, jobs=[job("a")], profiles={"a": (profile(1.0),)})
     rooms._write(found)

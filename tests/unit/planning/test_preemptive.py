@@ -76,3 +76,11 @@ def test_a_configuration_that_cannot_be_placed_is_not_planned(monkeypatch):
     monkeypatch.setattr(preemptive, "_groupings", lambda _: [[[0, 1]]])
     segments = plan_preemptive(problem, preemptive_bound(problem))
     assert segments is None or verify(Plan("tight", segments), problem) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_without_effort_still_pays_for_its_switches(seed):
+    problem = draw("scale-12x16", seed=seed)
+    segments = plan_preemptive(problem, preemptive_bound(problem), work=WorkBudget(0.01), effort=1e-9)
+    assert segments is not None
+    assert verify(Plan(problem.name, segments), problem) == []

@@ -92,6 +92,12 @@ def test_the_picture_is_in_the_page_and_can_be_left_out():
     assert "base64" not in REPORT.markdown(with_picture=False)
 
 
+def test_what_more_devices_would_have_gained():
+    text = replace(REPORT, gains=("With one more GPU the last job would end 41.0 to 44.0 min earlier.",)).markdown()
+    assert "## What more devices would gain\n\n- With one more GPU the last job would end 41.0" in text
+    assert "What more devices" not in REPORT.markdown()
+
+
 def test_whatever_a_fault_says_stays_in_its_line_and_is_no_markdown():
     assert "- **words** failed: line 3 is no \\| JSON \\<b\\> a\\_b" in REPORT.markdown().splitlines()
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 
 from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
-from ringmaster.tasks.planning.bounds.deadlines import only
 from ringmaster.tasks.planning.bounds.due_dates.model import due_prices
 from ringmaster.tasks.planning.bounds.due_dates.prices import due_bound, factors_of
 from ringmaster.tasks.planning.bounds.order import earliest_ends_s
 from ringmaster.tasks.planning.bounds.window_model import evenly, has_windows
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.restriction import only
 
 MAX_SETS = 16  # of jobs that are bounded, evenly chosen where there are more different factors
 

@@ -1,0 +1,232 @@
+"""The command that says what more devices, or jobs fewer, would gain, and whether all jobs can end in time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ringmaster.flows import settings
+from ringmaster.flows.commands.problem_files import read_plan, read_problem
+from ringmaster.flows.commands.running import Profiles
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
+
+if TYPE_CHECKING:
+    from ringmaster.tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer
+    from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+    from ringmaster.tasks.planning.whatif.questions import Change, Deadline
+
+UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
+DEVICES = re.compile(r"([1-9]\d{0,5})(?::(.+))?")
+
+
+def whatif(
+    file: Annotated[
+        Path, typer.Argument(metavar="PROBLEM.json|BATCH.yaml", help="A planning problem, or a batch file.")
+    ],
+    add_devices: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[:TYPE]", help="N more devices on the node where they gain most by the prices."),
+    ] = None,
+    add_node: Annotated[list[str] | None, typer.Option(metavar="N[:TYPE]", help="A new node of N devices.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="JOB[,JOB...]", help="These jobs are left out together.")
+    ] = None,
+    deadline: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TIME", help="Can all jobs end by 06:00, or within 6h, 90m or 3600 seconds?"),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Which nodes and jobs decide when the last job ends.")
+    ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN.json", help="A plan of the problem, which is otherwise made.")
+    ] = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Only what is certain at once; nothing is planned anew.")
+    ] = False,
+    work: Annotated[
+        float, typer.Option(help="Work of each search for a plan, as of `ringmaster plan`.", min=0.1)
+    ] = 30.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds of the wall for each search.", min=0.1)] = 300.0,
+    profiles: Annotated[
+        Profiles, typer.Option(help="Of a batch: measure jobs that are not known, or predict without any trial.")
+    ] = "measure",
+    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """What more devices would gain, what a job costs, and whether all jobs can end in time.
+
+    First an interval that is certain, by the prices that prove the plan's bound; then the changed problem is planned
+    anew. Options may be repeated; each is a question of its own. A batch is profiled and planned as by
+    `ringmaster run --dry-run`, by the profiles that are stored where there are any.
+    """
+    due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
+    counts = [_devices(text) for text in (*(add_devices or ()), *(add_node or ()))]
+    if not (counts or without or due_s or explain):
+        raise InputError(
+            ["nothing is asked. To fix: give --add-devices, --add-node, --without, --deadline or --explain"]
+        )
+    limits: dict[str, Any] = {"work_s": work, "time_limit_s": time_limit, "seed": seed}
+    if file.suffix.lower() in (".yaml", ".yml"):
+        problem, planned = _of_batch(file, plan, profiles=profiles, seed=seed)
+    else:
+        problem = read_problem(file)
+        planned = _made(problem, limits) if plan is None else read_plan(plan)
+    from ringmaster.tasks.planning.whatif.gains import WhatIf
+    from ringmaster.tasks.planning.whatif.questions import Deadline, MoreDevices, MoreNodes
+
+    more = len(add_devices or ())
+    changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
+    changes += [MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
+    changes += [_left_out(problem, text) for text in without or ()]
+    _check(problem, changes)
+    report = _Report(WhatIf(problem, planned), is_quiet=as_json)
+    gains = report.gains(changes, limits=None if at_once else limits)
+    deadlines = report.deadlines([Deadline(due_s=each_s) for each_s in due_s], searches=not at_once, **limits)
+    explained = report.explanation() if explain else {}
+    if as_json:
+        bounds = {"makespan_s": report.what_if.makespan_s, "lower_bound_s": report.what_if.bound_s}
+        print_json({**bounds, "answers": [*gains, *deadlines], **explained})
+
+
+class _Report:
+    """Answers question by question, and prints each sentence as soon as it is known."""
+
+    def __init__(self, what_if: WhatIf, *, is_quiet: bool) -> None:
+        from ringmaster.tasks.planning.charts.drawing import seconds_text
+
+        self.what_if, self._is_quiet, self._console = what_if, is_quiet, output_console()
+        end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
+        self._say([f"The plan ends after {end}; no plan ends before {bound}."])
+
+    def gains(self, changes: Sequence[Change], *, limits: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Answers what changes gain. limits: of the searches; None for no search."""
+        from ringmaster.tasks.planning.whatif.json_form import gain_json
+
+        found = []
+        for change in changes:
+            gain = self._said(self.what_if.gain(change))
+            found.append(gain if limits is None else self._said(self.what_if.planned(gain, **limits)))
+        return [gain_json(gain) for gain in found]
+
+    def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
+        """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
+        from ringmaster.tasks.planning.whatif.deadlines import answer_deadline
+        from ringmaster.tasks.planning.whatif.json_form import deadline_json
+        from ringmaster.tasks.planning.whatif.sentences import deadline_lines
+
+        found: list[DeadlineAnswer] = []
+        for question in questions:
+            found.append(answer_deadline(self.what_if, question, **search))
+            self._say(deadline_lines(found[-1]))
+        return [deadline_json(answer) for answer in found]
+
+    def explanation(self) -> dict[str, Any]:
+        """Says which nodes and jobs decide when the last job ends."""
+        from ringmaster.tasks.planning.whatif.explanation import explain
+        from ringmaster.tasks.planning.whatif.json_form import explanation_json
+        from ringmaster.tasks.planning.whatif.sentences import explanation_lines
+
+        explanation = explain(self.what_if)
+        self._say(explanation_lines(explanation))
+        return {"explanation": explanation_json(explanation)}
+
+    def _said(self, gain: Gain) -> Gain:
+        from ringmaster.tasks.planning.whatif.sentences import gain_lines
+
+        self._say(gain_lines(gain, self.what_if))
+        return gain
+
+    def _say(self, lines: Iterable[str]) -> None:
+        for line in () if self._is_quiet else lines:
+            self._console.print(line, markup=False, soft_wrap=True)
+
+
+def seconds_until(text: str, *, now: datetime) -> float:
+    """Returns the seconds from `now` to a time of the day, or of a duration such as 6h, 1h30m or 3600.
+
+    A time of the day that is over is that of tomorrow. Raises InputError where the text is neither.
+    """
+    if found := CLOCK.fullmatch(text):
+        then = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+        return ((then if then > now else then + timedelta(days=1)) - now).total_seconds()
+    parts = DURATION.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+        if seconds > 0:
+            return seconds
+    raise InputError([f"--deadline: {text!r} is no time. To fix: give a time of the day, 06:00, or 6h, 90m or 3600"])
+
+
+def _devices(text: str) -> tuple[int, str]:
+    """Returns the number and the type of devices."""
+    if found := DEVICES.fullmatch(text):
+        return int(found[1]), found[2] or ""
+    raise InputError([f"{text!r} is no number of devices. To fix: give a number from 1 on, or 2:TYPE"])
+
+
+def _check(problem: Problem, changes: Iterable[Change]) -> None:
+    """Raises InputError with the faults of all changes, before the first one is answered."""
+    from ringmaster.tasks.planning import ProblemError
+    from ringmaster.tasks.planning.whatif.changes import changed
+
+    faults: list[str] = []
+    for change in changes:
+        try:
+            changed(problem, change)
+        except ProblemError as error:
+            faults += error.faults
+    if faults:
+        raise InputError(faults)
+
+
+def _left_out(problem: Problem, text: str) -> Change:
+    from ringmaster.tasks.planning.whatif.questions import Without
+
+    is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
+    return Without(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
+
+
+def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
+    from ringmaster.tasks.planning.groups.fusion import choose_groups
+
+    announce("planning; --plan takes a plan that is there already")
+    return choose_groups(problem, **limits).together
+
+
+def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan]:
+    """Returns the planning problem of a batch, and the plan of a dry run, without deadlines that it cannot meet."""
+    from ringmaster.tasks.batch import load_batch
+
+    batch = load_batch(located(file))
+    if plan is not None:
+        raise InputError(["--plan is for a problem file. To fix: give the problem.json of that plan, not the batch"])
+    if batch.terms.objective != "makespan":
+        raise InputError(
+            [f"{file}: the batch minimises {batch.terms.objective}, and what a change gains is known for the makespan "
+             f"alone. To fix: `ringmaster profile {file} -o problem.json`, then `ringmaster whatif problem.json`"]
+        )  # fmt: skip
+    settings.embed(settings.home())
+    announce("loading what looks at jobs and plans; no server is started")
+    from ringmaster.flows.batch.dry_run import dry_run
+    from ringmaster.flows.reports.progress import shown
+    from ringmaster.tasks.planning.problems.terms import without_deadlines
+
+    console = error_console()
+    with shown(console):
+        found = dry_run(batch, profiles=profiles, seed=seed)
+    for line in found.sentences():
+        console.print(line.replace("**", "").replace("`", ""), markup=False, highlight=False, soft_wrap=True)
+    if found.problem is None or found.plan is None:
+        raise InputError([f"{file}: no job can be trained: {found.summary()}"])
+    return without_deadlines(found.problem, found.late), found.plan

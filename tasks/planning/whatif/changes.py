@@ -1,0 +1,110 @@
+"""Changed problems, and the prices of a certificate that remain for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ringmaster.tasks.planning.bounds.order import in_order
+from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.problems.parts import Node, ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.restriction import only
+from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, MoreNodes, Without
+
+
+def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
+    """Returns the changed problem.
+
+    on: the node that gets more devices; by default the first one of their type.
+
+    Raises ProblemError where the change is impossible, with what would be possible.
+    """
+    match change:
+        case MoreDevices():
+            kind = type_of(problem, change.device_type)
+            grown = on or next(node.id for node in problem.nodes if node.device_type == kind)
+            nodes = tuple(
+                replace(node, num_devices=node.num_devices + change.num_devices) if node.id == grown else node
+                for node in problem.nodes
+            )
+            return replace(problem, nodes=nodes)
+        case MoreNodes():
+            return replace(problem, nodes=(*problem.nodes, *_new_nodes(problem, change)))
+        case Without():
+            return _without(problem, change.jobs)
+
+
+def type_of(problem: Problem, device_type: str) -> str:
+    """Returns the type of added devices. Raises ProblemError where it is unknown, or where it is not said which."""
+    kinds = problem.device_types
+    if device_type in kinds:
+        return device_type
+    if not device_type and len(kinds) == 1:
+        return kinds[0]
+    what = f"no node has devices of type {device_type!r}" if device_type else "the nodes have several types of devices"
+    remedy = f"name one of {', '.join(map(repr, kinds))}" if any(kinds) else "leave the type out: no node has one"
+    raise ProblemError([f"{what}. To fix: {remedy}"])
+
+
+def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
+    """Returns the jobs that wait for any of these, directly or through others, in the order of the problem."""
+    found = set(names)
+    for job in in_order(problem):
+        if found & set(job.after):
+            found.add(job.id)
+    return tuple(job.id for job in problem.jobs if job.id in found and job.id not in names)
+
+
+def without_prices(certificate: Certificate, names: Collection[str]) -> Certificate:
+    """Returns the prices without those of some jobs: any prices prove a bound, and so do these."""
+
+    def kept(prices: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: price for key, price in prices.items() if key not in names}
+
+    windows = certificate.windows
+    return replace(
+        certificate,
+        job_prices=kept(certificate.job_prices),
+        work_prices=kept(certificate.work_prices),
+        cover_prices=kept(certificate.cover_prices),
+        windows=windows and _windows_without(windows, names),
+    )
+
+
+def _windows_without(windows: WindowPrices, names: Collection[str]) -> WindowPrices:
+    own = {job: row for job, row in windows.job_prices.items() if job not in names}
+    order = {pair: row for pair, row in windows.order_prices.items() if not set(pair) & set(names)}
+    return replace(windows, job_prices=own, order_prices=order)
+
+
+def _new_nodes(problem: Problem, change: MoreNodes) -> list[Node]:
+    """Returns the nodes: like those of their type and size, if there are any, and without an end."""
+    kind = type_of(problem, change.device_type)
+    alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
+    model = replace(alike[0], available_until_s=None) if alike else Node("", change.num_devices, kind)
+    taken, number = {node.id for node in problem.nodes}, 1
+    found: list[Node] = []
+    while len(found) < change.num_nodes:
+        if (name := f"new{number}") not in taken:
+            found.append(replace(model, id=name))
+        number += 1
+    return found
+
+
+def _without(problem: Problem, names: Collection[str]) -> Problem:
+    known = [job.id for job in problem.jobs]
+    if wrong := [name for name in names if name not in known]:
+        some = ", ".join(known[:20]) + (" and others" if len(known) > 20 else "")
+        raise ProblemError([f"there is no job {name!r}. To fix: name some of {some}" for name in wrong])
+    if waiting := dependents(problem, names):
+        every = ",".join([*names, *waiting])
+        raise ProblemError(
+            [f"{', '.join(waiting)} would wait for what is left out. To fix: leave all out, with --without {every}"]
+        )
+    left = [name for name in known if name not in names]
+    if not left:
+        raise ProblemError(["without these no job is left. To fix: leave out fewer"])
+    return only(problem, left)

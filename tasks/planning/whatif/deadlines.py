@@ -1,0 +1,151 @@
+"""Whether all jobs can end by some time, and how many more devices do, or do not, make that possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.bounds.order import earliest_ends_s
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.whatif.changes import changed
+from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+from ringmaster.tasks.planning.whatif.questions import Deadline, MoreDevices, MoreNodes
+from ringmaster.tasks.planning.work import WORK_S
+
+MAX_MORE = 1024  # devices or nodes that are considered
+STEPS = (1, 2, 4, 8)  # beyond what is excluded, for which a plan that ends in time is searched
+SAME = 1e-9  # share of a time within which it counts as equal
+
+
+class Verdict(StrEnum):
+    """Whether all jobs can end in time: the plan shows it, the bound excludes it, or neither."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineAnswer:
+    """The answer about a deadline.
+
+    makespan_s: the end of the plan.
+    bound_s: no plan ends before.
+    longest_job: a job that cannot end in time on any number of devices; "" if there is none.
+    longest_job_s: its earliest end.
+    unit: one more device or node, by which `too_few` and `enough` count; None where nothing is missing.
+    too_few: with so many more, no plan ends in time; 0 also where it is unknown whether any more are needed.
+    enough: with so many more, a plan ends in time; None where no such number is known.
+    """
+
+    question: Deadline
+    verdict: Verdict
+    makespan_s: float
+    bound_s: float
+    longest_job: str = ""
+    longest_job_s: float = 0.0
+    unit: MoreDevices | MoreNodes | None = None
+    too_few: int = 0
+    enough: int | None = None
+
+
+def answer_deadline(
+    what_if: WhatIf,
+    question: Deadline,
+    *,
+    searches: bool = True,
+    work_s: float = WORK_S,
+    time_limit_s: float = 300.0,
+    seed: int = 0,
+) -> DeadlineAnswer:
+    """Returns whether all jobs can end in time.
+
+    Where the plan is late, more devices of the commonest kind are considered: on the node if there is only one, else as
+    further nodes.
+
+    searches: whether to search for plans with more devices, beyond quick ones. The limits are those of each search.
+    """
+    due_s = question.due_s
+    known = DeadlineAnswer(
+        question=question, verdict=Verdict.UNKNOWN, makespan_s=what_if.makespan_s, bound_s=what_if.bound_s
+    )
+    if what_if.makespan_s <= due_s * (1 + SAME):
+        return replace(known, verdict=Verdict.YES)
+    if what_if.bound_s > due_s * (1 + SAME):
+        known = replace(known, verdict=Verdict.NO)
+    ends_s = earliest_ends_s(what_if.problem)
+    last = max(ends_s, key=lambda job: ends_s[job])
+    if ends_s[last] > due_s * (1 + SAME):
+        return replace(known, verdict=Verdict.NO, longest_job=last, longest_job_s=ends_s[last])
+    unit = unit_of(what_if.problem)
+    too_few = _too_few(what_if, unit, due_s) if known.verdict is Verdict.NO else 0
+    enough = None
+    if too_few < MAX_MORE:
+        search = partial(what_if.planned, work_s=work_s, time_limit_s=time_limit_s, seed=seed) if searches else None
+        enough = _enough(what_if, unit, due_s, too_few, search)
+    return replace(known, unit=unit, too_few=too_few, enough=enough)
+
+
+def unit_of(problem: Problem) -> MoreDevices | MoreNodes:
+    """Returns one more device where there is one node, else one more node of the commonest type and size."""
+    if len(problem.nodes) == 1:
+        return MoreDevices(num_devices=1, device_type=problem.nodes[0].device_type)
+    kinds = Counter((node.device_type, node.num_devices) for node in problem.nodes)
+    (kind, size), _ = kinds.most_common(1)[0]
+    return MoreNodes(num_devices=size, device_type=kind)
+
+
+def times(unit: MoreDevices | MoreNodes, count: int) -> MoreDevices | MoreNodes:
+    """Returns `count` times as many devices or nodes."""
+    if isinstance(unit, MoreNodes):
+        return replace(unit, num_nodes=count * unit.num_nodes)
+    return replace(unit, num_devices=count * unit.num_devices)
+
+
+def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float) -> int:
+    """Returns the largest number of further devices or nodes with which the bound excludes an end in time."""
+
+    def is_excluded(count: int) -> bool:
+        change = times(unit, count)
+        problem = changed(what_if.problem, change)
+        if what_if.bound_by_prices_s(problem, change) > due_s * (1 + SAME):
+            return True
+        return preemptive_bound(problem).seconds > due_s * (1 + SAME)
+
+    low, high = 0, 1
+    while high <= MAX_MORE and is_excluded(high):
+        low, high = high, 2 * high
+    high = min(high, MAX_MORE + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_excluded(middle) else (low, middle)
+    return low
+
+
+def _enough(
+    what_if: WhatIf,
+    unit: MoreDevices | MoreNodes,
+    due_s: float,
+    too_few: int,
+    search: Callable[[Gain], Gain] | None,
+) -> int | None:
+    """Returns a number of further devices or nodes with which a plan ends in time; None where none was found.
+
+    A plan is searched for each of `STEPS`.
+    """
+    for step in STEPS:
+        count = too_few + step
+        gain = what_if.gain(times(unit, count))
+        if search is not None and not _is_in_time(gain.makespan_s, due_s):
+            gain = search(gain)
+        if _is_in_time(gain.makespan_s, due_s):
+            return count
+    return None
+
+
+def _is_in_time(makespan_s: float | None, due_s: float) -> bool:
+    return makespan_s is not None and makespan_s <= due_s * (1 + SAME)

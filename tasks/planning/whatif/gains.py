@@ -1,0 +1,156 @@
+"""What a change of the problem gains in makespan: an interval that is certain, before anything is planned anew.
+
+Let the plan end at UB, and let no plan end before LB. Let no plan of the changed problem end before LB', and let some
+plan of it end at UB'. Then the difference between the best plans of the two problems is in
+
+    [ max(0, LB - UB'),  UB - LB' ]
+
+LB' is the larger of what the plan's own prices prove for the changed problem, which takes milliseconds, and of the
+bound of a linear program that is solved anew. UB' is the end of a `quick_plan`, and later that of a plan that was
+searched for. What a new plan gains over the old one, UB - UB', is in the interval, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ringmaster.tasks.planning.bounds.bounds import Bound, pattern_bound, preemptive_bound
+from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.groups.fusion import choose_groups
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.plans.plan import Certificate, Plan
+from ringmaster.tasks.planning.plans.verify import verify
+from ringmaster.tasks.planning.problems.parts import ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.whatif.changes import changed, type_of, without_prices
+from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, Without
+from ringmaster.tasks.planning.whatif.quick_plan import quick_plan
+from ringmaster.tasks.planning.work import WORK_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """The answer about a change, in seconds.
+
+    on: the node that gets the devices, if a node grows.
+    least_s, most_s: the certain interval.
+    most_by_prices_s: its upper end by the plan's own prices alone.
+    bound_s: no plan of the changed problem ends before.
+    makespan_s: the end of the best known plan of it; None where no plan is known.
+    planned_s: what a plan that was searched for gains over the old one; None before.
+    """
+
+    change: Change
+    on: str = ""
+    least_s: float
+    most_s: float
+    most_by_prices_s: float
+    bound_s: float
+    makespan_s: float | None
+    planned_s: float | None = None
+
+
+class WhatIf:
+    """Answers questions about a problem and a plan of it.
+
+    Raises ProblemError where the plan is not one of the problem, or minimises something else than the makespan.
+
+    bound_s: no plan of the problem ends before.
+    certificate: prices of slots and jobs that prove this, or nearly this, where the proof is by prices of whole jobs.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan) -> None:
+        if plan.objective != MAKESPAN.name:
+            raise ProblemError(
+                [f"the plan minimises {plan.objective}, and what a change gains is known for the makespan alone. "
+                 "To fix: plan with --objective makespan"]
+            )  # fmt: skip
+        if faults := verify(plan, problem):
+            raise ProblemError(faults)
+        self.problem, self.plan = problem, plan
+        self._proof, self.bound_s = _proof(plan, problem)
+        self.certificate = self._proof
+        if self._proof.work_prices:  # they do not say what a device is worth, and cannot be checked on many devices
+            self.certificate = pattern_bound(problem).certificate or Certificate()
+
+    @property
+    def makespan_s(self) -> float:
+        """The end of the plan."""
+        return self.plan.makespan_s
+
+    def bound_by_prices_s(self, problem: Problem, change: Change) -> float:
+        """Returns what the plan's own prices prove about the changed problem."""
+        left_out = change.jobs if isinstance(change, Without) else ()
+        bound_s = certified_bound(without_prices(self.certificate, left_out), problem)
+        if self._proof is not self.certificate:
+            with suppress(ValueError):  # prices of whole jobs cannot be checked on many devices
+                bound_s = max(bound_s, certified_bound(without_prices(self._proof, left_out), problem))
+        return bound_s
+
+    def grown_node(self, change: MoreDevices) -> str:
+        """Returns the node on which more devices gain most by the plan's prices; the first one if several do."""
+        kind, best, bound_s = type_of(self.problem, change.device_type), "", float("inf")
+        seen = set()
+        for node in self.problem.nodes:
+            likeness = replace(node, id="")
+            if node.device_type == kind and likeness not in seen:
+                seen.add(likeness)
+                found_s = self.bound_by_prices_s(changed(self.problem, change, on=node.id), change)
+                if found_s < bound_s * (1 - 1e-9):
+                    best, bound_s = node.id, found_s
+        return best
+
+    def gain(self, change: Change, *, anew: bool = True) -> Gain:
+        """Returns the certain interval of what a change gains, without a search. Raises ProblemError as `changed`.
+
+        anew: whether to solve the linear program of the bound anew, which takes most of the time; else the plan's own
+            prices are the bound.
+        """
+        on = self.grown_node(change) if isinstance(change, MoreDevices) else ""
+        problem = changed(self.problem, change, on=on)
+        by_prices_s = self.bound_by_prices_s(problem, change)
+        bound = preemptive_bound(problem) if anew else Bound(by_prices_s, None, "prices of another plan")
+        bound_s = max(by_prices_s, bound.seconds)
+        plan = quick_plan(problem, bound=bound, start=self.plan, before=self.problem)
+        return self._gain(
+            change,
+            on=on,
+            by_prices_s=by_prices_s,
+            bound_s=bound_s,
+            makespan_s=None if plan is None else plan.makespan_s,
+        )
+
+    def planned(self, gain: Gain, *, work_s: float = WORK_S, time_limit_s: float = 300.0, seed: int = 0) -> Gain:
+        """Returns the gain after the changed problem was planned anew; the interval is narrower then.
+
+        Raises ProblemError where no plan of the changed problem meets its deadlines.
+        """
+        problem = changed(self.problem, gain.change, on=gain.on)
+        found = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).together
+        makespan_s = found.makespan_s if gain.makespan_s is None else min(found.makespan_s, gain.makespan_s)
+        bound_s = max(gain.bound_s, _proof(found, problem)[1])
+        by_prices_s = self.makespan_s - gain.most_by_prices_s
+        answer = self._gain(gain.change, on=gain.on, by_prices_s=by_prices_s, bound_s=bound_s, makespan_s=makespan_s)
+        return replace(answer, planned_s=self.makespan_s - makespan_s)
+
+    def _gain(self, change: Change, *, on: str, by_prices_s: float, bound_s: float, makespan_s: float | None) -> Gain:
+        most_s = max(0.0, self.makespan_s - bound_s)
+        least_s = 0.0 if makespan_s is None else min(most_s, max(0.0, self.bound_s - makespan_s))
+        return Gain(
+            change=change,
+            on=on,
+            least_s=least_s,
+            most_s=most_s,
+            most_by_prices_s=max(0.0, self.makespan_s - by_prices_s),
+            bound_s=bound_s,
+            makespan_s=makespan_s,
+        )
+
+
+def _proof(plan: Plan, problem: Problem) -> tuple[Certificate, float]:
+    """Returns prices that prove a bound, those of the plan if it has any, and the bound in seconds."""
+    certificate = plan.certificate
+    if certificate is None:
+        certificate = preemptive_bound(problem).certificate or Certificate()
+    return certificate, min(certified_bound(certificate, problem), plan.makespan_s)

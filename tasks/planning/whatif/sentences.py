@@ -1,0 +1,168 @@
+"""Answers in sentences, with seconds as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.problems.parts import ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, Verdict, times, unit_of
+from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest
+from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, MoreNodes, Without
+
+TITLE = "What more devices would gain"
+LEAST_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
+MOST_JOBS = 3  # whose costs a report shows
+MOST_GAP = 0.05  # of the plan above its bound, as a share of the makespan
+LEAST_COST = 0.005  # of a job that a report names, as a share of the makespan
+
+
+def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
+    """Returns what more devices would gain, and which jobs cost most, in sentences: at most a second of work.
+
+    Returns no sentence where it would not help: for another objective than the makespan, for short batches, for a plan
+    that misses deadlines, and for one so far above its bound that nothing is certain.
+
+    device: the kind of the devices, where the nodes have no types.
+    """
+    if plan.objective != MAKESPAN.name or plan.makespan_s < LEAST_MAKESPAN_S or len(problem.jobs) < 2:
+        return []
+    try:
+        what_if = WhatIf(problem, plan)
+    except ProblemError:  # a batch that runs may miss deadlines
+        return []
+    if what_if.makespan_s - what_if.bound_s > MOST_GAP * what_if.makespan_s:
+        return []
+    unit = unit_of(problem)
+    changes: list[Change] = [MoreDevices(num_devices=1, device_type=unit.device_type)]
+    changes += [unit] if isinstance(unit, MoreNodes) else []
+    # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
+    anew = what_if.certificate.windows is None
+    gains = [what_if.gain(change, anew=anew) for change in changes]
+    lines = [
+        f"With {change_text(gain, device=device)} the last job would end {_between(gain)} earlier." for gain in gains
+    ]
+    costs = [
+        cost for cost in costliest(what_if, MOST_JOBS, anew=anew) if cost.gain.most_s >= LEAST_COST * plan.makespan_s
+    ]
+    return lines + [f"{cost_text(cost)}: so much earlier would the last job end without it." for cost in costs]
+
+
+def change_text(gain: Gain, *, device: str = "") -> str:
+    """Returns what is changed, such as "one more device on n0"."""
+    match gain.change:
+        case MoreDevices(num_devices=num, device_type=kind):
+            return f"{_more(num, 'device')}{_kind(kind, device)} on {gain.on}"
+        case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
+            return f"{_more(num_nodes, 'node')} of {_plural(num, 'device')}{_kind(kind, device)}"
+        case Without(jobs=jobs):
+            return f"{', '.join(jobs)} left out"
+
+
+def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
+    """Yields the answer about a change: the certain interval or, once it is known, what planning anew gave."""
+    if gain.planned_s is None:
+        yield f"With {change_text(gain)}: the best plan ends {_between(gain)} earlier, for certain."
+        return
+    assert gain.makespan_s is not None
+    yield (
+        f"Planned anew: it ends after {seconds_text(gain.makespan_s)} instead of {seconds_text(what_if.makespan_s)}, "
+        f"{seconds_text(gain.planned_s)} earlier; the best plan {_between(gain)}, for certain."
+    )
+
+
+def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
+    """Yields whether all jobs can end in time, and what would suffice."""
+    due = seconds_text(answer.question.due_s)
+    if answer.verdict is Verdict.YES:
+        yield f"All jobs can end within {due}: the plan ends after {seconds_text(answer.makespan_s)}."
+        return
+    if answer.longest_job:
+        yield (
+            f"No number of devices lets all jobs end within {due}: "
+            f"{answer.longest_job} cannot end before {seconds_text(answer.longest_job_s)}."
+        )
+        return
+    if answer.verdict is Verdict.NO:
+        yield f"No plan lets all jobs end within {due}: none ends before {seconds_text(answer.bound_s)}."
+    else:
+        yield (
+            f"It is not known whether all jobs can end within {due}: the plan ends after "
+            f"{seconds_text(answer.makespan_s)}, and no plan ends before {seconds_text(answer.bound_s)}."
+        )
+    if answer.unit is None:
+        return
+    if answer.too_few:
+        yield f"With {_more_of(answer.unit, answer.too_few)} it is certainly impossible."
+    if answer.enough is not None:
+        yield f"With {_more_of(answer.unit, answer.enough)} it is certainly possible: there is a plan."
+    else:
+        yield "No number of further devices was found that suffices."
+
+
+def explanation_lines(explanation: Explanation) -> Iterator[str]:
+    """Yields what the nodes and the jobs contribute to the bound."""
+    for price in explanation.nodes:
+        kind = _kind(price.node.device_type)
+        until = price.node.available_until_s
+        nodes = "the node" if price.num_nodes == 1 else f"the {price.num_nodes} nodes"
+        names = price.node.id if price.num_nodes == 1 else f"like {price.node.id}"
+        left = "" if until is None else f", which go away after {seconds_text(until)},"
+        yield (
+            f"{price.share:.0%} of the bound is due to {nodes} {names} ({_plural(price.node.num_devices, 'device')}"
+            f"{kind}){left}: one more device there gains at most {seconds_text(price.one_more_s)}."
+        )
+    for job, share in explanation.own_time:
+        yield f"{share:.0%} of the bound is due to the length of {job} itself, which no further device shortens."
+    yield from (f"{cost_text(cost)}." for cost in explanation.jobs)
+
+
+def cost_text(cost: JobCost) -> str:
+    """Returns what a job costs, with the jobs that wait for it."""
+    assert isinstance(cost.gain.change, Without)
+    waiting = cost.gain.change.jobs[1:]
+    beside = f", with {_listed(waiting)} that waits for it" if len(waiting) == 1 else ""
+    beside = f", with {_listed(waiting)} that wait for it" if len(waiting) > 1 else beside
+    if cost.gain.least_s <= 0:
+        return f"{cost.job}{beside} costs at most {seconds_text(cost.gain.most_s)}"
+    return f"{cost.job}{beside} costs {_between(cost.gain)}"
+
+
+def _between(gain: Gain) -> str:
+    if gain.least_s <= 0:
+        return f"at most {seconds_text(gain.most_s)}"
+    least, most = seconds_text(gain.least_s), seconds_text(gain.most_s)
+    if least == most:
+        return least
+    (low, unit), (high, other) = least.split(" "), most.split(" ")
+    return f"{low} to {high} {unit}" if unit == other else f"{least} to {most}"
+
+
+def _more_of(unit: MoreDevices | MoreNodes, count: int) -> str:
+    match times(unit, count):
+        case MoreDevices(num_devices=num, device_type=kind):
+            return _more(num, "device") + _kind(kind)
+        case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
+            return f"{_more(num_nodes, 'node')} of {_plural(num, 'device')}{_kind(kind)}"
+
+
+def _kind(device_type: str, device: str = "") -> str:
+    if device_type:
+        return f" of type {device_type}"
+    return f" ({device})" if device else ""
+
+
+def _more(number: int, what: str) -> str:
+    return f"one more {what}" if number == 1 else f"{number} more {what}s"
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
