@@ -55,7 +55,7 @@ test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their fau
 	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)
 
 # QUICK=1 leaves out those that wait for Slurm's own timeouts.
-test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 15 minutes (QUICK=1: 3)
+test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 20 minutes (QUICK=1: 3)
 	$(BIN)/python -m pytest -m 'slurm$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
 
 test-ray: $(READY)  ## Run the tests with a Ray cluster on this machine, and its faults, about 6 minutes (QUICK=1: 3)
