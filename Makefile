@@ -124,8 +124,8 @@ bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
 	$(BIN)/python -m benchmarks.simulate $(BENCH)
 
-# About 35 minutes; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
-bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, and 128 nodes
+# About 50 minutes, with Slurm and Ray; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
+bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, 128 nodes, lent nodes
 	$(BIN)/python -m benchmarks.execution $(BENCH)
 
 # About eight minutes; BENCH="--seeds 3" for one of the five.

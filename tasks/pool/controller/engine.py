@@ -131,9 +131,12 @@ class PoolEngine:
         self._provider.request(num_nodes)
 
     def release(self, node: str) -> None:
-        """Gives a node back to the provider; a machine of one's own serves until its worker ends."""
+        """Gives a node back to the provider; a machine of one's own serves until its worker ends.
+
+        Does nothing for one that is gone already, as its engine sees it.
+        """
         record = self._nodes.get(node)
-        if record is not None and record.allocation:
+        if record is not None and record.allocation and record.allocation not in self._gone_allocations:
             self._provider.release(record.allocation)
 
     def is_fenced(self, node: str) -> bool:

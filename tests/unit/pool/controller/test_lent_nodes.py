@@ -15,13 +15,16 @@ class Lending(NoProvider):
     """An engine that reports what a test sets."""
 
     def __init__(self):
-        self.reported = {}
+        self.reported, self.released = {}, []
 
     def report(self, status, why="its Slurm job 7 has ended"):
         self.reported = {ID: Allocation(id=ID, status=status, why=why)}
 
     def allocations(self):
         return self.reported
+
+    def release(self, allocation):
+        self.released.append(allocation)
 
 
 @pytest.fixture
@@ -61,9 +64,13 @@ def test_a_lost_node_that_sends_heartbeats_takes_no_segments_and_keeps_those_tha
     (node,) = engine.nodes()
     assert node.is_leaving, "nothing more is started there, and what runs there writes checkpoints"
     assert not future.done(), "its processes may live, until it is silent"
+    engine.release(node.name)
+    assert not lending.released, "there is nothing to give back"
     lending.report(AllocationStatus.RUNNING)
     (node,) = engine.nodes()
     assert not node.is_leaving, "the engine has reached its machine again"
+    engine.release(node.name)
+    assert lending.released == [ID]
 
 
 def test_a_node_whose_allocation_has_ended_does_not_come_back_under_it(database, lending, engine, worker):
