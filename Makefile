@@ -55,7 +55,7 @@ test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their fau
 	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)
 
 # QUICK=1 leaves out those that wait for Slurm's own timeouts.
-test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 15 minutes (QUICK=1: 3)
+test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 20 minutes (QUICK=1: 3)
 	$(BIN)/python -m pytest -m 'slurm$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
 
 test-ray: $(READY)  ## Run the tests with a Ray cluster on this machine, and its faults, about 6 minutes (QUICK=1: 3)
@@ -124,8 +124,8 @@ bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
 	$(BIN)/python -m benchmarks.simulate $(BENCH)
 
-# About 35 minutes; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
-bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, and 128 nodes
+# About 50 minutes, with Slurm and Ray; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
+bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, 128 nodes, lent nodes
 	$(BIN)/python -m benchmarks.execution $(BENCH)
 
 # About eight minutes; BENCH="--seeds 3" for one of the five.

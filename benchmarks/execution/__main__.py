@@ -1,4 +1,5 @@
-"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, predictions, short segments, many jobs and nodes.
+"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, predictions, short segments, many jobs and nodes,
+and nodes that Slurm and Ray lend.
 
     python -m benchmarks.execution [MEASURE ...]
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from benchmarks.execution import alone, calibration, pool, scale
+from benchmarks.execution import alone, calibration, engine_start, pool, scale, slurm_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "execution.json", ROOT / "docs" / "benchmarks.md"
@@ -27,6 +28,9 @@ MEASURES: dict[str, Callable[[], dict]] = {
     "thousand-jobs": alone.thousand_jobs,
     "thousand-jobs-on-a-pool": pool.thousand_jobs,
     "many-nodes": scale.thousand_on_many_nodes,
+    "slurm-nodes": slurm_nodes.sixteen_nodes,
+    "slurm-start": engine_start.on_slurm,
+    "ray-start": engine_start.on_ray,
 }
 
 
@@ -122,6 +126,37 @@ def _many_nodes(found: dict) -> list[str]:
     ]
 
 
+def _slurm_nodes(found: dict) -> list[str]:
+    what = f"{found['jobs']} jobs of {found['job_s']:.0f} s on {found['nodes']} slurmd with stub pilots"
+    until = f"{found['first_node_s']:.1f} s, {found['all_nodes_s']:.1f} s"
+    back = f"{found['given_back_s']:.1f} s (in all {found['done_s']:.0f} s)"
+    spent = f"{found['controller_processor_s']:.0f} s, {found['worker_processor_s']:.0f} s"
+    shares = f"{found['controller_share']:.0%}, {found['worker_share']:.0%} of a core"
+    return [
+        _row(f"{what}: until the first node serves, until all do", until, "", found),
+        _row(
+            "the same: from the last job's end until all are given back, less the idle time",
+            back,
+            "",
+            found,
+        ),
+        _row("the same: processor of the controller, of Prefect's worker", f"{spent} ({shares})", "", found),
+    ]
+
+
+def _start_on(engine: str) -> Callable[[dict], list[str]]:
+    def rows(found: dict) -> list[str]:
+        imports = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["imports_s"].items())
+        step = f"{found['first_step_s']:.1f} s; imports alone: {imports}"
+        gaps = f"{found['gap_s']:.2f} s, worst {found['worst_gap_s']:.2f} s"
+        return [
+            _row(f"a node of {engine}: from its pilot to a job's first step, median", step, "<= imports + 5 s", found),
+            _row("the same: from a segment's end to the next one's first step, median", gaps, "<= 0.5 s", found),
+        ]
+
+    return rows
+
+
 def _peak(what: str, found: dict) -> str:
     return _row(what, f"{found['peak_mib']:.0f} MiB", "< 1,024 MiB", found)
 
@@ -135,6 +170,9 @@ ROWS: dict[str, Callable[[dict], list[str]]] = {
     "thousand-jobs": _thousand_jobs,
     "thousand-jobs-on-a-pool": _thousand_on_a_pool,
     "many-nodes": _many_nodes,
+    "slurm-nodes": _slurm_nodes,
+    "slurm-start": _start_on("Slurm"),
+    "ray-start": _start_on("Ray"),
 }
 
 

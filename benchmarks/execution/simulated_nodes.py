@@ -1,4 +1,4 @@
-"""A process that stands for all nodes of a pool: it takes their orders and reports what their gangs would report.
+"""A process that stands for nodes of a pool: it takes their orders and reports what their gangs would report.
 
     python -m benchmarks.execution.simulated_nodes DATABASE NUM_NODES DEVICES_PER_NODE
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import insert, select, update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus, Share
@@ -124,50 +124,70 @@ class StubGang:
 
 @dataclass(kw_only=True)
 class SimulatedNodes:
-    """The nodes "n000" to "n127", and their gangs."""
+    """Nodes, and their gangs. allocation: under which an engine lends the machine; empty for machines of one's own."""
 
     database: Database
-    num_nodes: int
+    names: tuple[str, ...]
     devices_per_node: int
     beat_every_s: float
+    allocation: str = ""
     gangs: dict[int, StubGang] = field(default_factory=dict)
     last_command: int = 0
     beaten_s: float = 0.0
 
     def register(self) -> None:
         """Registers all nodes."""
-        self.messages = MessageStore(self.database)
+        self.messages, self.nodes = MessageStore(self.database), Nodes(self.database)
+        self.last_command = max((id for id, _, _ in self.messages.commands(after=0)), default=0)
         slots = tuple(
             Device(kind="cpu", index=i, name="stub", memory_bytes=1 << 34, cores=(i,))
             for i in range(self.devices_per_node)
         )
-        nodes = Nodes(self.database)
-        for number in range(self.num_nodes):
-            name = f"n{number:03d}"
-            nodes.register(NodeRecord(name=name, incarnation=f"{name}-1", address=f"10.0.{number}.1", devices=slots))
+        for name in self.names:
+            record = NodeRecord(
+                name=name,
+                incarnation=self._incarnation(name),
+                address="127.0.0.1",
+                devices=slots,
+                allocation=self.allocation,
+            )
+            self.nodes.register(record)
 
-    def serve(self) -> None:
-        """Serves until the process is ended."""
-        pause = threading.Event()
-        while True:
+    def serve(self, leaving: threading.Event) -> None:
+        """Serves until `leaving` is set; then the gangs stop in order, and the nodes leave."""
+        pause, is_leaving = threading.Event(), False
+        while self.gangs or not is_leaving:
             began_s = time.monotonic()
-            self._beat(began_s)
-            self._take_orders()
+            if leaving.is_set() and not is_leaving:
+                is_leaving, self.beaten_s = True, 0.0
+            self._beat(began_s, status=NodeStatus.LEAVING if is_leaving else NodeStatus.SERVING)
+            if not is_leaving:
+                self._take_orders()
+            for gang in self.gangs.values():
+                gang.is_stopping |= is_leaving
             for id, segment, command in self.messages.commands(after=self.last_command):
                 self.last_command = id
                 if segment in self.gangs:
                     self.gangs[segment].tell(command)
             self._report(time.monotonic())
             pause.wait(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
+        for name in self.names:
+            self.nodes.leave(name, incarnation=self._incarnation(name))
 
-    def _beat(self, now_s: float) -> None:
+    def _incarnation(self, name: str) -> str:
+        return f"{name}-{self.allocation or 1}"
+
+    def _beat(self, now_s: float, *, status: NodeStatus) -> None:
         if now_s - self.beaten_s >= self.beat_every_s:
             self.beaten_s = now_s
-            self.database.write(lambda connection: connection.execute(update(NODES).values(beats=NODES.c.beats + 1)))
+            beaten = update(NODES).where(NODES.c.name.in_(self.names))
+            self.database.write(
+                lambda connection: connection.execute(beaten.values(beats=NODES.c.beats + 1, status=status))
+            )
 
     def _take_orders(self) -> None:
         query = select(ORDERS.c.segment, ORDERS.c.node, ORDERS.c.incarnation).where(
-            ORDERS.c.status == OrderStatus.GIVEN
+            ORDERS.c.status == OrderStatus.GIVEN, ORDERS.c.node.in_(self.names)
         )
         for row in self.database.read(lambda connection: connection.execute(query).all()):
             share = self.messages.take(row.segment, row.node, incarnation=row.incarnation)
@@ -199,15 +219,15 @@ class SimulatedNodes:
 
 
 def main(url: str, num_nodes: str, devices_per_node: str) -> None:
-    """Registers the nodes, and serves until the process is ended."""
+    """Registers the nodes "n000" to "n127", and serves until the process is ended."""
     nodes = SimulatedNodes(
         database=Database(url),
-        num_nodes=int(num_nodes),
+        names=tuple(f"n{number:03d}" for number in range(int(num_nodes))),
         devices_per_node=int(devices_per_node),
         beat_every_s=Timeouts.of_environment().beat_every_s,
     )
     nodes.register()
-    nodes.serve()
+    nodes.serve(threading.Event())
 
 
 if __name__ == "__main__":

@@ -199,7 +199,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         slurm = Service(
             name=SLURM_WORKER,
             command=(*python, "prefect", "worker", "start", "--type", SLURM, "--pool", SLURM_POOL, "--name", name),
-            environment=member,
+            # Prefect's default is 10 s, by which each node would come later.
+            environment={**member, "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("PREFECT_WORKER_QUERY_SECONDS", "2")},
             after=(CONTROLLER,),
             group=False,
         )

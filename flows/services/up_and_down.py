@@ -23,6 +23,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.services.databases import make_databases
+from ringmaster.flows.services.engine_preflight import engine_faults
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
 from ringmaster.flows.services.needed import (
     CONTROLLER,
@@ -65,8 +66,10 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     Raises InputError where the options are invalid, or where another `up` is running; then nothing was started.
     """
     files = files_of(options.home)
-    if not (files.supervisor() or _living(files)) and (found := faults(options)):
-        raise InputError(found)
+    if not (files.supervisor() or _living(files)):
+        own_faults = faults(options)
+        if found := [*own_faults, *engine_faults(options.engine, home=options.home)]:
+            raise InputError(found)
     files.make()
     with files.alone("up") as alone:
         if not alone:

@@ -30,6 +30,9 @@ class RayMachines:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         self.raylets = {}  # by mark of the machine
+        # Where Ray notes the address of this machine's cluster, in a folder that it expects to be there.
+        os.environ["RAY_TMPDIR"] = str(folder)
+        (folder / "ray").mkdir()
 
     def start(self):
         """Starts the head, at the same address each time."""
@@ -109,6 +112,7 @@ class RayMachines:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
             psutil.wait_procs(left, timeout=10)
+        del os.environ["RAY_TMPDIR"]
 
     def _common(self, *, mark):
         environment = {NODE: f"{mark}-{os.getpid()}", "PYTHONPATH": f"{SOURCE}:{SOURCE / 'src'}"}

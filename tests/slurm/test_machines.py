@@ -6,6 +6,7 @@ from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT, COMMAND
 from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused
 from ringmaster.tasks.pool.providers.slurm.machines import SlurmMachines
+from ringmaster.tasks.pool.providers.slurm.preflight import JobRequest, faults
 from ringmaster.tasks.pool.providers.slurm.records import comment_of, infrastructure_of
 from tests.cluster.waiting import until
 
@@ -137,3 +138,16 @@ def test_options_that_slurm_refuses_are_named_before_anything_starts(cluster):
     with pytest.raises(SlurmRefused, match="nope"):
         cluster.slurm.check(["--partition=nope"])
     cluster.slurm.check(["--partition=batch", "--gres=gpu:2", "--time=8:00:00"])
+
+
+def test_all_that_slurm_cannot_give_is_named_at_once(cluster):
+    def found(partition, gres):
+        request = JobRequest(partition=partition, time="8h", gres=gres)
+        return faults(cluster.slurm, request, options=lambda _: ["--bogus"], lacking=list)
+
+    assert [fault.split(" To fix: ")[0][:25] for fault in found("nope", "gpu:3")] == [
+        "--partition nope is not i",
+        "--gres gpu:3: no node of ",
+        "Slurm refuses sbatch: sba",
+    ]
+    assert len(found("batch", "gpu:2")) == 1

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ringmaster.tasks.pool.providers.slurm.commands import environment_of_jobs
 from ringmaster.tasks.pool.providers.slurm.records import comment_of
+from ringmaster.tasks.pool.providers.slurm.times import slurm_time
 
 BATCH_SCRIPT = (Path(__file__).parent / "batch_script.sh").read_text()
 NOTICE_S = 60
@@ -21,16 +22,6 @@ COMMAND, IS_SHARED = "FLOW_RUN_COMMAND", "JOB_IS_SHARED"
 # -P: a file in the working folder with the name of a library must not be imported instead of the library. Prefect's own
 # default, `prefect flow-run execute`, starts a second interpreter, which takes seconds more.
 DEFAULT_COMMAND = f"{sys.executable} -P -m prefect.engine"
-
-
-_TIME = re.compile(r"(\d+)\s*([mhd])")
-_MINUTES = {"m": 1, "h": 60, "d": 1440}
-
-
-def slurm_time(text: str) -> str:
-    """Returns a time limit as sbatch reads it, from a text such as 8h, 30m or 2d; returns other texts unchanged."""
-    found = _TIME.fullmatch(text.strip().lower())
-    return str(int(found[1]) * _MINUTES[found[2]]) if found else text.strip()
 
 
 class SlurmVariables(BaseVariables):

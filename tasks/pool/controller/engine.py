@@ -20,7 +20,7 @@ from ringmaster.tasks.execution.engines.context import EngineContext
 from ringmaster.tasks.pool.controller.node_watch import NodeWatch
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, NodeProvider, NoProvider
+from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus
@@ -30,6 +30,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
+MOST_REMEMBERED = 10_000  # allocations that are gone
 CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
 
 
@@ -77,6 +78,7 @@ class PoolEngine:
             Nodes(database), clock=clock, lost_after_s=timeouts.lost_after_s, blind_after_s=timeouts.blind_after_s
         )
         self._nodes: Mapping[str, NodeRecord] = {}
+        self._gone_allocations: dict[str, Allocation] = {}
         self._cursor = self._message_store.newest_event()
         self._closing = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="gang-events", daemon=True)
@@ -99,7 +101,7 @@ class PoolEngine:
 
         The shares of workers that are gone are lost, unless they had ended before.
         """
-        allocations = self._provider.allocations()
+        allocations = self._allocations()
         ended = {each.id: each.why for each in allocations.values() if each.status == AllocationStatus.ENDED}
         with self._changed:
             gone = self._watch.look(ended=ended)
@@ -113,14 +115,28 @@ class PoolEngine:
                         self._lose_share(flight, each.node)
             return [_as_node(record, allocations.get(record.allocation)) for record in self._nodes.values()]
 
+    def _allocations(self) -> Mapping[str, Allocation]:
+        """Returns what the provider reported last of each allocation.
+
+        An engine forgets an allocation some time after its end, while its node may still send heartbeats.
+        """
+        reported = self._provider.allocations()
+        kept = {**self._gone_allocations, **reported}
+        gone = [each for each in kept.values() if each.status in GONE]
+        self._gone_allocations = {each.id: each for each in gone[-MOST_REMEMBERED:]}
+        return {**self._gone_allocations, **reported}
+
     def request(self, num_nodes: int) -> None:
         """Asks the provider for nodes."""
         self._provider.request(num_nodes)
 
     def release(self, node: str) -> None:
-        """Gives a node back to the provider; a machine of one's own serves until its worker ends."""
+        """Gives a node back to the provider; a machine of one's own serves until its worker ends.
+
+        Does nothing for one that is gone already, as its engine sees it.
+        """
         record = self._nodes.get(node)
-        if record is not None and record.allocation:
+        if record is not None and record.allocation and record.allocation not in self._gone_allocations:
             self._provider.release(record.allocation)
 
     def is_fenced(self, node: str) -> bool:
@@ -259,14 +275,15 @@ def pool_engine(context: EngineContext, *, name: str, provider: NodeProvider | N
 
 
 def _as_node(record: NodeRecord, allocation: Allocation | None) -> EngineNode:
-    is_drained = allocation is not None and allocation.status == AllocationStatus.LEAVING
+    # Of a lost allocation, too: its engine ends what runs there as soon as it reaches the machine again.
+    is_taken_back = allocation is not None and allocation.status in (AllocationStatus.LEAVING, *GONE)
     return EngineNode(
         name=record.name,
         devices=record.devices,
         incarnation=record.incarnation,
         until_s=allocation.until_s if allocation is not None else None,
         is_lent=bool(record.allocation),
-        is_leaving=is_drained or record.status == NodeStatus.LEAVING,
+        is_leaving=is_taken_back or record.status == NodeStatus.LEAVING,
         faults={int(number): why for number, why in record.health.items()},
     )
 

@@ -57,7 +57,8 @@ class NodeWatch:
         """Checks the registry; returns the workers that are gone since the last check.
 
         A node that was silent for too long is removed from the registry. If its worker lives, it notices that and
-        registers anew. So is a node whose allocation has ended.
+        registers anew. So is a node whose allocation has ended; one that registers anew under that allocation is not
+        there: the engine may lend its devices to others.
 
         ended: by id of an allocation whose processes have all ended, why.
         """
@@ -82,6 +83,8 @@ class NodeWatch:
                 gone.append(self._remove(was, why=f"silent for {now_s - seen.since_s:.0f} s"))
                 del registered[name]
         for name, record in registered.items():
+            if record.allocation in ended:
+                continue
             self._seen.setdefault(name, _Seen(record, now_s)).record = record
         return gone
 

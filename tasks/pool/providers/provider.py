@@ -23,6 +23,10 @@ class AllocationStatus(StrEnum):
     ENDED = "ended"  # no process of it runs any more
 
 
+GONE = (AllocationStatus.LOST, AllocationStatus.ENDED)
+"""Of an allocation whose node gets no segments any more, even if it still sends heartbeats."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
     """A machine that an engine lends, or is about to lend.

@@ -18,15 +18,13 @@ from typing import Protocol
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun, NodeRuns
 from ringmaster.tasks.pool.controller.engine import PoolEngine, pool_engine
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
+from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
 """The delay before the next flow run where the last one ended before it began; doubled each time."""
-
-GONE = (AllocationStatus.LOST, AllocationStatus.ENDED)
 
 
 class Machines(Protocol):

@@ -12,11 +12,15 @@ from tests.unit.execution.fakes import job
 class Worker:
     """A node whose gangs send the events that a test sets. A second one of the same name is another incarnation."""
 
-    def __init__(self, database, name="n", *, incarnation=None, num_devices=2):
+    def __init__(self, database, name="n", *, incarnation=None, num_devices=2, allocation=""):
         incarnation = incarnation or f"{name}-one"
         self.message_store, self.nodes, self.numbers = MessageStore(database), Nodes(database), {}
         self.record = NodeRecord(
-            name=name, incarnation=incarnation, address=f"10.0.0.{name}", devices=cpu_devices(num_devices)
+            name=name,
+            incarnation=incarnation,
+            address=f"10.0.0.{name}",
+            devices=cpu_devices(num_devices),
+            allocation=allocation,
         )
         self.name, self.incarnation = name, incarnation
         self.nodes.register(self.record)

@@ -24,10 +24,20 @@ class BrokerConnection:
 
     log: the file for its output, as Ray writes much of its own.
     command: starts the broker; its stdin is a socket.
+    environment: the environment variables that say what is asked of Ray, and by which Ray is reached.
+    answer_s: how long an answer is waited for.
     """
 
-    def __init__(self, *, log: Path, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        *,
+        log: Path,
+        command: Sequence[str] = COMMAND,
+        environment: Mapping[str, str] = os.environ,
+        answer_s: float = ANSWER_S,
+    ) -> None:
         self._log, self._command = log, command
+        self._environment, self._answer_s = environment, answer_s
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -62,8 +72,8 @@ class BrokerConnection:
                 raise EngineAway("this process is ending")
             if self._channel is None:
                 ours, theirs = socket.socketpair()
-                ours.settimeout(ANSWER_S)
-                environment = broker_environment(os.environ)
+                ours.settimeout(self._answer_s)
+                environment = broker_environment(self._environment)
                 with theirs, self._log.open("ab") as log:
                     self._process = subprocess.Popen(
                         self._command, stdin=theirs.fileno(), stdout=log, stderr=log, env=environment

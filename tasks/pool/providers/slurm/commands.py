@@ -13,7 +13,15 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringmaster.tasks.pool.providers.provider import EngineAway
-from ringmaster.tasks.pool.providers.slurm.records import Incomplete, SlurmJob, SlurmNode, jobs_of, nodes_of
+from ringmaster.tasks.pool.providers.slurm.records import (
+    Incomplete,
+    SlurmJob,
+    SlurmNode,
+    SlurmPartition,
+    jobs_of,
+    nodes_of,
+    partitions_of,
+)
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 TIMEOUT_S = 60.0  # the commands give up by themselves after some time, which sites choose
@@ -82,6 +90,14 @@ class Slurm:
             return {}
         return nodes_of(self._query(["scontrol", "--oneliner", "--all", "show", "node", ",".join(sorted(names))]))
 
+    def all_nodes(self) -> Sequence[SlurmNode]:
+        """Returns all nodes of the cluster."""
+        return list(nodes_of(self._query(["scontrol", "--oneliner", "--all", "show", "node"])).values())
+
+    def partitions(self) -> Sequence[SlurmPartition]:
+        """Returns the partitions that this user may see."""
+        return partitions_of(self._query(["scontrol", "--oneliner", "show", "partition"]))
+
     def end(self, job: int) -> None:
         """Sends SIGTERM to the batch script of a running job, which ends in order; does nothing if it has ended."""
         # Not to the script's children: it decides which of them hear of it.
@@ -103,7 +119,7 @@ class Slurm:
         try:
             return self._answer(command)
         except SlurmRefused as error:
-            raise EngineAway(str(error)) from error
+            raise EngineAway(_away(str(error))) from error
 
     def _answer(self, command: Sequence[str], *, input: str | None = None, env: Mapping[str, str] | None = None) -> str:
         name = command[0]

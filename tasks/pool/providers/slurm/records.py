@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ringmaster.tasks.pool.providers.slurm.times import seconds_of
 
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 ENDED = frozenset(
@@ -85,11 +88,18 @@ class SlurmJob:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmNode:
-    """A node as Slurm describes it. reason: why it is drained or down, in its administrator's words."""
+    """A node as Slurm describes it.
+
+    reason: why it is drained or down, in its administrator's words.
+    partitions: names of the partitions that it belongs to.
+    gres: its generic resources, as in "gpu:a100:8(S:0-1)"; empty for none.
+    """
 
     name: str
     states: frozenset[str]
     reason: str = ""
+    partitions: frozenset[str] = frozenset()
+    gres: str = ""
 
     @property
     def is_drained(self) -> bool:
@@ -101,6 +111,21 @@ class SlurmNode:
         """Whether Slurm cannot reach it: processes may run there that Slurm counts as ended."""
         # A process that cannot be killed makes Slurm drain its node, and count the job as ended.
         return bool(self.states & _AWAY) or "kill task failed" in self.reason.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmPartition:
+    """A partition as Slurm describes it.
+
+    is_default: whether jobs that name no partition are put there.
+    is_up: whether it accepts jobs and starts them.
+    max_time_s: the longest time limit of a job; infinity for any.
+    """
+
+    name: str
+    is_default: bool = False
+    is_up: bool = True
+    max_time_s: float = math.inf
 
 
 def infrastructure_of(job: int) -> str:
@@ -138,8 +163,35 @@ def nodes_of(text: str) -> Mapping[str, SlurmNode]:
         name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
         reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
         if name and state:
-            found[name[1]] = SlurmNode(name=name[1], states=_node_states(state[1]), reason=reason[1] if reason else "")
+            partitions, gres = _field(line, "Partitions"), _field(line, "Gres")
+            found[name[1]] = SlurmNode(
+                name=name[1],
+                states=_node_states(state[1]),
+                reason=reason[1] if reason else "",
+                partitions=frozenset(filter(None, partitions.split(","))),
+                gres=gres,
+            )
     return found
+
+
+def partitions_of(text: str) -> Sequence[SlurmPartition]:
+    """Returns the partitions in the output of `scontrol --oneliner show partition`."""
+    return [
+        SlurmPartition(
+            name=_field(line, "PartitionName"),
+            is_default=_field(line, "Default") == "YES",
+            is_up=_field(line, "State") == "UP",
+            max_time_s=seconds_of(_field(line, "MaxTime") or "UNLIMITED"),
+        )
+        for line in text.splitlines()
+        if "PartitionName=" in line
+    ]
+
+
+def _field(line: str, name: str) -> str:
+    """Returns a value without spaces in a line of scontrol; empty where it is missing or null."""
+    found = re.search(rf"(?:^|\s){name}=(\S*)", line)
+    return found[1] if found and found[1] != "(null)" else ""
 
 
 def _node_states(text: str) -> frozenset[str]:

@@ -49,6 +49,17 @@ def test_the_controller_reads_the_options_from_its_environment(options, monkeypa
     assert settings.engine(default="workers") == "work-pool"
 
 
+def test_the_worker_of_slurm_asks_for_requested_nodes_often(options, monkeypatch):
+    def seconds():
+        services = {service.name: service for service in compose(replace(options, engine=EngineOptions(name="slurm")))}
+        return services["slurm"].environment["PREFECT_WORKER_QUERY_SECONDS"]
+
+    monkeypatch.delenv("PREFECT_WORKER_QUERY_SECONDS", raising=False)
+    assert float(seconds()) <= 3, "each node comes later by this"
+    monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", "7")
+    assert seconds() == "7"
+
+
 def test_a_ray_cluster_of_this_machine_alone_is_a_service_that_asks_for_a_token(options):
     ray = replace(options, engine=EngineOptions(name="ray", devices="cpu:1"), port_ray=7001)
     services = {service.name: service for service in compose(ray)}

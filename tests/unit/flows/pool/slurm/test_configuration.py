@@ -13,9 +13,9 @@ from ringmaster.flows.pool.slurm.configuration import (
     COMMAND,
     SlurmJobConfiguration,
     SlurmVariables,
-    slurm_time,
 )
 from ringmaster.flows.pool.slurm.worker import SlurmWorker
+from ringmaster.tasks.pool.providers.slurm.times import slurm_time
 
 LOGS = Path("/shared/slurm")
 
