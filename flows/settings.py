@@ -11,6 +11,7 @@ from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process import ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import check_engine_name
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 
 JSON_RESULTS = {
@@ -35,6 +36,7 @@ ENGINE = "RINGMASTER_ENGINE"
 """Environment variable for the name of the engine that runs segments."""
 
 MAX_NODES, NODE_IDLE_S = "RINGMASTER_MAX_NODES", "RINGMASTER_NODE_IDLE_S"
+NODE_PRICES = "RINGMASTER_NODE_PRICES"
 """Environment variables for the most nodes that an engine lends, and the seconds after which an idle one is given back.
 """
 
@@ -144,11 +146,23 @@ def elasticity() -> ElasticityOptions | None:
     if not num_nodes:
         return None
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
+    prices = _node_prices()
     try:
-        return ElasticityOptions(max_nodes=int(num_nodes), idle_s=float(idle_s))
+        return ElasticityOptions(max_nodes=int(num_nodes), idle_s=float(idle_s), prices=prices)
     except ValueError:
         said = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
         raise InputError([f"{said} are not a number of nodes and of seconds. To fix: as in 4 and 300"]) from None
+
+
+def _node_prices() -> NodePrices | None:
+    said = os.environ.get(NODE_PRICES)
+    if not said:
+        return None
+    try:
+        return NodePrices.from_text(said)
+    except ValueError as error:
+        fault = f"{NODE_PRICES}={said} is not the price of a node's hour, the worth of an hour, and a budget: {error}"
+        raise InputError([f"{fault}. To fix: as in 2.5,40,300, or 2.5,40,inf for no budget"]) from error
 
 
 def tracking_uri(folder: Path) -> str:

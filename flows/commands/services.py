@@ -52,6 +52,18 @@ def up(
     idle: Annotated[
         float, typer.Option(help="Seconds without work after which a lent node is given back.", min=0.0)
     ] = (DEFAULT_IDLE_S),
+    node_price: Annotated[
+        float | None,
+        typer.Option(
+            help="Of a lent node for an hour: nodes are requested while each gains more than it costs.", min=0
+        ),
+    ] = None,
+    hour_worth: Annotated[
+        float | None, typer.Option(help="What it is worth that the last job ends an hour earlier.", min=0)
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="The most that lent nodes may cost until all jobs have ended.", min=0)
+    ] = None,
     node_devices: Annotated[
         str, typer.Option(help="Of a lent node: auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all.")
     ] = "auto",
@@ -105,6 +117,9 @@ def up(
         name=engine,
         max_nodes=max_nodes,
         idle_s=idle,
+        node_price=node_price,
+        hour_worth=hour_worth,
+        budget=budget,
         devices=node_devices,
         work_pool=work_pool,
         work_pool_type=work_pool_type,

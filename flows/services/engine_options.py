@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
+from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S, NODE_PRICES
 from ringmaster.tasks.execution.engines.registry import LOCAL, RAY, SLURM, WORK_POOL, WORKERS, check_engine_name
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, DEVICES
 
@@ -26,6 +28,8 @@ class EngineOptions:
     max_nodes: the most nodes that it lends at a time.
     idle_s: seconds without work after which a lent node is given back.
     devices: the devices of a lent node that serve, as `ringmaster pool worker --devices` names them.
+    node_price, hour_worth, budget: what a lent node's hour costs, what it is worth that the last job ends an hour
+        earlier, and what nodes may cost until all jobs have ended; None where nothing was said of it.
     work_pool: the work pool in Prefect whose worker starts lent nodes; empty for the engine's own, if it has one.
     work_pool_type: the type with which that work pool is made if it is missing.
     work_pool_template: file of the base job template that the work pool gets; None for what it has, or its type's.
@@ -37,6 +41,9 @@ class EngineOptions:
     name: str = WORKERS
     max_nodes: int = 1
     idle_s: float = DEFAULT_IDLE_S
+    node_price: float | None = None
+    hour_worth: float | None = None
+    budget: float | None = None
     devices: str = "auto"
     work_pool: str = ""
     work_pool_type: str = "process"
@@ -62,7 +69,15 @@ class EngineOptions:
         if not self.lends_nodes:
             return {}
         ray = {DEVICES: self.devices, **({ADDRESS: self.address} if self.address else {})} if self.name == RAY else {}
-        return {ENGINE: self.name, MAX_NODES: str(self.max_nodes), NODE_IDLE_S: f"{self.idle_s:g}", **ray}
+        prices = {} if (found := self.prices()) is None else {NODE_PRICES: found.to_text()}
+        return {ENGINE: self.name, MAX_NODES: str(self.max_nodes), NODE_IDLE_S: f"{self.idle_s:g}", **prices, **ray}
+
+    def prices(self) -> NodePrices | None:
+        """Returns what nodes cost, or None where no price is given."""
+        if self.node_price is None:
+            return None
+        budget = math.inf if self.budget is None else self.budget
+        return NodePrices(per_node_hour=self.node_price, per_hour_earlier=self.hour_worth or 0.0, budget=budget)
 
     def job_variables(self) -> Mapping[str, Any]:
         """Returns the values for the base job template of a work pool of type `slurm`."""
@@ -105,7 +120,7 @@ class EngineOptions:
             names := ", ".join(f"--{name.replace('_options', '')}" for name in self.job_variables())
         ):
             found.append(f"{names} is of --engine {SLURM}, not of {self.name}. To fix: leave it out")
-        found += self._template_faults()
+        found += [*self._template_faults(), *self._price_faults()]
         if self.name != RAY and self.address:
             found.append(f"--address is of --engine {RAY}, not of {self.name}. To fix: leave it out")
         if self.name == RAY and find_spec("ray") is None:
@@ -116,6 +131,15 @@ class EngineOptions:
                 "--database postgresql://USER:PASSWORD@HOST:PORT/NAME"
             )
         return found
+
+    def _price_faults(self) -> list[str]:
+        given = {"--node-price": self.node_price, "--hour-worth": self.hour_worth, "--budget": self.budget}
+        names = ", ".join(name for name, value in given.items() if value is not None)
+        if names and not self.lends_nodes:
+            return [f"{names} is of engines that lend nodes, not of {self.name}. To fix: leave it out"]
+        if names and self.node_price is None:
+            return [f"{names} needs the price of a node. To fix: --node-price PRICE, for an hour of one node"]
+        return []
 
     def _template_faults(self) -> list[str]:
         if self.work_pool_template is None:

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import signal
-import tempfile
 import threading
-from pathlib import Path
 
 import psutil
 
@@ -46,8 +44,6 @@ class RayMachines:
             "temp_dir": str(self._folder / str(self._number)),
             **self._common(mark="head"),
         }
-        # Ray also notes the address in the folder that it uses by default, and expects that there is one.
-        Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._note(self._cluster.head_node)
         self._is_head_up = True

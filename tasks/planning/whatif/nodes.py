@@ -45,6 +45,16 @@ class NodePrices:
             if not value >= 0:
                 raise ValueError(f"{name} must be a number >= 0, not {value!r}")
 
+    @classmethod
+    def from_text(cls, text: str) -> NodePrices:
+        """Reads three numbers with commas between them, as `to_text` writes them. Raises ValueError."""
+        per_node_hour, per_hour_earlier, budget = map(float, text.split(","))
+        return cls(per_node_hour=per_node_hour, per_hour_earlier=per_hour_earlier, budget=budget)
+
+    def to_text(self) -> str:
+        """Returns the three numbers with commas between them."""
+        return f"{self.per_node_hour!r},{self.per_hour_earlier!r},{self.budget!r}"
+
     def cost(self, num_nodes: int, seconds: float) -> float:
         """Returns what nodes cost for a time."""
         return self.per_node_hour * num_nodes * seconds / HOUR_S

@@ -2,7 +2,9 @@
 
 With n nodes of d devices, and d0 devices of one's own, work of W device seconds takes about W / (d0 + n d) seconds. The
 n-th node is requested while that is longer than a node takes to come: it would be used for longer than it is waited
-for. A node is given back after an idle time, if fewer nodes are wanted than there are.
+for. Where nodes have a price, they are requested while each certainly gains more than it costs instead
+(`ringmaster.tasks.planning.whatif.nodes`). A node is given back after an idle time, if fewer nodes are wanted than
+there are.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
 
 DEFAULT_IDLE_S = 300.0
 DEFAULT_COME_S = 60.0
@@ -25,10 +29,12 @@ class ElasticityOptions:
 
     max_nodes: the most nodes that the engine lends at a time.
     idle_s: seconds without work after which a node is given back.
+    prices: what nodes cost; None where that does not matter.
     """
 
     max_nodes: int
     idle_s: float = DEFAULT_IDLE_S
+    prices: NodePrices | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +50,31 @@ class JobDemand:
     most_devices: int
 
 
+def node_range(
+    jobs: Sequence[JobDemand], *, devices_per_node: int, num_own_devices: int, max_nodes: int
+) -> tuple[int, int]:
+    """Returns how many nodes jobs need at least, and can use at most, besides the devices of one's own.
+
+    At least, there are enough for the largest of the smallest gangs; at most, for the largest gangs of all jobs.
+    """
+    if not jobs:
+        return 0, 0
+    needed = _nodes_for(max(job.least_devices for job in jobs) - num_own_devices, devices_per_node)
+    usable = _nodes_for(sum(job.most_devices for job in jobs) - num_own_devices, devices_per_node)
+    least = max(needed, 1 if num_own_devices == 0 else 0)
+    return min(least, max_nodes), min(max(least, usable), max_nodes)
+
+
 def num_nodes_wanted(
     jobs: Sequence[JobDemand], *, devices_per_node: int, num_own_devices: int, come_s: float, max_nodes: int
 ) -> int:
-    """Returns how many nodes an engine should lend, besides the devices of one's own.
-
-    There are enough for the largest of the smallest gangs, and no more than the largest gangs of all jobs can use.
-    """
-    if not jobs:
-        return 0
+    """Returns how many nodes an engine should lend, besides the devices of one's own, if nodes have no price."""
+    least, most = node_range(
+        jobs, devices_per_node=devices_per_node, num_own_devices=num_own_devices, max_nodes=max_nodes
+    )
     work_s = sum(job.device_s for job in jobs)
-    needed = _nodes_for(max(job.least_devices for job in jobs) - num_own_devices, devices_per_node)
-    usable = _nodes_for(sum(job.most_devices for job in jobs) - num_own_devices, devices_per_node)
-    worth = math.floor((work_s / max(come_s, 1e-9) - num_own_devices) / devices_per_node)
-    at_least = 1 if num_own_devices == 0 else 0
-    return min(max(needed, at_least, min(worth, usable)), max_nodes)
+    used = math.floor((work_s / max(come_s, 1e-9) - num_own_devices) / devices_per_node)
+    return min(max(least, used), most)
 
 
 def _nodes_for(num_devices: int, devices_per_node: int) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from ringmaster.tasks.execution.engine import Engine
+from ringmaster.tasks.execution.engine import Engine, EngineNode
 from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
@@ -14,8 +14,10 @@ from ringmaster.tasks.pool.controller.elasticity import (
     ElasticityOptions,
     IdleTimes,
     JobDemand,
+    node_range,
     num_nodes_wanted,
 )
+from ringmaster.tasks.pool.controller.node_worth import NodeQuestion, NodeWorth
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class NodeScaler:
         self._lent: frozenset[str] = frozenset()
         self._devices_per_node: int | None = None
         self._num_requested: int | None = None
+        self._worth = NodeWorth(options.prices, clock=clock) if options.prices is not None else None
 
     def look(self, *, is_node_awaited: bool, lends: Callable[[str], bool]) -> None:
         """Requests as many nodes as the jobs need, and gives back nodes that have been idle for long.
@@ -59,15 +62,7 @@ class NodeScaler:
             self._devices_per_node = len(serving[0].devices)
         num_own_devices = sum(len(node.devices) for node in nodes if not node.is_lent)
         jobs = demands(self._executor.job_table)
-        num_wanted = num_nodes_wanted(
-            jobs,
-            # Before the first node is there, its devices are unknown: as many as all jobs can use, so that one is
-            # requested.
-            devices_per_node=self._devices_per_node or max(sum(job.most_devices for job in jobs), 1),
-            num_own_devices=num_own_devices,
-            come_s=self._coming.come_s,
-            max_nodes=self._options.max_nodes,
-        )
+        num_wanted = self._num_wanted(jobs, nodes=nodes, num_own_devices=num_own_devices)
         if is_node_awaited and not num_own_devices:
             num_wanted = max(num_wanted, 1)
         self._request(num_wanted, num_jobs=len(jobs), now_s=now_s)
@@ -77,6 +72,25 @@ class NodeScaler:
         for node in self._idle.longer_than(self._options.idle_s, now_s=now_s)[:surplus]:
             logger.info("node %s is given back: it was idle for %.0f s", node, self._options.idle_s)
             self._known_nodes.give_back(node)
+
+    def _num_wanted(self, jobs: Sequence[JobDemand], *, nodes: Collection[EngineNode], num_own_devices: int) -> int:
+        # Before the first node is there, its devices are unknown: as many as all jobs can use, so that one is
+        # requested.
+        devices_per_node = self._devices_per_node or max(sum(job.most_devices for job in jobs), 1)
+        limits = {
+            "devices_per_node": devices_per_node,
+            "num_own_devices": num_own_devices,
+            "max_nodes": self._options.max_nodes,
+        }
+        if self._worth is None:
+            return num_nodes_wanted(jobs, come_s=self._coming.come_s, **limits)
+        least, most = node_range(jobs, **limits)
+        job_table, come_s = self._executor.job_table, self._coming.come_s
+        worth = self._worth.limit(
+            [job.name for job in job_table.left()],
+            lambda: NodeQuestion.of(job_table, nodes, least=least, most=most, come_s=come_s),
+        )
+        return least if worth is None else min(worth, most)
 
     def _request(self, num_nodes: int, *, num_jobs: int, now_s: float) -> None:
         if num_nodes != self._num_requested:

@@ -1,12 +1,15 @@
 """The number of nodes that an elastic pool requests, and the nodes that it gives back."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.controller import node_worth
 from ringmaster.tasks.pool.controller.elasticity import (
     DEFAULT_COME_S,
     ComingTimes,
@@ -17,6 +20,7 @@ from ringmaster.tasks.pool.controller.elasticity import (
 )
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine
+from tests.unit.execution.clocked import at_once
 from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
 
 BEGUN_S = Clock().now_s
@@ -156,6 +160,28 @@ def test_a_node_with_work_is_kept(pool, engine):
         run_s += 1
     assert pool.statuses("b2") == {"x": JobStatus.DONE}, "the fake engine asserts that no node in use is given back"
     assert len(engine.released) == OPTIONS.max_nodes - 1
+
+
+@pytest.mark.parametrize("price, num_nodes", [(0.001, 3), (1000.0, 1)])
+def test_nodes_with_a_price_come_while_they_gain_more_than_they_cost(database, engine, monkeypatch, price, num_nodes):
+    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    prices = NodePrices(per_node_hour=price, per_hour_earlier=1.0)
+    pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    run(pool)
+    assert pool.statuses() == dict.fromkeys("abcdef", JobStatus.DONE)
+    assert engine.num_lent == num_nodes
+
+
+def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkeypatch, caplog):
+    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
+    pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    with caplog.at_level("INFO"):
+        pool.pass_seconds(COME_S + 5)
+    assert engine.asked == 0
+    assert "more than the budget of 1" in caplog.text
 
 
 def test_one_node_comes_for_a_batch_that_waits_to_be_profiled(pool, engine):

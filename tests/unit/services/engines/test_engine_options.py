@@ -11,6 +11,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
 from ringmaster.flows.services.needed import PoolOptions, compose
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
 from ringmaster.techniques.interface.values import from_json
 
@@ -86,6 +87,16 @@ def test_limits_that_are_no_numbers_are_refused(monkeypatch):
         settings.elasticity()
 
 
+def test_prices_of_nodes_reach_the_controller(monkeypatch):
+    asked = EngineOptions(name="ray", max_nodes=4, node_price=2.5, hour_worth=40.0)
+    for name, value in asked.environment().items():
+        monkeypatch.setenv(name, value)
+    assert settings.elasticity().prices == NodePrices(per_node_hour=2.5, per_hour_earlier=40.0)
+    monkeypatch.setenv(settings.NODE_PRICES, "2.5")
+    with pytest.raises(InputError, match=r"RINGMASTER_NODE_PRICES=2\.5 is"):
+        settings.elasticity()
+
+
 @pytest.mark.parametrize(
     "engine, faults",
     [
@@ -97,6 +108,8 @@ def test_limits_that_are_no_numbers_are_refused(monkeypatch):
         (EngineOptions(work_pool_template=Path("/no/such/file")), ["--work-pool-template /no/such/file"]),
         (EngineOptions(work_pool="gpus"), ["--work-pool is of --engine work-pool"]),
         (EngineOptions(partition="gpu", gres="gpu:8"), ["--partition, --gres is of --engine slurm"]),
+        (EngineOptions(name="ray", hour_worth=40.0, budget=300.0), ["--hour-worth, --budget needs the price"]),
+        (EngineOptions(node_price=2.5), ["--node-price is of engines that lend nodes"]),
         (EngineOptions(sbatch_options=("--account=ml",)), ["--sbatch is of --engine slurm"]),
     ],
 )
