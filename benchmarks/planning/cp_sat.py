@@ -1,47 +1,55 @@
-"""OR-Tools' CP-SAT on a planning problem: JSON on stdin, the choices in the order of their starts on stdout."""
+"""OR-Tools' CP-SAT on a planning problem: JSON on stdin, the choices in the order of their starts on stdout.
+
+It imports OR-Tools alone, so that its environment needs nothing else. `others.cp_sat` writes its input:
+
+    {"horizon": seconds, "jobs": [{"id", "release", "after": [id],
+     "starts": [{"option", "node", "length", "devices", "gigabytes"}]}],
+     "nodes": {id: {"devices", "gigabytes", "until"}}}
+"""
 
 import json
-import math
 import sys
 
 from ortools.sat.python import cp_model
 
-from ringmaster.tasks.planning import Problem
-from ringmaster.tasks.planning.bounds.dominance import useful_options
-from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 
-
-def choices(problem: Problem, *, time_limit_s: float) -> list[tuple[str, int]]:
+def choices(problem: dict, *, time_limit_s: float) -> list[tuple[str, int]]:
     """Returns (job, option) by start, or nothing.
 
-    The model has an optional interval for each (job, option, node), and a cumulative resource for each node. Durations
-    are rounded up to whole seconds; exact times come from list scheduling in this order.
+    The model has an optional interval for each (job, option, node), and a cumulative resource for the devices and the
+    host memory of each node. Jobs begin after their release and the jobs that they wait for, and end while their node
+    is there. Durations are whole seconds; exact times come from list scheduling in this order.
     """
-    shortest_s = min(rule(problem).makespan_s for rule in (current_practice, even_split, optimus_greedy))
-    horizon = math.ceil(shortest_s) + len(problem.jobs)
-    model = cp_model.CpModel()
+    horizon, model = problem["horizon"], cp_model.CpModel()
     makespan = model.new_int_var(0, horizon, "makespan")
-    on_node = {node.id: ([], []) for node in problem.nodes}
+    on_node = {node: ([], [], []) for node in problem["nodes"]}  # intervals, devices, gigabytes
+    begin = {job["id"]: model.new_int_var(job["release"], horizon, "") for job in problem["jobs"]}
+    end = {job["id"]: model.new_int_var(0, horizon, "") for job in problem["jobs"]}
     starts = {}
-    for job in problem.jobs:
+    for job in problem["jobs"]:
         taken = []
-        for k in useful_options(job):
-            option = job.options[k]
-            length = math.ceil(option.runtime_s)
-            for node in problem.nodes:
-                if option.num_nodes > 1 or not option.runs_on(node) or length > horizon:
-                    continue
-                is_taken = model.new_bool_var("")
-                start = model.new_int_var(0, horizon - length, "")
-                interval = model.new_optional_fixed_size_interval_var(start, length, is_taken, "")
-                model.add(start + length <= makespan).only_enforce_if(is_taken)
-                on_node[node.id][0].append(interval)
-                on_node[node.id][1].append(option.num_devices)
-                taken.append(is_taken)
-                starts[job.id, k, node.id] = (start, is_taken)
+        for way in job["starts"]:
+            latest = min(horizon, problem["nodes"][way["node"]]["until"] or horizon) - way["length"]
+            if latest < 0:
+                continue
+            is_taken = model.new_bool_var("")
+            start = model.new_int_var(0, latest, "")
+            interval = model.new_optional_fixed_size_interval_var(start, way["length"], is_taken, "")
+            model.add(begin[job["id"]] == start).only_enforce_if(is_taken)
+            model.add(end[job["id"]] == start + way["length"]).only_enforce_if(is_taken)
+            for row, value in zip(on_node[way["node"]], (interval, way["devices"], way["gigabytes"]), strict=True):
+                row.append(value)
+            taken.append(is_taken)
+            starts[job["id"], way["option"], way["node"]] = (start, is_taken)
         model.add_exactly_one(taken)
-    for node in problem.nodes:
-        model.add_cumulative(*on_node[node.id], node.num_devices)
+        model.add(end[job["id"]] <= makespan)
+        for other in job["after"]:
+            model.add(begin[job["id"]] >= end[other])
+    for name, node in problem["nodes"].items():
+        intervals, devices, gigabytes = on_node[name]
+        model.add_cumulative(intervals, devices, node["devices"])
+        if node["gigabytes"] is not None:
+            model.add_cumulative(intervals, gigabytes, node["gigabytes"])
     model.minimize(makespan)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds, solver.parameters.num_workers = time_limit_s, 2
@@ -52,4 +60,4 @@ def choices(problem: Problem, *, time_limit_s: float) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    json.dump(choices(Problem.from_json(json.load(sys.stdin)), time_limit_s=float(sys.argv[1])), sys.stdout)
+    json.dump(choices(json.load(sys.stdin), time_limit_s=float(sys.argv[1])), sys.stdout)

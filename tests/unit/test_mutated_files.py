@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringmaster.flows.commands.planning import _plan, _problem
+from ringmaster.flows.commands.problem_files import read_plan, read_problem
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion.examine import data_spec
 from ringmaster.flows.sweeps.file import load_sweep, spec_of
@@ -194,7 +194,7 @@ def _read_sweep(file: Path) -> None:
 
 
 def _read_plan(file: Path) -> None:
-    problem, plan = Problem.from_json(PROBLEM), _plan(file)
+    problem, plan = Problem.from_json(PROBLEM), read_plan(file)
     verify(plan, problem)
     try:
         certified_bound(plan.certificate, problem) if plan.certificate else None
@@ -207,7 +207,7 @@ def _read_data(file: Path) -> None:
 
 
 def _read_problem(file: Path) -> None:
-    problem = _problem(file, None, 0)
+    problem = read_problem(file)
     assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
 
 
