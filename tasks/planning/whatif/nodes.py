@@ -62,7 +62,10 @@ class NodePrices:
 
 @dataclass(frozen=True, kw_only=True)
 class NodesWorth:
-    """How many nodes are worth their price, and why not more. ends_s: the end of the known plan on them; None for 0."""
+    """How many nodes are worth their price, and why not more.
+
+    ends_s: the end of the known plan on them; None where the least number of nodes costs more than the budget.
+    """
 
     num_nodes: int
     why: str

@@ -44,7 +44,7 @@ class NodeScaler:
         self._known_nodes, self._clock = known_nodes, clock
         self._coming, self._idle = ComingTimes(), IdleTimes()
         self._lent: frozenset[str] = frozenset()
-        self._devices_per_node: int | None = None
+        self._like: EngineNode | None = None  # the last node that the engine lent
         self._num_requested: int | None = None
         self._worth = NodeWorth(options.prices, clock=clock) if options.prices is not None else None
 
@@ -59,24 +59,31 @@ class NodeScaler:
         self._coming.came(len({node.name for node in serving} - self._lent), now_s=now_s)
         self._lent = frozenset(node.name for node in serving)
         if serving:
-            self._devices_per_node = len(serving[0].devices)
-        num_own_devices = sum(len(node.devices) for node in nodes if not node.is_lent)
+            self._like = serving[0]
+        own = [node for node in nodes if not node.is_lent]
+        num_own_devices = sum(len(node.devices) for node in own)
         jobs = demands(self._executor.job_table)
-        num_wanted = self._num_wanted(jobs, nodes=nodes, num_own_devices=num_own_devices)
+        num_wanted = self._num_wanted(jobs, own=own, num_own_devices=num_own_devices)
         if is_node_awaited and not num_own_devices:
             num_wanted = max(num_wanted, 1)
         self._request(num_wanted, num_jobs=len(jobs), now_s=now_s)
         idle = [each.name for each in serving if self._executor.is_free(each.name) and not lends(each.name)]
         self._idle.note(idle, now_s=now_s)
+        if jobs and self._worth is not None and self._worth.exceeds_budget:
+            for node in serving:  # also those with work, which ends at checkpoints
+                logger.info("node %s is given back: it would cost more than the budget", node.name)
+                self._known_nodes.give_back(node.name)
+            return
         surplus = max(len(serving) - num_wanted, 0)
-        for node in self._idle.longer_than(self._options.idle_s, now_s=now_s)[:surplus]:
-            logger.info("node %s is given back: it was idle for %.0f s", node, self._options.idle_s)
-            self._known_nodes.give_back(node)
+        for name in self._idle.longer_than(self._options.idle_s, now_s=now_s)[:surplus]:
+            logger.info("node %s is given back: it was idle for %.0f s", name, self._options.idle_s)
+            self._known_nodes.give_back(name)
 
-    def _num_wanted(self, jobs: Sequence[JobDemand], *, nodes: Collection[EngineNode], num_own_devices: int) -> int:
+    def _num_wanted(self, jobs: Sequence[JobDemand], *, own: Collection[EngineNode], num_own_devices: int) -> int:
+        like = self._like
         # Before the first node is there, its devices are unknown: as many as all jobs can use, so that one is
         # requested.
-        devices_per_node = self._devices_per_node or max(sum(job.most_devices for job in jobs), 1)
+        devices_per_node = max(sum(job.most_devices for job in jobs), 1) if like is None else len(like.devices)
         limits = {
             "devices_per_node": devices_per_node,
             "num_own_devices": num_own_devices,
@@ -86,9 +93,11 @@ class NodeScaler:
             return num_nodes_wanted(jobs, come_s=self._coming.come_s, **limits)
         least, most = node_range(jobs, **limits)
         job_table, come_s = self._executor.job_table, self._coming.come_s
+        if like is None:
+            return least
         worth = self._worth.limit(
             [job.name for job in job_table.left()],
-            lambda: NodeQuestion.of(job_table, nodes, least=least, most=most, come_s=come_s),
+            lambda: NodeQuestion.of(job_table, own, lent=like, least=least, most=most, come_s=come_s),
         )
         return least if worth is None else min(worth, most)
 

@@ -48,15 +48,23 @@ class NodeQuestion:
 
     @classmethod
     def of(
-        cls, job_table: JobTable, nodes: Collection[EngineNode], *, least: int, most: int, come_s: float
+        cls,
+        job_table: JobTable,
+        own: Collection[EngineNode],
+        *,
+        lent: EngineNode,
+        least: int,
+        most: int,
+        come_s: float,
     ) -> NodeQuestion | None:
-        """Asks about the jobs that are left. Returns None where there are none, or where no lent node is known."""
-        lent = next((node for node in nodes if node.is_lent), None)
+        """Asks about the jobs that are left; returns None where there are none.
+
+        own: the nodes of one's own. lent: a lent node, which may have left.
+        """
         jobs = [job for job in job_table.left() if job_table.profiles[job.name] and job.num_steps]
-        if lent is None or not jobs:
+        if not jobs:
             return None
-        known = [node for node in nodes if not node.is_lent or node is lent]
-        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in known))
+        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in (*own, lent)))
         steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
         problem = planning_problem(jobs, job_table.profiles, cluster, name="nodes", steps_done=steps_done)
         like = next(node for node in problem.nodes if node.id == lent.name)
@@ -89,6 +97,11 @@ class NodeWorth:
         self._asked_s = -AGAIN_S
         self._pending: Future[NodesWorth] | None = None
         self._answer: NodesWorth | None = None
+
+    @property
+    def exceeds_budget(self) -> bool:
+        """Whether even the least number of nodes costs more than the budget, by the last answer."""
+        return self._answer is not None and self._answer.ends_s is None
 
     def limit(self, jobs: Sequence[str], ask: Callable[[], NodeQuestion | None]) -> int | None:
         """Returns how many nodes are worth their price, by the last answer; None before the first.

@@ -182,6 +182,9 @@ def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkey
         pool.pass_seconds(COME_S + 5)
     assert engine.asked == 0
     assert "more than the budget of 1" in caplog.text
+    pool.pass_seconds(IDLE_S + 5)
+    assert not engine.there
+    assert JobStatus.WAITING in pool.statuses().values()
 
 
 def test_one_node_comes_for_a_batch_that_waits_to_be_profiled(pool, engine):
