@@ -6,13 +6,16 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process import ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import check_engine_name
-from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+
+if TYPE_CHECKING:
+    from ringmaster.tasks.planning.whatif.nodes import NodePrices
 
 JSON_RESULTS = {
     # A parent flow reads its child's result only where that is stored. It must not be a pickle.
@@ -155,6 +158,8 @@ def elasticity() -> ElasticityOptions | None:
 
 
 def _node_prices() -> NodePrices | None:
+    from ringmaster.tasks.planning.whatif.nodes import NodePrices
+
     said = os.environ.get(NODE_PRICES)
     if not said:
         return None

@@ -14,8 +14,10 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ringmaster.tasks.planning.whatif.nodes import NodePrices
+if TYPE_CHECKING:
+    from ringmaster.tasks.planning.whatif.nodes import NodePrices
 
 DEFAULT_IDLE_S = 300.0
 DEFAULT_COME_S = 60.0
