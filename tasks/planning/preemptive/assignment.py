@@ -13,9 +13,11 @@ import numpy as np
 from ringmaster.tasks.planning.kernels.compiled import kernel
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.polish import polish
-from ringmaster.tasks.planning.preemptive.sequences import of_group
+from ringmaster.tasks.planning.preemptive.polish import in_order, polish
+from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
+from ringmaster.tasks.planning.preemptive.wrap_around import wrap_around
 
+MUCH_NEARER = 0.25  # of the distance to the LP: polishing brings no sequence so much nearer
 DRAWS = 200  # limit of random draws per trial: most are rejected by their prices
 
 
@@ -45,7 +47,7 @@ class Assignment(NamedTuple):
 
 
 @kernel
-def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough, work):
+def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, orders, enough, work):
     """Solves the configuration LP of a group and polishes its sequence: (score, time, sequence, times, LP's time).
 
     A group is not polished where the LP's time is at least `enough`, which rejects it, or where the budget is 0; the
@@ -64,8 +66,20 @@ def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enou
     lp, configs, times, prices = config_lp(members.job, members.share, here, layout, work)
     if lp >= enough or budget == 0:
         return lp, lp, configs, times, lp
-    score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes, work)
-    return score, total, sequence, took, lp
+    begin = in_order(configs, here.rate, prices, members)
+    best = INFEASIBLE, INFEASIBLE, begin[:0], times[:0]
+    if orders > 0 and layout.size == 1 and members.held.max() < 0:
+        laid_out, first = wrap_around(configs, times, lp, members, here, layout, rules, orders, work)
+        if first < INFEASIBLE:
+            best = polish(laid_out, members, here, layout, rules, budget, shakes, work)
+    if best[0] < INFEASIBLE:
+        before = score_of(begin, members, here, layout, rules, work)
+        if best[0] - lp < MUCH_NEARER * (before - lp):
+            return best[0], best[1], best[2], best[3], lp
+    other = polish(begin, members, here, layout, rules, budget, shakes, work)
+    if other[0] < best[0]:
+        best = other
+    return best[0], best[1], best[2], best[3], lp
 
 
 @kernel
@@ -126,6 +140,7 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
                 rules,
                 effort(counts[g] + 1, depth),
                 0,
+                0,
                 INFEASIBLE,
                 work,
             )[0]
@@ -184,11 +199,11 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
             of_g[:a], of_g[a:] = members[g, :a], members[g, a + 1 : counts[g]]
             of_h[:-1], of_h[-1] = members[h, : counts[h]], p
         enough = highest(allowed - least_h, sharpness)
-        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, enough, work)[0]
+        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, 0, enough, work)[0]
         if energy(score_g, sharpness) + least_h >= allowed:
             continue
         enough = highest(allowed - energy(score_g, sharpness), sharpness)
-        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, enough, work)[0]
+        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, 0, enough, work)[0]
         after = energy(score_g, sharpness) + energy(score_h, sharpness)
         if after >= allowed:
             continue

@@ -25,16 +25,17 @@ from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan
-# Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, and trials. The
-# first stage uses the values of configuration LPs alone, which is a hundred times as fast as with polishing.
-STAGES = ((0.0, 1000.0, 2e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
-STAGES_OF_MANY = ((0.0, 1000.0, 2e-3, 1.0), (1.0, 1000.0, 8e-4, 0.5))  # where LPs predict less: many jobs per group
+# Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, trials, and the
+# largest share of the work that is left. The first stage uses the values of configuration LPs alone, which is a hundred
+# times as fast as with polishing. Where there are many jobs per group, it suffices: their plans are hardly longer.
+STAGES = ((0.0, 1000.0, 2e-3, 3.0, 0.5), (1.0, 1000.0, 2e-4, 0.15, 0.8))
+STAGES_OF_MANY = ((0.0, 3000.0, 1e-4, 1.0, 0.5),)
 MANY = 10
-STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
+STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0, 0.5), (1.0, 1000.0, 2e-4, 0.15, 0.8))
 AGAIN = 0.3  # share of these trials, and of the last local search's, where jobs run at time 0
-SHARES = (0.5, 0.8)  # of the work that is left, at most, for each stage; the rest is for the last local search
 STEP_S = 2.5e-9  # work of a step of the kernels' loops
 SLICE = 200  # trials of annealing between checks of the time limit, for ten members of a group or fewer
+ORDERS = 1_000  # in which the pieces of a group of one node are laid out
 TRIALS = 20_000  # trials of the last local search of each group, for ten members or fewer
 
 OTHER_TYPE = 1e3  # penalty, in units of the bound, on devices of a type that was not chosen for the job
@@ -61,18 +62,21 @@ def plan_preemptive(
     chosen: an option per job, whose device type assigns the job to groups at first.
     least_run_s: minimum run of a job that has several; None for five switch costs.
     work: limits the annealing between groups; None for no limit.
-    effort: factor of the usual number of trials of the last local search.
+    effort: factor of the usual number of layouts and trials of the last local search.
     """
     work = work or WorkBudget()
     tables = Tables.of(problem, bound, least_run_s=least_run_s)
     found: list[tuple[Segment, ...] | None] = []
-    for nodes in _groupings(problem):
+    groupings = _groupings(problem)
+    for i, nodes in enumerate(groupings):
         groups = NodeGroups.of(tables, nodes)
         parts = whole_jobs(tables, groups)
         guess = _longest_first(tables, groups, parts, chosen)
-        if guess is not None and not (found and work.is_over()):
-            members = _annealed(tables, groups, parts, guess, seed, work)
-            found.append(_planned(tables, groups, parts, members, work, effort))
+        if guess is None or (found and work.is_over()):
+            continue
+        with work.part(1 / (len(groupings) - i)) as own:
+            members = _annealed(tables, groups, parts, guess, seed, own)
+            found.append(_planned(tables, groups, parts, members, own, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
     plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
@@ -266,7 +270,7 @@ def _annealed(
         now = Assignment(np.zeros((num_groups, width), np.int32), np.zeros(num_groups, np.int32), np.zeros(num_groups))
         for g, jobs in enumerate(members):
             now.members[g, : len(jobs)], now.counts[g] = jobs, len(jobs)
-        for (depth, sharpness, heat, times), share in zip(stages, SHARES, strict=True):
+        for depth, sharpness, heat, times, share in stages:
             trials = int(times * budget)
             best = Assignment(*(array.copy() for array in now))
             clock, is_done, begins = np.zeros(2, np.int64), False, own_seed
@@ -314,7 +318,17 @@ def _group_segments(
     trials = max(1, int(effort * np.clip(TRIALS * per_group * _again(parts), 500, TRIALS)))
     sites, steps = _sites(tables, groups), np.zeros(1)
     score, _, sequence, times, _ = plan_group(
-        members, group, parts, sites, _with_liking(tables, parts), _rules(tables), trials, 1_000, INFEASIBLE, steps
+        members,
+        group,
+        parts,
+        sites,
+        _with_liking(tables, parts),
+        _rules(tables),
+        trials,
+        1_000,
+        ORDERS,
+        INFEASIBLE,
+        steps,
     )
     work.charge(STEP_S * steps[0])
     if score >= INFEASIBLE:

@@ -281,3 +281,14 @@ def settle(sequence, num, members, options, layout, rules, starts, times, worth,
             score += 0.01 * short
         score += rules.per_switch * max(0, many - 1 + int(members.moved[i]))
     return score, total, num
+
+
+@kernel
+def score_of(sequence, members, options, layout, rules, work):
+    """Returns the score of a sequence, which stays as it is (`settle`)."""
+    trial, (rows, n) = sequence.copy(), sequence.shape
+    starts, times, worth = np.zeros((rows, n), np.bool_), np.zeros(rows), np.zeros(n)
+    score, _, _ = settle(
+        trial, rows, members, options, layout, rules, starts, times, worth, np.zeros(n), INFEASIBLE, work
+    )
+    return score

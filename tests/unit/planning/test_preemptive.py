@@ -8,7 +8,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive import preemptive
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.polish import polish
+from ringmaster.tasks.planning.preemptive.polish import in_order, polish
 from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive, whole_jobs
 from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
 from ringmaster.tasks.planning.problems.families import draw
@@ -41,7 +41,8 @@ def test_prices_of_one_sequence_bound_the_score_of_others(node):
     tables, layout, members = node
     options, rules, steps = tables.options_of(0), _rules(tables), np.zeros(1)
     _, configs, _, prices = config_lp(members.job, members.share, options, layout, steps)
-    _, _, sequence, _ = polish(configs, prices, members, options, layout, rules, 500, 0, steps)
+    begin = in_order(configs, options.rate, prices, members)
+    _, _, sequence, _ = polish(begin, members, options, layout, rules, 500, 0, steps)
     worth, other = np.zeros(7), np.zeros(7)
     starts, times = np.zeros(sequence.shape, np.bool_), np.zeros(len(sequence))
     num = len(sequence)
