@@ -154,7 +154,8 @@ class RowKind(StoredSource):
         """
         named = {role: self.column(spec, role) for role in self.roles}
         there = columns_of_files(spec, kind=self.name) if available is None else available
-        return Columns.find(self.roles, named=named, optional=self.optional, there=there)
+        where = spec.path or f"dataset {spec.dataset!r}"
+        return Columns.find(self.roles, named=named, optional=self.optional, there=there, where=where)
 
     def texts_to_encode(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterator[str]:
         """Yields the texts of a row; none of a wrong row, which `sample` refuses with its place."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.runtime.data.encoding.text_encoder import TextEncoder
+from ringmaster.techniques.runtime.data.rows import DataFault
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -148,7 +149,7 @@ class RowTokenizer:
         from jinja2 import TemplateError
 
         if self._tokenizer.chat_template is None:
-            raise ValueError(
+            raise DataFault(
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )
