@@ -152,8 +152,12 @@ class BlockMaker:
             texts = [list(self._kind.texts_to_encode(row, spec=self._context.spec)) for row in by_role]
         for each in texts:
             self._progress.add(sum(map(len, each)), ends=True)
-        if self._kind.needs_tokenizer and self._kind.encodes_texts:
+        if not self._kind.needs_tokenizer:
+            return
+        if self._kind.encodes_texts:
             self._context.tokenizer.prefetch(text for each in texts for text in each)
+        else:
+            self._context.tokenizer.learn([text for each in texts for text in each])
 
     def _sample(self, values: Mapping[str, Any]) -> Sample:
         made = self._kind.sample(values, context=self._context)
