@@ -8,31 +8,17 @@ carried out in their order, all or none, before that thread reads or writes anyt
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection
 
-from ringmaster.tasks.storage.database import Database, insert_missing
+from ringmaster.tasks.storage.database import Database, JoinableWrite
 
 T = TypeVar("T")
 
 Act = Callable[[Connection], object]
-
-
-class _Rows:
-    """Rows to insert, by table. The order between tables does not matter within one transaction."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Table, list[Mapping[str, Any]]] = {}
-
-    def add(self, table: Table, row: Mapping[str, Any]) -> None:
-        self._rows.setdefault(table, []).append(row)
-
-    def __call__(self, connection: Connection) -> None:
-        for table, rows in self._rows.items():
-            insert_missing(connection, table, rows)
 
 
 class BatchingDatabase(Database):
@@ -65,20 +51,11 @@ class BatchingDatabase(Database):
 
     def write_later(self, act: Act) -> None:
         """See `Database.write_later`."""
-        if self._waiting is None:
-            self._database.write(act)
-        else:
-            self._waiting.append(act)
-
-    def insert_later(self, table: Table, **row: Any) -> None:
-        """See `Database.insert_later`. Rows that nothing separates are inserted together."""
         waiting = self._waiting
         if waiting is None:
-            self._database.insert_later(table, **row)
-            return
-        if not waiting or not isinstance(waiting[-1], _Rows):
-            waiting.append(_Rows())
-        waiting[-1].add(table, row)
+            self._database.write(act)
+        elif not (waiting and isinstance(last := waiting[-1], JoinableWrite) and last.join(act)):
+            waiting.append(act)
 
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction, after the writes that wait; returns its result."""
@@ -104,7 +81,7 @@ class BatchingDatabase(Database):
         self._database.close()
 
     @property
-    def _waiting(self) -> list[Any] | None:
+    def _waiting(self) -> list[Act] | None:
         """The writes of this thread that wait; None outside of `together`."""
-        waiting: list[Any] | None = getattr(self._mine, "waiting", None)
+        waiting: list[Act] | None = getattr(self._mine, "waiting", None)
         return waiting

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -67,7 +68,7 @@ class Database:
 
     def insert_later(self, table: Table, **row: Any) -> None:
         """Inserts a row as `write_later` does, unless the table has one with the same unique values."""
-        self.write_later(lambda connection: insert_missing(connection, table, [row]))
+        self.write_later(RowsToInsert(table, row))
 
     def together(self) -> AbstractContextManager[None]:
         """Lets a database that batches (`BatchingDatabase`) put off this thread's writes; others do nothing."""
@@ -99,10 +100,11 @@ class Database:
                 self._engine.pool.dispose()
 
     def _try_once(self, act: Callable[[Connection], T], *, writes: bool) -> T:
-        with (
-            self._engine.connect().execution_options(ringmaster_writes=writes) as connection,
-            connection.begin(),
-        ):
+        options: dict[str, Any] = {"ringmaster_writes": writes}
+        if not writes and self._engine.dialect.name == "postgresql":
+            # Each statement would have a snapshot of its own anyway: saves the round trips of BEGIN and ROLLBACK.
+            options["isolation_level"] = "AUTOCOMMIT"
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if writes and connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             return act(connection)
@@ -115,6 +117,38 @@ class Database:
 def _prepare(connection: Connection) -> None:
     METADATA.create_all(connection)
     check_tables(connection)
+
+
+class JoinableWrite(ABC):
+    """A write that takes in others of its kind that follow it, so that all of them take few statements."""
+
+    @abstractmethod
+    def join(self, later: object) -> bool:
+        """Takes in the write that follows this one; returns False, and does nothing, if that is of another kind."""
+
+    @abstractmethod
+    def __call__(self, connection: Connection) -> None:
+        """Writes."""
+
+
+class RowsToInsert(JoinableWrite):
+    """A write of rows. The order between tables does not matter within a transaction."""
+
+    def __init__(self, table: Table, row: Mapping[str, Any]) -> None:
+        self._rows: dict[Table, list[Mapping[str, Any]]] = {table: [row]}
+
+    def join(self, later: object) -> bool:
+        """Adds the rows of another write of rows."""
+        if not isinstance(later, RowsToInsert):
+            return False
+        for table, rows in later._rows.items():
+            self._rows.setdefault(table, []).extend(rows)
+        return True
+
+    def __call__(self, connection: Connection) -> None:
+        """Inserts the rows, table by table."""
+        for table, rows in self._rows.items():
+            insert_missing(connection, table, rows)
 
 
 class DatabaseClosed(SQLAlchemyError):

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, bindparam, delete, insert, select, tuple_, update
 
-from ringmaster.tasks.storage.database import Database, file_url, insert_all_once
+from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
@@ -131,14 +131,14 @@ class Journal:
 
     def write_job(self, name: str, **changes: Any) -> JobRecord:
         """Changes a job's record, and returns it. `details` are merged into the existing ones."""
-        return self.database.write(lambda connection: self._change(connection, {name: changes}))[name]
+        return self.database.write(lambda connection: self.change(connection, {name: changes}))[name]
 
     def change_jobs(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Changes the records of several jobs, given by name, as `write_job` does."""
-        as_they_are = {name: {**its, "details": _plain(its.get("details", {}))} for name, its in changes.items()}
-        self.database.write_later(lambda connection: self._change(connection, as_they_are))
+        plain = {name: {**its, "details": _plain(its.get("details", {}))} for name, its in changes.items()}
+        self.database.write_later(JobChanges(self, plain))
 
-    def _change(self, connection: Connection, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, JobRecord]:
+    def change(self, connection: Connection, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, JobRecord]:
         """Changes records as part of a transaction; returns them."""
         names = {name: self._parts(name) for name in changes}
         here = tuple_(JOBS.c.batch, JOBS.c.name).in_(list(names.values()))
@@ -223,6 +223,26 @@ class Journal:
 
     def _name(self, batch: str, job: str) -> str:
         return job if self._batch is not None else f"{batch}/{job}"
+
+
+class JobChanges(JoinableWrite):
+    """A write of changes to jobs' records, by name. `details` are plain."""
+
+    def __init__(self, journal: Journal, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        self._journal, self._changes = journal, dict(changes)
+
+    def join(self, later: object) -> bool:
+        """Adds later changes through the same journal."""
+        if not isinstance(later, JobChanges) or later._journal is not self._journal:
+            return False
+        for name, its in later._changes.items():
+            mine = self._changes.get(name, {})
+            self._changes[name] = {**mine, **its, "details": {**mine.get("details", {}), **its["details"]}}
+        return True
+
+    def __call__(self, connection: Connection) -> None:
+        """Changes the records."""
+        self._journal.change(connection, self._changes)
 
 
 def changed(record: JobRecord, changes: Mapping[str, Any]) -> JobRecord:
