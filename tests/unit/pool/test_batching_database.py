@@ -96,6 +96,18 @@ def test_the_order_of_writes_is_kept(database, batching):
     assert statuses == {7: OrderStatus.ENDED, 8: OrderStatus.GIVEN}
 
 
+def test_changes_of_a_job_that_follow_each_other_are_joined(counted, batching):
+    journal = Journal(batching, batch="b")
+    with batching.together():
+        journal.change_jobs({"a": {"status": JobStatus.RUNNING, "details": {"x": 1, "y": 1}}, "b": {"step": 1}})
+        journal.change_jobs({"a": {"step": 3, "details": {"y": 2}}, "b": {"message": "slow"}})
+        assert counted.num_writes == 0
+    record, other = journal.jobs()["a"], journal.jobs()["b"]
+    assert (record.status, record.step, record.details) == (JobStatus.RUNNING, 3, {"x": 1, "y": 2})
+    assert (other.step, other.message) == (1, "slow")
+    assert counted.num_writes == 1
+
+
 def test_another_thread_does_not_wait(database, batching):
     with batching.together():
         MessageStore(batching).command(1, "mine")
