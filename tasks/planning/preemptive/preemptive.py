@@ -27,9 +27,10 @@ from ringmaster.tasks.planning.work import CORES, WorkBudget
 PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan
 # Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, trials, and the
 # largest share of the work that is left. The first stage uses the values of configuration LPs alone, which is a hundred
-# times as fast as with polishing. Where there are many jobs per group, it suffices: their plans are hardly longer.
+# times as fast as with polishing. Where there are many jobs per node, it suffices: their plans are hardly longer.
 STAGES = ((0.0, 1000.0, 2e-3, 3.0, 0.5), (1.0, 1000.0, 2e-4, 0.15, 0.8))
 STAGES_OF_MANY = ((0.0, 3000.0, 1e-4, 1.0, 0.5),)
+STAGES_OF_WIDE = ((0.0, 1000.0, 2e-3, 1.0, 0.5), (1.0, 1000.0, 8e-4, 0.5, 0.8))  # the same, groups of several nodes
 MANY = 10
 STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0, 0.5), (1.0, 1000.0, 2e-4, 0.15, 0.8))
 AGAIN = 0.3  # share of these trials, and of the last local search's, where jobs run at time 0
@@ -258,9 +259,7 @@ def _annealed(
     width = min(num_jobs, max(map(len, members)) + 8)
     per_group = num_jobs / num_groups
     budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000) * min(3.0, 1.0 + num_groups / 32))
-    stages = (
-        STAGES_OF_TYPES if len(tables.problem.device_types) > 1 else STAGES if per_group <= MANY else STAGES_OF_MANY
-    )
+    stages = _stages(tables, groups, per_group)
     sites, options = _sites(tables, groups), _with_liking(tables, parts)
     budget = int(budget * _again(parts))
     cooler = min(1.0, max(0.25, 4 / num_groups))
@@ -288,6 +287,15 @@ def _annealed(
     with ThreadPoolExecutor(CORES) as pool, work.parallel(2) as works:
         found = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
     return [found.members[g, : found.counts[g]].copy() for g in range(num_groups)]
+
+
+def _stages(tables: Tables, groups: NodeGroups, per_group: float) -> tuple[tuple[float, ...], ...]:
+    """Returns the stages of annealing between groups of so many jobs each."""
+    if len(tables.problem.device_types) > 1:
+        return STAGES_OF_TYPES
+    if per_group <= MANY:
+        return STAGES
+    return STAGES_OF_MANY if groups.layouts.shape[1] == 1 else STAGES_OF_WIDE
 
 
 def _again(parts: Parts) -> float:
