@@ -6,7 +6,7 @@ devices, and accounts for the cost of each switch. Between groups, annealing mov
 such plans. The global pattern LP remains the bound for the whole plan.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -17,10 +17,13 @@ from ringmaster.tasks.planning.bounds.certificates import MAX_STATES, num_states
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.kernels.tables import NEVER, Ints, NodeGroups, Tables
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
+from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.preemptive.assignment import Assignment, GroupArrays, assign, plan_group
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.preemptive.parts import split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.realise import realise
 from ringmaster.tasks.planning.preemptive.sequences import Parts, Rules, of_group, runs
+from ringmaster.tasks.planning.preemptive.splitting import Division, divided
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
@@ -47,7 +50,6 @@ def plan_preemptive(
     problem: Problem,
     bound: Bound,
     *,
-    chosen: Mapping[str, int] | None = None,
     seed: int = 0,
     least_run_s: float | None = None,
     work: WorkBudget | None = None,
@@ -58,7 +60,6 @@ def plan_preemptive(
     Nodes are planned in groups that are as small as the widest gang allows. A small cluster is also planned as one
     group.
 
-    chosen: an option per job, whose device type assigns the job to groups at first.
     least_run_s: minimum run of a job that has several; None for five switch costs.
     work: limits the annealing between groups; None for no limit.
     effort: factor of the usual number of trials of the last local search.
@@ -68,14 +69,61 @@ def plan_preemptive(
     found: list[tuple[Segment, ...] | None] = []
     for nodes in _groupings(problem):
         groups = NodeGroups.of(tables, nodes)
-        parts = whole_jobs(tables, groups)
-        guess = _longest_first(tables, groups, parts, chosen)
-        if guess is not None and not (found and work.is_over()):
-            members = _annealed(tables, groups, parts, guess, seed, work)
-            found.append(_planned(tables, groups, parts, members, work, effort))
+        if not (found and work.is_over()):
+            found.append(_divided_plan(tables, groups, bound, seed, work, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
     plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
+
+
+def _divided_plan(
+    tables: Tables, groups: NodeGroups, bound: Bound, seed: int, work: WorkBudget, effort: float
+) -> tuple[Segment, ...] | None:
+    """Returns the segments of a plan with given groups; on several types of devices, some jobs change between them."""
+    parts = whole_jobs(tables, groups)
+    division = _division(tables, groups, parts, bound, work)
+    if division is None:
+        return _plan_of(tables, groups, parts, None, seed, work, effort)
+    divided, kinds = split_jobs(tables, parts, division)
+    found = _plan_of(tables, groups, divided, kinds, seed, work, effort)
+    if found is None:
+        return _plan_of(tables, groups, parts, kinds[: parts.job.size], seed, work, effort)
+    if not division.splits:
+        return found
+    # The windows of parts were given; together, parts and windows may fit better.
+    return retimed(tables.problem, found, least_s=tables.least_run_s) or retimed(tables.problem, found)
+
+
+def _division(tables: Tables, groups: NodeGroups, parts: Parts, bound: Bound, work: WorkBudget) -> Division | None:
+    problem = tables.problem
+    if len(problem.device_types) == 1:
+        return None
+    return divided(
+        problem,
+        bound,
+        costs=[float(cost) for cost in tables.cost.min(axis=0)],
+        num_groups=[int((groups.kinds == kind).sum()) for kind in range(len(problem.device_types))],
+        homes={j: (int(g), int(groups.kinds[g])) for j, g in enumerate(parts.home) if g >= 0},
+        least_s=tables.least_run_s,
+        work=work,
+    )
+
+
+def _plan_of(
+    tables: Tables,
+    groups: NodeGroups,
+    parts: Parts,
+    kinds: Ints | None,
+    seed: int,
+    work: WorkBudget,
+    effort: float,
+) -> tuple[Segment, ...] | None:
+    """Returns the segments of a plan of the parts; None where a part fits no group."""
+    guess = _longest_first(tables, groups, parts, kinds)
+    if guess is None:
+        return None
+    members = _annealed(tables, groups, parts, guess, seed, work)
+    return _planned(tables, groups, parts, members, work, effort)
 
 
 def _is_placed(segment: Segment, problem: Problem) -> bool:
@@ -98,7 +146,8 @@ def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
     tables = Tables.of(problem, bound)
     everything = np.arange(len(problem.jobs), dtype=np.int32)
     layout = np.array(sorted((node.num_devices for node in problem.nodes), reverse=True), np.int32)
-    *_, prices = config_lp(everything, np.ones(everything.size), tables.options_of(0), layout, np.zeros(1))
+    ones, never = np.ones(everything.size), np.full(everything.size, NEVER)
+    *_, prices = config_lp(everything, ones, never, tables.options_of(0), layout, np.zeros(1))
     return Certificate(work_prices={job.id: max(0.0, float(p)) for job, p in zip(problem.jobs, prices, strict=True)})
 
 
@@ -127,36 +176,6 @@ def _planned(
                 return None
             segments += plan
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
-
-
-def whole_jobs(tables: Tables, groups: NodeGroups) -> Parts:
-    """Returns every job in one part, with the option and nodes on which it runs at time 0."""
-    jobs = tables.problem.jobs
-    num, width = len(jobs), groups.layouts.shape[1]
-    held, home = np.full((2, num), -1, np.int32)
-    at, pinned = np.zeros((num, width), np.bool_), np.zeros(num)
-    place = {tables.problem.nodes[n].id: (g, v) for g, nodes in enumerate(groups.nodes) for v, n in enumerate(nodes)}
-    for j, job in enumerate(jobs):
-        if job.running is None:
-            continue
-        on = [place[node] for node, _ in job.running.devices]
-        if len({g for g, _ in on}) > 1:
-            continue
-        home[j] = on[0][0]
-        held[j] = tables.option(int(groups.kinds[home[j]]), j, job.running.option)
-        at[j, [v for _, v in on]] = True
-        pinned[j] = job.running.pinned_until_s / tables.unit_s
-    return Parts(
-        job=np.arange(num, dtype=np.int32),
-        share=np.ones(num),
-        release=np.zeros(num),
-        due=np.full(num, NEVER),
-        moved=np.array([job.started for job in jobs], np.bool_),
-        held=held,
-        home=home,
-        at=at,
-        pinned=pinned,
-    )
 
 
 def _grouped(problem: Problem) -> list[list[int]]:
@@ -196,38 +215,37 @@ def _tied(problem: Problem) -> list[set[int]]:
     return [{place[node] for node, _ in devices} for devices in gangs if len(devices) > 1]
 
 
-def _longest_first(
-    tables: Tables, groups: NodeGroups, parts: Parts, chosen: Mapping[str, int] | None
-) -> list[list[int]] | None:
-    """Assigns jobs to groups, the most costly first, each where it ends first at the certificate's prices.
+def _longest_first(tables: Tables, groups: NodeGroups, parts: Parts, kinds: Ints | None) -> list[list[int]] | None:
+    """Assigns parts to groups, the most costly first, each where it ends first at the certificate's prices.
 
-    Running jobs come before all others, and stay in their group. The options in `chosen` determine which device type a
-    job is for. Returns None where a job fits no group.
+    Running parts come before all others, and stay in their group. A group gets at most one part with a window. Returns
+    None where a part fits no group.
+
+    kinds: the kind of nodes of each part; None for any.
     """
     num_groups = len(groups.nodes)
     members: list[list[int]] = [[] for _ in range(num_groups)]
     load, own = np.zeros(num_groups), np.zeros(num_groups)
     able = np.array([[_fits(tables, groups, g, j) for j in range(tables.own.size)] for g in range(num_groups)])
-    for j in np.lexsort((-tables.cost.min(axis=0), parts.home < 0)):
-        ends = (load + tables.cost[groups.kinds, j]) / (groups.worth + own + tables.own[j])
+    cost, has_window = tables.cost[:, parts.job] * parts.share, np.zeros(num_groups, np.bool_)
+    for p in np.lexsort((-cost.min(axis=0), parts.within >= NEVER, parts.home < 0)):
+        j, is_window = parts.job[p], parts.within[p] < NEVER
+        ends = (load + cost[groups.kinds, p]) / (groups.worth + own + tables.own[j])
         # At the prices, a job belongs where it costs least; elsewhere, `ends` underestimates its time.
-        ends += WRONG_TYPE * (tables.cost[groups.kinds, j] / tables.cost[:, j].min() - 1.0)
+        ends += WRONG_TYPE * (cost[groups.kinds, p] / cost[:, p].min() - 1.0)
         ends[~able[:, j]] = np.inf
-        ends += np.where(groups.kinds == _kind_of(tables, j, chosen), 0.0, OTHER_TYPE) if chosen else 0.0
-        g = int(parts.home[j]) if parts.home[j] >= 0 else int(np.argmin(ends))
+        ends[has_window & is_window] = np.inf
+        ends += np.where(groups.kinds == kinds[p], 0.0, OTHER_TYPE) if kinds is not None else 0.0
+        home = int(parts.home[p])
+        stays = home >= 0 and (kinds is None or groups.kinds[home] == kinds[p] or parts.pinned[p] > 0.0)
+        g = home if stays else int(np.argmin(ends))
         if not np.isfinite(ends[g]):
             return None
-        members[g].append(int(j))
-        load[g] += tables.cost[groups.kinds[g], j]
+        members[g].append(int(p))
+        load[g] += cost[groups.kinds[g], p]
         own[g] += tables.own[j]
+        has_window[g] |= is_window
     return members
-
-
-def _kind_of(tables: Tables, job: int, chosen: Mapping[str, int]) -> int:
-    """Returns the kind of nodes that a job's chosen option requires, or -1 for any."""
-    problem = tables.problem
-    wanted = problem.jobs[job].options[chosen[problem.jobs[job].id]].device_type
-    return problem.device_types.index(wanted) if wanted else -1
 
 
 def _fits(tables: Tables, groups: NodeGroups, group: int, job: int) -> bool:
@@ -248,7 +266,7 @@ def _annealed(
     work: WorkBudget,
 ) -> list[Ints]:
     """Returns jobs by group after annealing: the better of two searches with different seeds, which run in parallel."""
-    num_groups, num_jobs = len(members), tables.own.size
+    num_groups, num_jobs = len(members), parts.job.size
     if num_groups == 1:
         return [np.array(members[0], np.int32)]
     width = min(num_jobs, max(map(len, members)) + 8)

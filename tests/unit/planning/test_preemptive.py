@@ -9,7 +9,8 @@ from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive import preemptive
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.polish import polish
-from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive, whole_jobs
+from ringmaster.tasks.planning.preemptive.parts import whole_jobs
+from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive
 from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
 from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.work import WorkBudget
@@ -28,7 +29,9 @@ def node():
 
 def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
     tables, layout, members = node
-    time, configs, times, prices = config_lp(members.job, members.share, tables.options_of(0), layout, np.zeros(1))
+    time, configs, times, prices = config_lp(
+        members.job, members.share, members.within, tables.options_of(0), layout, np.zeros(1)
+    )
     assert time == pytest.approx(times.sum())
     assert 1 - 1e-6 <= time <= 1.01
     assert prices.sum() == pytest.approx(time, rel=1e-6)
@@ -40,7 +43,7 @@ def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
 def test_prices_of_one_sequence_bound_the_score_of_others(node):
     tables, layout, members = node
     options, rules, steps = tables.options_of(0), _rules(tables), np.zeros(1)
-    _, configs, _, prices = config_lp(members.job, members.share, options, layout, steps)
+    _, configs, _, prices = config_lp(members.job, members.share, members.within, options, layout, steps)
     _, _, sequence, _ = polish(configs, prices, members, options, layout, rules, 500, 0, steps)
     worth, other = np.zeros(7), np.zeros(7)
     starts, times = np.zeros(sequence.shape, np.bool_), np.zeros(len(sequence))
