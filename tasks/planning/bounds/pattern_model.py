@@ -256,6 +256,10 @@ class PatternModel:
         entries = [1.0 / self.options[i].seconds for i in own]
         self.highs.addRow(-math.inf, most, len(own), [self._first_option + i for i in own], entries)
 
+    def drop_limit(self) -> None:
+        """Takes back the last limit of `limit_work`."""
+        self.highs.deleteRows(1, [self.highs.getNumRow() - 1])
+
     def charge_elsewhere(self, row: int, kind: str, price: float) -> None:
         """Adds a price to the time of a class on other types than `kind`."""
         for i, column in enumerate(self.options):

@@ -6,6 +6,7 @@ can be more than a per cent above the bound. At most one such job per group of n
 part until a given moment on the first type, the other from then on, on the second.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ringmaster.tasks.planning.work import WorkBudget
 
 WHOLE = 1e-6  # shares of a job that are smaller than this are none
 STAYS = 1e-4  # price of the time of a running job on another type than its own, in the LP
+FEW, TRIED = 16, 4  # jobs too many, from which on several are tried to be rounded, and how many
 ROUND = 3  # a third of the jobs that are not to be divided are rounded between two solutions of the LP
 COLUMN_S = 1.5e-5  # work of the first solution of the LP, per column
 AGAIN_S = 1.5e-6  # work of every other solution, per column
@@ -60,6 +62,11 @@ class _Mixed:
     whole: Mapping[int, int]  # further jobs of the class, by type
 
     @property
+    def left(self) -> float:
+        """The jobs of the class that `rarest` does without this one."""
+        return float(self.whole.get(self.rarest, 0))
+
+    @property
     def rarest(self) -> int:
         """The type that does least of the job."""
         return min(self.share, key=lambda kind: (self.share[kind], kind))
@@ -70,7 +77,7 @@ def divided(
     bound: Bound,
     *,
     costs: Sequence[float],
-    num_groups: Sequence[int],
+    most: Sequence[int],
     homes: Mapping[int, tuple[int, int]],
     least_s: float,
     work: WorkBudget,
@@ -78,10 +85,11 @@ def divided(
     """Returns the types of devices for all jobs by the pattern LP, with few jobs on two types; None without a solution.
 
     The LP is solved again and again: each time, some of the jobs that it runs on several types are kept off the type
-    that does least of them, those first whose share there is the least work.
+    that does least of them, those first whose share there is the least work. Of the last few, each time the one is
+    chosen that lengthens the LP least.
 
     costs: of the jobs, at the prices of the bound.
-    num_groups: the number of groups of nodes, by type. No more jobs than that are divided.
+    most: the number of jobs that may be divided, by type; at most one in each group of nodes.
     homes: the group of each running job, and the type of its devices. These jobs begin where they run.
     least_s: minimum length of a part.
     """
@@ -96,12 +104,15 @@ def divided(
         mixed = [m for row, by in enumerate(done) if (m := _mixed(row, {types[k]: x for k, x in by.items()}))]
         at_home = {row: homes[jobs[0]] for row, jobs in enumerate(model.classes) if jobs[0] in homes}
         size = {each.row: costs[model.classes[each.row][0]] * each.share[each.rarest] for each in mixed}
-        unwanted = _unwanted(mixed, size, num_groups, at_home, least_s / bound.seconds)
+        excess, unwanted = _unwanted(mixed, size, most, at_home, least_s=least_s / bound.seconds, length=model.length)
         if not unwanted:
             return _division(mixed, [{types[k]: x for k, x in by.items()} for by in done], model, homes)
+        if excess <= FEW:
+            lengths = [_length_without(model, each, problem.device_types) for each in unwanted]
+            unwanted = [unwanted[lengths.index(min(lengths))]]
+            work.charge(AGAIN_S * len(model.lp.columns) * len(lengths))
         for each in unwanted:
-            kind = each.rarest
-            model.limit_work(each.row, problem.device_types[kind], float(each.whole.get(kind, 0)))
+            model.limit_work(each.row, problem.device_types[each.rarest], each.left)
         work.charge(AGAIN_S * len(model.lp.columns))
     return None
 
@@ -115,33 +126,48 @@ def _mixed(row: int, done: Mapping[int, tuple[float, float]]) -> _Mixed | None:
     return _Mixed(row, share, {kind: share[kind] * done[kind][1] / done[kind][0] for kind in share}, whole)
 
 
+def _length_without(model: PatternModel, mixed: _Mixed, types: Sequence[str]) -> float:
+    """Returns the LP's value if a job is kept off the type that does least of it."""
+    model.limit_work(mixed.row, types[mixed.rarest], mixed.left)
+    length = round(model.length, 9) if model.solve() else math.inf
+    model.drop_limit()
+    return length
+
+
 def _unwanted(
     mixed: Sequence[_Mixed],
     size: Mapping[int, float],
-    num_groups: Sequence[int],
+    most: Sequence[int],
     at_home: Mapping[int, tuple[int, int]],
-    least: float,
-) -> list[_Mixed]:
-    """Returns jobs that must not be divided as they are, as many as are to be rounded at once.
+    *,
+    least_s: float,
+    length: float,
+) -> tuple[float, list[_Mixed]]:
+    """Returns how many jobs are too many, and those that are to be rounded next: all at once, or one of the last few.
+
+    It is infinitely many where some jobs must not be divided as they are. A class of jobs may take longer than the LP
+    if only one of them is divided, since the LP averages over the class.
 
     size, at_home: by class, the cost of the least part, and the group and type of a running job.
+    least_s, length: the minimum length of a part, and the LP's value.
     """
     never: list[_Mixed] = []
     left: list[_Mixed] = []
     taken: set[int] = set()
     for each in sorted(mixed, key=lambda m: -min(m.time.values())):
-        is_bad = len(each.share) > 2 or min(each.time.values()) < least
+        is_bad = len(each.share) > 2 or min(each.time.values()) < least_s
+        is_bad = is_bad or sum(each.time.values()) > length * (1 + WHOLE)
         if (home := at_home.get(each.row)) is not None:
             is_bad = is_bad or home[1] not in each.share or home[0] in taken
             taken.add(home[0])
         (never if is_bad else left).append(each)
     if never:
-        return never
+        return math.inf, never
     used = Counter(kind for each in left for kind in each.share)
-    over = {kind for kind, count in used.items() if count > num_groups[kind]}
-    excess = max((used[kind] - num_groups[kind] for kind in over), default=0)
+    over = {kind for kind, count in used.items() if count > most[kind]}
+    excess = max((used[kind] - most[kind] for kind in over), default=0)
     crowded = sorted((e for e in left if over & set(e.share)), key=lambda m: (size[m.row], m.row))
-    return crowded[: -(-excess // ROUND)]
+    return excess, crowded[: TRIED if excess <= FEW else -(-excess // ROUND)]
 
 
 def _division(
