@@ -33,8 +33,7 @@ PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a shar
 STAGES = ((0.0, 1000.0, 2e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
 STAGES_OF_MANY = ((0.0, 1000.0, 2e-3, 1.0), (1.0, 1000.0, 8e-4, 0.5))  # where LPs predict less: many jobs per group
 MANY = 10
-STAGES_OF_TYPES = ((0.0, 1000.0, 1.5e-2, 4.0), (1.0, 1000.0, 2e-4, 0.15))
-LONGEST = 2.5  # factor of the first stage's trials on several types of devices, from ten groups on
+STAGES_OF_TYPES = ((0.0, 1000.0, 1.5e-2, 10.0), (1.0, 1000.0, 2e-4, 0.15))
 AGAIN = 0.3  # share of these trials, and of the last local search's, where jobs run at time 0
 SHARES = (0.5, 0.8)  # of the work that is left, at most, for each stage; the rest is for the last local search
 STEP_S = 2.5e-9  # work of a step of the kernels' loops
@@ -279,7 +278,6 @@ def _annealed(
     sites, options = _sites(tables, groups), _with_liking(tables, parts)
     budget = int(budget * _again(parts))
     cooler = min(1.0, max(0.25, 4 / num_groups))
-    longer = float(np.clip(num_groups / 4, 1.0, LONGEST)) if len(tables.problem.device_types) > 1 else 1.0
     between = max(5, int(SLICE * min(1.0, (10 / per_group) ** 2)))
 
     def search(own_seed: int, own: WorkBudget) -> Assignment:
@@ -287,7 +285,7 @@ def _annealed(
         for g, jobs in enumerate(members):
             now.members[g, : len(jobs)], now.counts[g] = jobs, len(jobs)
         for (depth, sharpness, heat, times), share in zip(stages, SHARES, strict=True):
-            trials = int(times * budget * (longer if depth == 0 else 1.0))
+            trials = int(times * budget)
             best = Assignment(*(array.copy() for array in now))
             clock, is_done, begins = np.zeros(2, np.int64), False, own_seed
             steps = np.array([0.0, max(1.0, share * own.left_s / STEP_S)])
