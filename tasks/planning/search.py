@@ -285,7 +285,6 @@ class PlanSearch:
         segments = plan_preemptive(
             alike,
             pattern_bound,
-            chosen=self.relaxed,
             seed=self.seed,
             least_run_s=self.least_segment_s,
             work=self.work,

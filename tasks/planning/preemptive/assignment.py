@@ -63,7 +63,7 @@ def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, orde
         options.first[kind], options.last[kind], options.need, options.rate, options.liked, options.slot, options.spread
     )
     members = of_group(parts, chosen, group, layout.size)
-    lp, configs, times, prices = config_lp(members.job, members.share, here, layout, work)
+    lp, configs, times, prices = config_lp(members.job, members.share, members.within, here, layout, work)
     if lp >= enough or budget == 0:
         return lp, lp, configs, times, lp
     begin = in_order(configs, here.rate, prices, members)
@@ -101,6 +101,12 @@ def effort(num_members, depth):
 
 
 @kernel
+def has_window(chosen, parts):
+    """Whether one of the chosen parts may run only in a part of the plan."""
+    return parts.within[chosen].min() < INFEASIBLE if chosen.size else False
+
+
+@kernel
 def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed, work):
     """Moves and swaps jobs between groups so that the slowest group gets faster; changes `now` and `best` in place.
 
@@ -109,8 +115,8 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
 
     At the certificate's prices, a group takes at least sum cost / (worth + sum own). This bound rejects most trials in
     no time, and the configuration LP rejects most of the others.
-    Parts that are not a whole job and pinned parts stay in their group. With a depth of 0, running parts stay too,
-    since LPs do not model switches.
+    Pinned parts stay in their group, and parts with a window on their kind of nodes, at most one in a group. With a
+    depth of 0, running parts stay in their group, since LPs do not model switches.
 
     clock: [trials spent, draws made], changed in place.
     depth: effort of polishing the groups; 0 to use the values of their LPs alone.
@@ -168,7 +174,14 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
             continue
         p = members[g, a]
         q = members[h, b] if b >= 0 else p
-        if parts.share[p] < 1.0 or parts.share[q] < 1.0 or parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
+        if parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
+            continue
+        is_p, is_q = parts.within[p] < INFEASIBLE, b >= 0 and parts.within[q] < INFEASIBLE
+        if (is_p or is_q) and kinds[g] != kinds[h]:
+            continue
+        if is_p and not is_q and has_window(members[h, : counts[h]], parts):
+            continue
+        if is_q and not is_p and has_window(members[g, : counts[g]], parts):
             continue
         if depth == 0 and (parts.home[p] >= 0 or parts.home[q] >= 0):
             continue
@@ -179,12 +192,12 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
         spent = max(clock[0] / budget, clock[1] / (DRAWS * budget), work[0] / work[1])
         temperature = heat * 1e-3**spent
         allowed = before + total * (np.random.random() ** (-sharpness * temperature) - 1.0)
-        priced_g, owned_g = priced[g] - cost[kinds[g], j], owned[g] - own[j]
-        priced_h, owned_h = priced[h] + cost[kinds[h], j], owned[h] + own[j]
+        priced_g, owned_g = priced[g] - parts.share[p] * cost[kinds[g], j], owned[g] - own[j]
+        priced_h, owned_h = priced[h] + parts.share[p] * cost[kinds[h], j], owned[h] + own[j]
         if b >= 0:
-            priced_g += cost[kinds[g], k]
+            priced_g += parts.share[q] * cost[kinds[g], k]
             owned_g += own[k]
-            priced_h -= cost[kinds[h], k]
+            priced_h -= parts.share[q] * cost[kinds[h], k]
             owned_h -= own[k]
         least_g = energy(priced_g / (sites.worth[g] + owned_g), sharpness)
         least_h = energy(priced_h / (sites.worth[h] + owned_h), sharpness)

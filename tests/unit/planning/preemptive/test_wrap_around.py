@@ -9,8 +9,9 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.preemptive.parts import whole_jobs
 from ringmaster.tasks.planning.preemptive.polish import in_order
-from ringmaster.tasks.planning.preemptive.preemptive import _rules, whole_jobs
+from ringmaster.tasks.planning.preemptive.preemptive import _rules
 from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
 from ringmaster.tasks.planning.preemptive.wrap_around import Pieces, layout_of, sequence_of, wrap_around
 from ringmaster.tasks.planning.problems.families import draw
@@ -61,7 +62,7 @@ def test_many_jobs_on_a_node_begin_the_local_search_with_fewer_switches(seed):
     groups = NodeGroups.of(tables, [[0]])
     members = of_group(whole_jobs(tables, groups), np.arange(24, dtype=np.int32), 0, 1)
     options, layout, rules, steps = tables.options_of(0), groups.layout(0), _rules(tables), np.zeros(1)
-    total, configs, times, prices = config_lp(members.job, members.share, options, layout, steps)
+    total, configs, times, prices = config_lp(members.job, members.share, members.within, options, layout, steps)
     _, score = wrap_around(configs, times, total, members, options, layout, rules, 100, steps)
     of_the_lp = score_of(in_order(configs, options.rate, prices, members), members, options, layout, rules, steps)
     assert total <= score < of_the_lp < INFEASIBLE
