@@ -56,7 +56,7 @@ def _decay(schedule: Raw) -> Iterator[Finding]:
 
 def _options(optimizer: Raw) -> Iterator[Finding]:
     name = optimizer.get("name", OptimizerSpec.name)
-    if name not in OPTIMIZER_OPTIONS:
+    if not isinstance(name, str) or name not in OPTIMIZER_OPTIONS:
         return
     known = OPTIMIZER_OPTIONS[name]
     for option in _mapping(optimizer.get("options")):
