@@ -25,3 +25,11 @@ def free_port(address: str = "127.0.0.1", *, but: Collection[int] = ()) -> int:
                 continue
             return port
     raise OSError(f"no port of {address} is free in {PORTS}")
+
+
+def free_ports(number: int, address: str = "127.0.0.1") -> list[int]:
+    """Different ports on which nobody listens."""
+    ports: list[int] = []
+    while len(ports) < number:
+        ports.append(free_port(address, but=ports))
+    return ports

@@ -61,21 +61,27 @@ ROWS = (
     Row(
         name="preemptive, up to 30 x 32",
         makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"))),
-        goal_mean=0.4,
-        goal_worst=0.8,
+        goal_mean=0.2,
+        goal_worst=0.5,
         goal_s=2,
     ),
     Row(
         name="the same beside 8 busy loops",
         makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"))),
-        goal_mean=0.4,
-        goal_worst=0.8,
+        goal_mean=0.2,
+        goal_worst=0.5,
         seeds=2,
         with_dear_switches=False,
         busy_loops=8,
     ),
     Row(name="preemptive, nodes of 2, 2, 4, 8", makers=(drawn("paper-txt-12xhet"),), goal_mean=0.4, goal_s=2),
-    Row(name="preemptive, many small jobs 24 x 8", makers=(drawn("gavel-24x8"),), goal_mean=0.4, goal_s=2),
+    Row(
+        name="preemptive, many small jobs 24 x 8",
+        makers=(drawn("gavel-24x8"),),
+        goal_mean=0.4,
+        goal_worst=0.8,
+        goal_s=2,
+    ),
     Row(name="preemptive, 100 x 128", makers=(drawn("scale-100x128"),), goal_mean=0.7, goal_s=5),
     Row(
         name="preemptive, gangs over nodes 100 x 256",
@@ -84,17 +90,24 @@ ROWS = (
         goal_s=10,
         seeds=5,
     ),
-    Row(name="preemptive, 1,000 x 512", makers=(drawn("scale-1000x512"),), goal_mean=0.5, goal_s=10, seeds=3),
+    Row(name="preemptive, 1,000 x 512", makers=(drawn("scale-1000x512"),), goal_mean=0.4, goal_s=10, seeds=3),
     Row(name="preemptive, 1,000 x 4,096", makers=(drawn("scale-1000x4096"),), goal_mean=0.5, goal_s=5),
     Row(
         name="a sweep, 1,000 jobs of 50 kinds x 512",
         makers=(sweep("scale-50x512", copies=20),),
-        goal_mean=0.5,
-        goal_s=10,
+        goal_mean=0.2,
+        goal_s=8,
         seeds=3,
     ),
     Row(name="two types of devices, 30 x 32", makers=(drawn("types-30x32"),), goal_mean=0.7, goal_s=1),
-    Row(name="two types of devices, 100 x 128", makers=(drawn("types-100x128"),), goal_mean=0.7, goal_s=7, seeds=5),
+    Row(
+        name="two types of devices, 100 x 128",
+        makers=(drawn("types-100x128"),),
+        goal_mean=0.7,
+        goal_worst=1.0,
+        goal_s=7,
+        seeds=5,
+    ),
     Row(
         name="planned anew after one event, 30 x 32",
         makers=(replanned("scale-30x32"),),
@@ -307,7 +320,8 @@ def line(row: dict) -> str:
     return (
         f"| {row['name']} | {row['switch_cost']} | {row['num_problems']} | {row['gap_mean']:.2f} % | "
         f"{row['gap_worst']:.2f} % | {_goal(row)} | {row['seconds_mean']:.1f} | {row['seconds_worst']:.1f} | "
-        f"{row['goal_s'] or ''} | {row['switches_mean']:.2f} | {row['switches_worst']:.2f} | {best} |"
+        f"{row['goal_s'] or ''} | {row['processor_mean']:.1f} | "
+        f"{row['switches_mean']:.2f} | {row['switches_worst']:.2f} | {best} |"
     )
 
 
@@ -326,10 +340,12 @@ def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None
         f"{date.today().isoformat()}, {machine['cores']} cores, {machine['processor']}, a load of "
         f"{machine['load_1min']} by whatever else ran. Random problems of each kind (jobs x devices):",
         "certified gap between the plan and its lower bound, seconds of the wall, and switches a job, each mean and",
-        "worst. Every plan was checked by the verifier. *Rule*: the value of the best simple rule over the plan's.",
+        "worst, and seconds of the processors (*CPU s*), of which two work at a time for the most part. Gaps do not",
+        "depend on the load. Every plan was checked by the verifier. *Rule*: the value of the best simple rule over",
+        "the plan's.",
         "",
-        "| problems | switch cost | drawn | gap | worst | goal | s | worst | goal | switches | worst | rule |",
-        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| problems | switch cost | drawn | gap | worst | goal | s | worst | goal | CPU s | switches | worst | rule |",
+        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *map(line, rows),
     ]
     if compared:

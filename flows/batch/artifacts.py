@@ -24,6 +24,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE, section
@@ -111,7 +112,7 @@ def plan_markdown(
         f"# Plan of {problem.name}",
         "",
         f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {len(problem.jobs)} jobs on "
-        f"{problem.num_devices} devices, {plan.num_switches} switches. Found by {plan.method}.",
+        f"{problem.num_devices} devices, {counted(plan.num_switches, 'switch', 'switches')}. Found by {plan.method}.",
         *(["", f"{prediction_text(prediction)}."] if prediction is not None else []),
         *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",

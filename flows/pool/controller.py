@@ -40,6 +40,7 @@ from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, Pool
 from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.batching_database import BatchingDatabase
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.releases import check_release, note_release
@@ -77,7 +78,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
             stack.callback(_resign, leadership, address)
             stack.enter_context(running(partial(_beat, leadership), name="beat", patience_s=FAREWELL_S))
             stopping = threading.Event()
-            led = leadership.guarded(database, on_deposed=_end_at_once)
+            led = BatchingDatabase(leadership.guarded(database, on_deposed=_end_at_once))
             with suppress(DatabaseClosed):  # the database was away when we were asked to end
                 led.write(note_release)
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))

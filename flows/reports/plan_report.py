@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringmaster.tasks.planning.bounds.counting import COUNTING
-from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
+from ringmaster.tasks.planning.charts.drawing import COLOURS, counted, seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import axis, job_lines, margin_and_columns, rows
 from ringmaster.tasks.planning.plans.plan import Segment
 
@@ -78,7 +78,7 @@ def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
     rows_: list[tuple[str, float, str]] = []
     if found.lower_bound_s:
         rows_.append(("no plan beats", found.lower_bound_s, f"gap {found.makespan_s / found.lower_bound_s - 1:.2%}"))
-    rows_.append(("this plan", makespan_s, f"{found.num_switches} switches, by {found.method}"))
+    rows_.append(("this plan", makespan_s, f"{counted(found.num_switches, 'switch', 'switches')}, by {found.method}"))
     rows_ += [(name, seconds, f"{seconds / makespan_s:.2f} times as long") for name, seconds in simple.items()]
     # Rules that are many times as long would leave the other bars too short.
     longest_s = min(max(seconds for _, seconds, _ in rows_), 2.5 * makespan_s) or 1.0

@@ -137,11 +137,12 @@ class Executor:
         self._outcome_policy.fail_orphans()
         if self._first_plan is None:
             self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
-        while self._plan_progress.running or (self._has_more() and not self._stopping):
-            if not self._stopping:
-                self._start()
-            self._turn()
-            self._give_up_planning()
+        with self._journal.database.together():
+            while self._plan_progress.running or (self._has_more() and not self._stopping):
+                if not self._stopping:
+                    self._start()
+                self._turn()
+                self._give_up_planning()
         return not self._has_more()
 
     def serve(self, *, num_turns: int | None = None) -> None:
@@ -151,11 +152,12 @@ class Executor:
 
         num_turns: how many times to handle the messages that are there before it returns; None for no limit.
         """
-        for _ in count() if num_turns is None else range(num_turns):
-            if self._stopping:
-                return
-            self._start()
-            self._turn()
+        with self._journal.database.together():
+            for _ in count() if num_turns is None else range(num_turns):
+                if self._stopping:
+                    return
+                self._start()
+                self._turn()
 
     def stop(self) -> None:
         """Starts no more segments; the caller must stop the running ones. From any thread or signal handler."""
@@ -354,8 +356,10 @@ class Executor:
     def _hear(self, *, timeout_s: float | None) -> None:
         """Waits for a message, and handles it and those that have arrived meanwhile.
 
-        Hundreds of gangs report each second: what may start or stop is not computed anew for each of their events.
+        Hundreds of gangs report each second: what may start or stop is not computed anew for each of their events, and
+        what follows from them is written together, before it waits again.
         """
+        self._journal.database.flush()
         try:
             number, message = self._inbox.get(timeout=timeout_s)
         except queue.Empty:

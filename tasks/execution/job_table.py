@@ -13,7 +13,7 @@ from typing import Any
 from ringmaster.tasks.execution.groups import GroupTable
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import EVALUATED, GOAL, LIKE, RESTED, SETTLED
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.losses.registry import loss_function_of
@@ -134,8 +134,13 @@ class JobTable:
 
     def write(self, job: str, **changes: Any) -> JobRecord:
         """Writes changes to a job's record."""
-        record = self.records[job] = self.journal.write_job(job, **changes)
-        return record
+        self.write_all({job: changes})
+        return self.records[job]
+
+    def write_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Writes changes to the records of several jobs."""
+        self.journal.change_jobs(changes)
+        self.records |= {job: changed(self.records[job], its) for job, its in changes.items()}
 
     # -- goals and placeholders, for steered batches -------------------------------------------------------------------
 

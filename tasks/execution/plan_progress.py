@@ -44,6 +44,11 @@ class PlanProgress:
         beside = {job for running in self.running.values() for job in running.members}
         return startable(self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, beside=beside)
 
+    def begun(self, segments: Sequence[PlannedSegment]) -> None:
+        """Removes planned segments that have been started."""
+        started = {id(segment) for segment in segments}
+        self.planned = [segment for segment in self.planned if id(segment) not in started]
+
     def drop(self, job: str) -> None:
         """Removes all planned segments of a job."""
         self.planned = [segment for segment in self.planned if segment.job != job]

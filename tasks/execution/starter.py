@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -30,8 +30,8 @@ LEASE_RETRY_S = 1.0  # other processes return devices without notice
 class Leases(Protocol):
     """A ledger of devices, named "node:kind:number". Each device has at most one holder at a time."""
 
-    def take(self, devices: Sequence[str], *, holder: str) -> bool:
-        """Leases all devices or none. Returns whether it did."""
+    def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
+        """Leases, for each gang, all of its devices or none. Returns for which it did."""
 
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends leases."""
@@ -76,16 +76,16 @@ class Starter:
         now_s = self._clock()
         self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
         again_s = min(self._not_before_s.values(), default=math.inf) - now_s
-        lease_names = cluster.lease_names()
-        holders: set[str] = set()
-        for segment in self._startable():
-            names = tuple(lease_names[device] for device in segment.devices)
-            if self._leases.take(names, holder=self._holder):
-                call = self._begin(segment, cluster=cluster, names=names, tell=tell)
+        startable, holders = self._startable(), set[str]()
+        if startable:
+            lease_names = cluster.lease_names()
+            gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
+            are_taken = self._leases.take_each(gangs, holder=self._holder)
+            found = list(zip(startable, gangs, are_taken, strict=True))
+            for call in self._begin([(s, names) for s, names, is_taken in found if is_taken], cluster, tell=tell):
                 self._engine.start(call).add_done_callback(partial(self._post, call.number))
-            else:
-                held = self._leases.held()
-                holders |= {held[name] for name in names if name in held}
+            if missing := {name for _, names, is_taken in found if not is_taken for name in names}:
+                holders = {holder for name, holder in self._leases.held().items() if name in missing}
                 again_s = min(again_s, LEASE_RETRY_S)
         if holders and holders != self._waited_for:
             tell(Waiting(holders=tuple(sorted(holders))))
@@ -131,26 +131,45 @@ class Starter:
 
     def _begin(
         self,
+        leased: Sequence[tuple[PlannedSegment, tuple[str, ...]]],
+        cluster: Cluster,
+        *,
+        tell: Callable[[ExecutionEvent], None],
+    ) -> list[SegmentCall]:
+        """Records the start of segments with the names of their leases, and returns the calls that start them."""
+        if not leased:
+            return []
+        members = [self._members(segment) for segment, _ in leased]
+        whats = [self._what(segment, names, its) for (segment, names), its in zip(leased, members, strict=True)]
+        started = [(segment.job, what) for (segment, _), what in zip(leased, whats, strict=True)]
+        numbers = self._job_table.journal.start_segments(started)
+        changes: dict[str, dict[str, Any]] = {}
+        for (segment, _), its in zip(leased, members, strict=True):
+            changes[segment.job] = {"status": JobStatus.RUNNING}
+            led = {"status": JobStatus.RUNNING, "details": {LEADER: self._local(segment.job)}}
+            changes |= dict.fromkeys(its, led)
+        self._job_table.write_all(changes)
+        self._plan_progress.begun([segment for segment, _ in leased])
+        return [
+            self._call(number, segment, cluster=cluster, names=names, members=its, tell=tell)
+            for number, (segment, names), its in zip(numbers, leased, members, strict=True)
+        ]
+
+    def _call(
+        self,
+        number: int,
         segment: PlannedSegment,
         *,
         cluster: Cluster,
         names: tuple[str, ...],
+        members: Mapping[str, int],
         tell: Callable[[ExecutionEvent], None],
     ) -> SegmentCall:
-        """Records the start of a segment, and returns the call that starts it."""
+        """Adds a segment whose start is recorded to the running ones, reports it, and returns the call."""
         job = segment.job
         profile = self._job_table.profiles[job][segment.option]
         first_step = self._job_table.records[job].step
-        members = self._members(segment)
         beside = {name: self._job_table.records[name].step for name in members}
-        what = _what(segment, profile, names=names, first_step=first_step)
-        if members:
-            what["fellows"] = {self._local(name): step for name, step in beside.items()}
-        number = self._job_table.journal.start_segment(job, what)
-        self._job_table.write(job, status=JobStatus.RUNNING)
-        for name in members:
-            self._job_table.write(name, status=JobStatus.RUNNING, details={LEADER: self._local(job)})
-        self._plan_progress.planned.remove(segment)
         self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
         tell(
             SegmentStarted(
@@ -174,6 +193,22 @@ class Starter:
             batch=self._job_table.entries[job].batch,
             devices=segment.devices,
         )
+
+    def _what(self, segment: PlannedSegment, names: tuple[str, ...], members: Collection[str]) -> dict[str, Any]:
+        """Returns the journal's content for a segment, which suffices to take the segment over."""
+        records, profile = self._job_table.records, self._job_table.profiles[segment.job][segment.option]
+        what = {
+            "technique": profile.technique,
+            "config": dict(profile.config),
+            "num_devices": profile.num_devices,
+            "device_type": profile.device_type,
+            "num_nodes": profile.num_nodes,
+            "devices": list(names),
+            "first_step": records[segment.job].step,
+            "last_step": segment.last_step,
+            "planned_s": [segment.start_s, segment.end_s],
+        }
+        return what | ({"fellows": {self._local(name): records[name].step for name in members}} if members else {})
 
     def _local(self, job: str) -> str:
         """Returns the name of a job within its batch."""
@@ -221,21 +256,6 @@ class Starter:
 
         order = order_of(segment.job, segment.last_step)
         return replace(order, members=tuple(order_of(name, end) for name, end in members.items()))
-
-
-def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], first_step: int) -> dict[str, Any]:
-    """Returns the journal's content for a segment, which suffices to take the segment over."""
-    return {
-        "technique": profile.technique,
-        "config": dict(profile.config),
-        "num_devices": profile.num_devices,
-        "device_type": profile.device_type,
-        "num_nodes": profile.num_nodes,
-        "devices": list(names),
-        "first_step": first_step,
-        "last_step": segment.last_step,
-        "planned_s": [segment.start_s, segment.end_s],
-    }
 
 
 def is_known(record: SegmentRecord, *, profiles: Sequence[Profile]) -> bool:

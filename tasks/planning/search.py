@@ -1,7 +1,6 @@
 """Stages of planning, run by `solve` from the cheapest to the most expensive."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +21,6 @@ MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
 ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of pieces
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
-CROWDED = 10  # jobs per node; above it, few switches are enough: plans are made of whole jobs, then of a few pieces
-FEW_PIECES, COOL = 8_000_000, (2e-3, 7e-4)  # placements, and initial temperatures, of this search from a plan
-DEAR = 0.15  # least length of a segment, as a share of the shortest time of half of the jobs
-MANY_JOBS = 100  # crowded nodes with so many jobs are planned without switches where those are dear
-STEPS_PER_JOB = 10_000  # of annealing between crowded nodes where switches are dear
-ROUNDS, SMALL = 3, 2e-3  # of this search, at most, and the gap at which it ends
-MAX_TRIAL = 600  # placements of one trial, above which these are too few trials
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
 PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
 PER_PIECE_S = 8e-8  # work of a placement of the search over lists of pieces
@@ -57,7 +49,6 @@ class PlanSearch:
         self.least_segment_s, self.enough = least_segment_s, enough
         self.work = work
         self.seconds: dict[str, float] = {}
-        self.whole: Plan | None = None  # the best plan of whole jobs that annealing found
 
     def run(self) -> Plan:
         """Runs the stages and returns the best plan with its bound."""
@@ -103,12 +94,9 @@ class PlanSearch:
         if self.preemption == "never" and self._is_worth_it(self.rigid_s):
             with self._stage("exhausted search"):
                 self._exhausted()
-        if self.preemption != "never" and self._is_worth_it(self.bound.seconds) and not self._is_even_without():
+        if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
             with self._stage("preemptive"):
                 self._preemptive()
-        if self.preemption != "never" and self._is_crowded() and self._is_worth_it(self.bound.seconds):
-            with self._stage("pieces"):
-                self._split_few()
 
     def _general(self) -> None:
         """Searches under rules that the compiled searches do not model.
@@ -297,7 +285,6 @@ class PlanSearch:
         segments = plan_preemptive(
             alike,
             pattern_bound,
-            chosen=self.relaxed,
             seed=self.seed,
             least_run_s=self.least_segment_s,
             work=self.work,
@@ -320,47 +307,6 @@ class PlanSearch:
             self.bound = Bound(proved_s, certificate, "work prices")
             self.rigid_s = max(self.rigid_s, proved_s)
 
-    def _is_crowded(self) -> bool:
-        return len(self.problem.jobs) > CROWDED * len(self.problem.nodes)
-
-    def _is_even_without(self) -> bool:
-        """Whether many small jobs divide the work more evenly than switches, which are dear, could."""
-        return len(self.problem.jobs) > MANY_JOBS and self._is_crowded() and self._is_switching_dear()
-
-    def _is_switching_dear(self) -> bool:
-        """Whether segments must be so long, compared with jobs, that few jobs are worth a switch."""
-        shortest_s = [min(option.runtime_s for option in job.options) for job in self.problem.jobs]
-        return self.least_segment_s > DEAR * statistics.median(shortest_s)
-
-    def _split_few(self) -> None:
-        """Splits a few jobs of the plan of whole jobs, and of the best plan: on crowded nodes, this gains most."""
-        from ringmaster.tasks.planning.with_rules.constrained import exactly
-        from ringmaster.tasks.planning.with_rules.pieces import PieceSearch
-
-        if len(self.problem.jobs) * (4 + len(self.problem.nodes)) > MAX_TRIAL:
-            return
-        search = PieceSearch.of(self.problem, self.objective, self.bound.seconds)
-        num_rounds = 1 if any(job.running for job in self.problem.jobs) else ROUNDS
-        for i in range(num_rounds):
-            if self.best.makespan_s <= self.bound.seconds * (1 + SMALL):
-                break
-            start = self.whole if i == 1 and self.whole is not None else self.best
-            placements = int(min(FEW_PIECES, self.work.left_s / (num_rounds - i) / PER_PIECE_S))
-            found = search.searched(
-                start.segments,
-                least_s=self.least_segment_s,
-                enough=1.0 + max(1e-6, self.enough),
-                preemptive=True,
-                seed=ROUNDS * self.seed + i,
-                is_over=self.work.is_late,
-                placements=placements,
-                heats=COOL,
-            )
-            self.work.charge(placements * PER_PIECE_S * len(COOL) / CORES)
-            for segments in found:
-                if timed := exactly(self.problem, segments, objective=self.objective, least_s=self.least_segment_s):
-                    self._take(Plan(self.problem.name, timed, method="pieces"))
-
     def _annealing(self) -> None:
         from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
 
@@ -368,12 +314,10 @@ class PlanSearch:
         if self.preemption == "never":
             few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 11_000_000)
             num_searches, steps = few if num_jobs <= FEW else many
-        elif self._is_crowded():
-            num_searches, steps = 2, max(1_000_000, STEPS_PER_JOB * num_jobs if self._is_switching_dear() else 0)
         else:
             num_searches, steps = 2, 300_000
         # The preemptive stage runs later and often gains more, so it gets half of the work.
-        share = 1.0 if self.preemption == "never" or self._is_switching_dear() else 0.5
+        share = 1.0 if self.preemption == "never" else 0.5
         with self.work.part(share) as work:
             segments = plan_rigid(
                 self.problem,
@@ -386,8 +330,7 @@ class PlanSearch:
                 work=work,
             )
         if segments:
-            self.whole = Plan(self.problem.name, segments, method="annealing")
-            self._take(self.whole)
+            self._take(Plan(self.problem.name, segments, method="annealing"))
         if self.preemption == "never" and any(o.num_nodes > 1 for job in self.problem.jobs for o in job.options):
             self._gangs_over_nodes()
 

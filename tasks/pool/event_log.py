@@ -38,7 +38,7 @@ class EventLog:
 
     def append(self, batch: str, event: ExecutionEvent) -> None:
         """Stores an event of a batch. The event names jobs by their names within the batch."""
-        self._database.write(lambda connection: keep(connection, batch, event))
+        self._database.insert_later(TOLD, **_row(batch, event))
 
     def segment_events(self, *, after: int, most: int = 1000) -> list[PoolEntry]:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
@@ -61,8 +61,11 @@ class EventLog:
 
 def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
     """Stores an event as part of a transaction."""
-    row = {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
-    connection.execute(insert(TOLD).values(**row))
+    connection.execute(insert(TOLD).values(**_row(batch, event)))
+
+
+def _row(batch: str, event: ExecutionEvent) -> dict[str, Any]:
+    return {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
 
 
 def _content(event: ExecutionEvent) -> Mapping[str, Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, select
 
-from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.database import Database, insert_missing
 from ringmaster.tasks.storage.schema import LEASES
 
 LOAN = "loan {}"
@@ -34,24 +34,33 @@ class PoolLeases:
         A device that the same holder has leased counts as leased too: one holder may act for many users that must not
         share the device.
         """
+        (is_taken,) = self.take_each([devices], holder=holder)
+        return is_taken
+
+    def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
+        """Leases the devices of each gang as `take` does, in one transaction; returns which were leased."""
         since_s = time.time()  # identifies this call among all of the holder's, in case its commit is retried
 
-        def act(connection: Connection) -> bool:
-            query = select(LEASES.c.holder, LEASES.c.since_s).where(LEASES.c.device.in_(devices))
+        def act(connection: Connection) -> list[bool]:
+            query = select(LEASES).where(LEASES.c.device.in_([device for gang in gangs for device in gang]))
             found = connection.execute(query).all()
-            if found:
-                return all((row.holder, row.since_s) == (holder, since_s) for row in found)
-            if not devices:
-                return True
-            rows = [{"device": device, "holder": holder, "since_s": since_s} for device in devices]
-            connection.execute(insert(LEASES), rows)
-            return True
+            busy = {row.device for row in found if (row.holder, row.since_s) != (holder, since_s)}
+            are_taken, rows = [], []
+            for gang in gangs:
+                are_taken.append(busy.isdisjoint(gang))
+                if are_taken[-1]:
+                    busy.update(gang)
+                    rows += [{"device": device, "holder": holder, "since_s": since_s} for device in gang]
+            if rows:
+                insert_missing(connection, LEASES, rows)
+            return are_taken
 
         return self._database.write(act)
 
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends the leases on `devices`."""
-        self._database.write(lambda connection: connection.execute(delete(LEASES).where(LEASES.c.device.in_(devices))))
+        ended = delete(LEASES).where(LEASES.c.device.in_(devices))
+        self._database.write_later(lambda connection: connection.execute(ended))
 
     def held(self) -> dict[str, str]:
         """Returns the holder of each device that is leased now."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -45,6 +46,8 @@ class NodeRecord:
     allocation: str = ""
 
 
+KnownDevices = dict[str, tuple[Any, tuple[Device, ...]]]
+"""By name of a node, the stored form of its devices, and the devices."""
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
@@ -53,6 +56,7 @@ class Nodes:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known: KnownDevices = {}
 
     def register(self, node: NodeRecord) -> None:
         """Registers a node whose worker begins to serve; replaces the row of an earlier worker of the same node."""
@@ -104,14 +108,21 @@ class Nodes:
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""
-        return self._database.read(read_nodes)
+        return self._database.read(partial(read_nodes, known=self._known))
 
 
-def read_nodes(connection: Connection) -> Sequence[NodeRecord]:
-    """Returns every registered node, by name."""
+def read_nodes(connection: Connection, *, known: KnownDevices | None = None) -> Sequence[NodeRecord]:
+    """Returns every registered node, by name.
+
+    known: the devices of each node as it was read last, which are not converted again while they are the same.
+    """
     rows = connection.execute(select(NODES).where(NODES.c.status != NodeStatus.LEFT).order_by(NODES.c.name)).all()
-    return [_record(row._mapping) for row in rows]
+    return [_record(row._mapping, known={} if known is None else known) for row in rows]
 
 
-def _record(row: Mapping[Any, Any]) -> NodeRecord:
-    return from_json(NodeRecord, {key: value for key, value in row.items() if key != "since_s"})
+def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord:
+    name, stored = row["name"], row["devices"]
+    if name not in known or known[name][0] != stored:
+        known[name] = (stored, tuple(from_json(Device, each) for each in stored))
+    fields = {key: row[key] for key in ("incarnation", "address", "beats", "health", "allocation")}
+    return NodeRecord(name=name, devices=known[name][1], status=NodeStatus(row["status"]), **fields)

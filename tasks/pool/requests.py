@@ -97,6 +97,10 @@ class Requests:
         here = REQUESTS.c.status == status
         return self._read(here & REQUESTS.c.kind.in_(kinds) if kinds else here)
 
+    def standing(self) -> Sequence[Request]:
+        """Returns the requests that are open or granted."""
+        return self._read(REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED)))
+
     def of_kind(self, kind: RequestKind) -> Sequence[Request]:
         """Returns all requests of a kind, in any status."""
         return self._read(REQUESTS.c.kind == kind)

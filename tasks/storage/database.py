@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, insert, select, text
+from sqlalchemy import Connection, Engine, Table, create_engine, event, select, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
@@ -59,6 +62,21 @@ class Database:
         """Runs `act`, which writes nothing, in a read transaction and returns its result."""
         return self._patiently(act, writes=False)
 
+    def write_later(self, act: Callable[[Connection], object]) -> None:
+        """Runs `act` in a write transaction, at the latest when a surrounding `together` flushes its writes."""
+        self.write(act)
+
+    def insert_later(self, table: Table, **row: Any) -> None:
+        """Inserts a row as `write_later` does, unless the table has one with the same unique values."""
+        self.write_later(RowsToInsert(table, row))
+
+    def together(self) -> AbstractContextManager[None]:
+        """Lets a database that batches (`BatchingDatabase`) put off this thread's writes; others do nothing."""
+        return nullcontext()
+
+    def flush(self) -> None:
+        """Carries out the writes that this thread has put off."""
+
     def close(self) -> None:
         """Closes all connections, those in use once they are returned.
 
@@ -82,10 +100,11 @@ class Database:
                 self._engine.pool.dispose()
 
     def _try_once(self, act: Callable[[Connection], T], *, writes: bool) -> T:
-        with (
-            self._engine.connect().execution_options(ringmaster_writes=writes) as connection,
-            connection.begin(),
-        ):
+        options: dict[str, Any] = {"ringmaster_writes": writes}
+        if not writes and self._engine.dialect.name == "postgresql":
+            # Each statement would have a snapshot of its own anyway: saves the round trips of BEGIN and ROLLBACK.
+            options["isolation_level"] = "AUTOCOMMIT"
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if writes and connection.dialect.name == "postgresql":
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             return act(connection)
@@ -100,16 +119,60 @@ def _prepare(connection: Connection) -> None:
     check_tables(connection)
 
 
+class JoinableWrite(ABC):
+    """A write that takes in others of its kind that follow it, so that all of them take few statements."""
+
+    @abstractmethod
+    def join(self, later: object) -> bool:
+        """Takes in the write that follows this one; returns False, and does nothing, if that is of another kind."""
+
+    @abstractmethod
+    def __call__(self, connection: Connection) -> None:
+        """Writes."""
+
+
+class RowsToInsert(JoinableWrite):
+    """A write of rows. The order between tables does not matter within a transaction."""
+
+    def __init__(self, table: Table, row: Mapping[str, Any]) -> None:
+        self._rows: dict[Table, list[Mapping[str, Any]]] = {table: [row]}
+
+    def join(self, later: object) -> bool:
+        """Adds the rows of another write of rows."""
+        if not isinstance(later, RowsToInsert):
+            return False
+        for table, rows in later._rows.items():
+            self._rows.setdefault(table, []).extend(rows)
+        return True
+
+    def __call__(self, connection: Connection) -> None:
+        """Inserts the rows, table by table."""
+        for table, rows in self._rows.items():
+            insert_missing(connection, table, rows)
+
+
 class DatabaseClosed(SQLAlchemyError):
     """The database was unavailable while its user closed it."""
 
 
 def insert_once(connection: Connection, table: Table, **values: Any) -> int:
     """Inserts a row unless there is one with its `key`; returns the id of the row. A transaction may be tried again."""
-    number = connection.execute(select(table.c.id).where(table.c.key == values["key"])).scalar()
-    if number is None:
-        number = connection.execute(insert(table).values(**values).returning(table.c.id)).scalar_one()
-    return int(number)
+    (number,) = insert_all_once(connection, table, [values])
+    return number
+
+
+def insert_all_once(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Inserts rows as `insert_once` does, in their order; returns their ids."""
+    insert_missing(connection, table, rows)
+    query = select(table.c.key, table.c.id).where(table.c.key.in_([row["key"] for row in rows]))
+    numbers = {key: int(id) for key, id in connection.execute(query).all()}
+    return [numbers[row["key"]] for row in rows]
+
+
+def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Inserts those of the rows whose unique values the table does not have yet, in their order."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(dialect.insert(table).on_conflict_do_nothing(), [*rows])
 
 
 def file_url(file: Path) -> str:
@@ -162,7 +225,6 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
 def _postgresql(url: str) -> Engine:
     return create_engine(
         url.replace("postgresql://", "postgresql+psycopg://", 1),
-        pool_pre_ping=True,
         pool_size=4,
         connect_args={
             "connect_timeout": 10,

@@ -15,9 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Connection, Select, delete, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, insert, select, tuple_, update
 
-from ringmaster.tasks.storage.database import Database, file_url, insert_once
+from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
@@ -131,35 +131,53 @@ class Journal:
 
     def write_job(self, name: str, **changes: Any) -> JobRecord:
         """Changes a job's record, and returns it. `details` are merged into the existing ones."""
-        batch, job = self._parts(name)
-        here = (JOBS.c.batch == batch) & (JOBS.c.name == job)
+        return self.database.write(lambda connection: self.change(connection, {name: changes}))[name]
 
-        def act(connection: Connection) -> JobRecord:
-            row = connection.execute(select(JOBS).where(here)).one_or_none()
-            record = JobRecord(name=name) if row is None else _job_record(name, row._mapping)
-            details = {**record.details, **_plain(changes.get("details", {}))}
-            record = replace(record, **{**changes, "details": details})
-            values = {key: getattr(record, key) for key in ("status", "step", "message")} | {"details": details}
+    def change_jobs(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Changes the records of several jobs, given by name, as `write_job` does."""
+        plain = {name: {**its, "details": _plain(its.get("details", {}))} for name, its in changes.items()}
+        self.database.write_later(JobChanges(self, plain))
+
+    def change(self, connection: Connection, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, JobRecord]:
+        """Changes records as part of a transaction; returns them."""
+        names = {name: self._parts(name) for name in changes}
+        here = tuple_(JOBS.c.batch, JOBS.c.name).in_(list(names.values()))
+        rows = {(row.batch, row.name): row._mapping for row in connection.execute(select(JOBS).where(here)).all()}
+        records, fresh, known = {}, [], []
+        for name, (batch, job) in names.items():
+            row = rows.get((batch, job))
+            record = JobRecord(name=name) if row is None else _job_record(name, row)
+            record = records[name] = changed(record, changes[name])
+            values = {key: getattr(record, key) for key in ("status", "step", "message", "details")}
             if row is None:
-                connection.execute(insert(JOBS).values(batch=batch, name=job, **values))
+                fresh.append({"batch": batch, "name": job, **values})
             else:
-                connection.execute(update(JOBS).where(here).values(**values))
-            return record
-
-        return self.database.write(act)
+                known.append({"of": row["number"], **values})
+        if fresh:
+            connection.execute(insert(JOBS), fresh)
+        if known:
+            connection.execute(update(JOBS).where(JOBS.c.number == bindparam("of")), known)
+        return records
 
     def start_segment(self, job: str, what: Mapping[str, Any]) -> int:
         """Records that a segment is about to start. Returns its number."""
-        batch, name = self._parts(job)
-        row = {"key": uuid.uuid4().hex, "batch": batch, "job": name, "what": _plain(what), "started_s": time.time()}
-        return self.database.write(lambda connection: insert_once(connection, SEGMENTS, **row))
+        (number,) = self.start_segments([(job, what)])
+        return number
+
+    def start_segments(self, started: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
+        """Records that segments, each with its job, are about to start. Returns their numbers."""
+        rows = []
+        for name, what in started:
+            batch, job = self._parts(name)
+            key, now_s = uuid.uuid4().hex, time.time()
+            rows.append({"key": key, "batch": batch, "job": job, "what": _plain(what), "started_s": now_s})
+        return self.database.write(lambda connection: insert_all_once(connection, SEGMENTS, rows))
 
     def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Records how a segment ended."""
         values = {"ended_s": time.time(), "outcome": _plain(outcome)}
-        self.database.write(
-            lambda connection: connection.execute(update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values))
-        )
+        ended = update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values)
+        self.database.write_later(lambda connection: connection.execute(ended))
 
     def segments(self, job: str | None = None) -> list[SegmentRecord]:
         """Returns the started segments of one job or of all, in order.
@@ -185,7 +203,7 @@ class Journal:
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
         """Stores a plan."""
         values = {"batch": self._batch or "", "made_s": time.time(), "why": why, "content": _plain(content)}
-        self.database.write(lambda connection: connection.execute(insert(PLANS).values(**values)))
+        self.database.insert_later(PLANS, **values)
 
     def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
         """Returns the plans that were made since `since_s`, oldest first."""
@@ -205,6 +223,32 @@ class Journal:
 
     def _name(self, batch: str, job: str) -> str:
         return job if self._batch is not None else f"{batch}/{job}"
+
+
+class JobChanges(JoinableWrite):
+    """A write of changes to jobs' records, by name. `details` are plain."""
+
+    def __init__(self, journal: Journal, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        self._journal, self._changes = journal, dict(changes)
+
+    def join(self, later: object) -> bool:
+        """Adds later changes through the same journal."""
+        if not isinstance(later, JobChanges) or later._journal is not self._journal:
+            return False
+        for name, its in later._changes.items():
+            mine = self._changes.get(name, {})
+            self._changes[name] = {**mine, **its, "details": {**mine.get("details", {}), **its["details"]}}
+        return True
+
+    def __call__(self, connection: Connection) -> None:
+        """Changes the records."""
+        self._journal.change(connection, self._changes)
+
+
+def changed(record: JobRecord, changes: Mapping[str, Any]) -> JobRecord:
+    """Returns a record with changed fields. `details` are merged into the existing ones."""
+    details = {**record.details, **_plain(changes.get("details", {}))}
+    return replace(record, **{**changes, "details": details})
 
 
 def _plain(value: Any) -> Any:

@@ -90,20 +90,13 @@ class MessageStore:
         shares: by node, the incarnation that is to take the order, and its share of the gang.
         """
 
-        def act(connection: Connection) -> None:
-            known = connection.execute(select(ORDERS.c.node).where(ORDERS.c.segment == segment)).scalars().all()
-            for node, (incarnation, share) in shares.items():
-                if node not in known:
-                    row = {"segment": segment, "node": node, "batch": batch, "content": to_json(share)}
-                    connection.execute(insert(ORDERS).values(**row, incarnation=incarnation, status=OrderStatus.GIVEN))
-
-        self._database.write(act)
+        for node, (incarnation, share) in shares.items():
+            row = {"segment": segment, "node": node, "batch": batch, "content": to_json(share)}
+            self._database.insert_later(ORDERS, **row, incarnation=incarnation, status=OrderStatus.GIVEN)
 
     def command(self, segment: int, command: str) -> None:
         """Sends a command to a segment's gang, on all its nodes."""
-        self._database.write(
-            lambda connection: connection.execute(insert(COMMANDS).values(segment=segment, command=command))
-        )
+        self._database.insert_later(COMMANDS, segment=segment, command=command)
 
     def events(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[GangEvent]:
         """Returns the events of gangs after the event with that id, in order: of all segments, or of some."""
@@ -239,13 +232,9 @@ class MessageStore:
 
     def end(self, segment: int, node: str) -> None:
         """Ends an order whose node will report nothing more, because the order was withdrawn or the node is lost."""
-        self._database.write(
-            lambda connection: connection.execute(
-                update(ORDERS)
-                .where(ORDERS.c.segment == segment, ORDERS.c.node == node)
-                .values(status=OrderStatus.ENDED)
-            )
-        )
+        here = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
+        ended = update(ORDERS).where(here).values(status=OrderStatus.ENDED)
+        self._database.write_later(lambda connection: connection.execute(ended))
 
 
 def _order(row: Mapping[Any, Any]) -> OrderRecord:

@@ -112,6 +112,8 @@ class Profile:
 
     def beside(self, jobs: Collection[str]) -> Self:
         """Returns the same profile with only those members that are among `jobs`."""
+        if all(member.job in jobs for member in self.members):
+            return self
         return replace(self, members=tuple(member for member in self.members if member.job in jobs))
 
     def is_like(self, other: Profile) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
@@ -39,6 +39,8 @@ def storable(text: str) -> str:
 
 def to_json(value: Any) -> Any:
     """Returns `value` as plain lists, dicts and scalars. Raises ValueError on a type without a JSON form."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {_key(f): to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if not _unsaid(f, value)}
     if isinstance(value, Mapping):
@@ -47,14 +49,14 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, StrEnum):
         return value.value
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if isinstance(value, (bool, int, float, str)):
         return value
     raise ValueError(f"{value!r} of type {type(value).__name__} has no JSON form")
 
 
 def from_json(cls: type[T], data: Any) -> T:
     """Returns the `cls` whose `to_json` is `data`. Raises ValueError on unknown or missing fields or a wrong shape."""
-    return cast(T, _convert(cls, data))
+    return cast(T, _converter(cls)(data))
 
 
 def digest(value: Any, *, length: int = 16) -> str:
@@ -75,46 +77,73 @@ def _key(field: dataclasses.Field[Any]) -> str:
     return str(field.metadata.get("key", field.name))
 
 
-def _convert(hint: Any, data: Any) -> Any:
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    """Returns the function that makes a value of a type from its JSON form."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass(hint, data)
+        return functools.partial(_dataclass, hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if data is None and type(None) in arguments:
-            return None
-        return _convert(next(a for a in arguments if a is not type(None)), data)
+        convert = _converter(next(a for a in arguments if a is not type(None)))
+        return functools.partial(_optional, convert) if type(None) in arguments else convert
     if origin is tuple:
-        if not isinstance(data, (list, tuple)):
-            raise ValueError(f"a list is wanted, not {data!r:.100}")
-        hints = [arguments[0]] * len(data) if len(arguments) == 2 and arguments[1] is ... else arguments
-        return tuple(_convert(h, item) for h, item in zip(hints, data, strict=True))
+        is_of_any_length = len(arguments) == 2 and arguments[1] is ...
+        each = (_converter(arguments[0]),) if is_of_any_length else tuple(_converter(a) for a in arguments)
+        return functools.partial(_tuple, each, is_of_any_length)
     if origin is Mapping:
-        if not isinstance(data, Mapping):
-            raise ValueError(f"an object is wanted, not {data!r:.100}")
-        return {key: _convert(arguments[1], item) for key, item in data.items()}
+        return functools.partial(_mapping, _converter(arguments[1]))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(data)
-    if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        return hint
+    return _float if hint is float else _unchanged
+
+
+def _optional(convert: Callable[[Any], Any], data: Any) -> Any:
+    return None if data is None else convert(data)
+
+
+def _tuple(converters: Sequence[Callable[[Any], Any]], is_of_any_length: bool, data: Any) -> Any:
+    if not isinstance(data, (list, tuple)):
+        raise ValueError(f"a list is wanted, not {data!r:.100}")
+    if is_of_any_length:
+        return tuple(map(converters[0], data))
+    return tuple(convert(item) for convert, item in zip(converters, data, strict=True))
+
+
+def _mapping(convert: Callable[[Any], Any], data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"an object is wanted, not {data!r:.100}")
+    return {key: convert(item) for key, item in data.items()}
+
+
+def _float(data: Any) -> Any:
+    return float(data) if isinstance(data, int) and not isinstance(data, bool) else data
+
+
+def _unchanged(data: Any) -> Any:
     return data
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[Mapping[str, str], Mapping[str, Any]]:
-    """Returns the names of a class's fields by their keys in JSON, and their types by name.
+def _fields(cls: type) -> Mapping[str, tuple[str, Callable[[Any], Any]]]:
+    """Returns the name and the converter of each field of a class, by the field's key in JSON.
 
     Reading the types takes longer than the conversion itself, and a pool converts hundreds of events a second.
     """
-    return {_key(f): f.name for f in dataclasses.fields(cls)}, typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls)
+    return {_key(f): (f.name, _converter(hints[f.name])) for f in dataclasses.fields(cls)}
 
 
 def _dataclass(cls: type, data: Any) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__}: an object is wanted, not {data!r:.100}")
-    names, hints = _fields(cls)
-    if unknown := set(data) - set(names):
-        raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {sorted(names)}")
+    fields = _fields(cls)
+    if unknown := set(data) - fields.keys():
+        known = sorted(name for name, _ in fields.values())
+        raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {known}")
+    found = {}
+    for key, item in data.items():
+        name, convert = fields[key]
+        found[name] = convert(item)
     try:
-        return cls(**{names[key]: _convert(hints[names[key]], item) for key, item in data.items()})
+        return cls(**found)
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error

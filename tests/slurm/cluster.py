@@ -19,7 +19,7 @@ import pytest
 from ringmaster.tasks.pool.providers.slurm.commands import Slurm
 from tests.cluster.machines import end
 from tests.cluster.waiting import until
-from tests.ports import free_port
+from tests.ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
@@ -98,10 +98,10 @@ class SlurmCluster:
                 os.mknod(device, 0o666 | 0o020000, os.makedev(1, 3))
         gpus = [f"NodeName={node} Name=gpu File={self.folder}/run/gpu-{node}-[0-1]\n" for node in self.nodes]
         (self.folder / "gres.conf").write_text("".join(gpus))
-        ports = [free_port("127.0.0.1") for _ in self.nodes]
+        port, *ports = free_ports(1 + num_nodes)
         text = CONFIGURATION.format(
             host=socket.gethostname().split(".")[0],
-            port=free_port("127.0.0.1"),
+            port=port,
             ports=",".join(map(str, ports)),
             folder=self.folder,
             num_nodes=num_nodes,

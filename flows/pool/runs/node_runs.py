@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelling, Scheduled
 
+from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.execution.engines.context import NodeRun
 
 FLOW = DEPLOYMENT = "serve-node"
@@ -26,12 +27,15 @@ LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CAN
 
 
 class PrefectNodeRuns:
-    """Reads, starts and cancels the runs of the deployment `serve-node`; implements `NodeRuns`."""
+    """Reads, starts and cancels the runs of the deployment `serve-node`, in one thread; implements `NodeRuns`."""
+
+    def __init__(self) -> None:
+        self._client = OpenClient()
 
     def live(self) -> Sequence[NodeRun]:
         """Returns the runs that have not ended, oldest first."""
         state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
-        with _prefect() as client:
+        with self._prefect() as client:
             runs = client.read_flow_runs(
                 flow_run_filter=state,
                 deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[DEPLOYMENT])),
@@ -40,23 +44,22 @@ class PrefectNodeRuns:
 
     def start(self) -> str:
         """Starts one more run, and returns its id; the work pool's worker starts a machine for it."""
-        with _prefect() as client:
+        with self._prefect() as client:
             deployment = client.read_deployment_by_name(f"{FLOW}/{DEPLOYMENT}")
             return str(client.create_flow_run_from_deployment(deployment.id, state=Scheduled()).id)
 
     def cancel(self, id: str) -> None:
         """Cancels a run: the work pool's worker ends its machine in order."""
-        with _prefect() as client:
+        with self._prefect() as client:
             client.set_flow_run_state(UUID(id), Cancelling(message="the pool needs fewer nodes"))
 
-
-@contextmanager
-def _prefect() -> Iterator[SyncPrefectClient]:
-    try:
-        with get_client(sync_client=True) as client:
-            yield client
-    except (httpx.HTTPError, PrefectException) as error:
-        raise ConnectionError(f"Prefect does not answer: {type(error).__name__}: {error}") from error
+    @contextmanager
+    def _prefect(self) -> Iterator[SyncPrefectClient]:
+        try:
+            with self._client.use() as client:
+                yield client
+        except (httpx.HTTPError, PrefectException) as error:
+            raise ConnectionError(f"Prefect does not answer: {type(error).__name__}: {error}") from error
 
 
 def _begin(run: FlowRun) -> float:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import httpx
 from prefect import Task
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
@@ -32,6 +32,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.waiting import prefect_is_away
+from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
@@ -71,6 +72,7 @@ class SegmentRuns:
         self._preempted: set[int] = set()
         self._looked_s = -ACTIONS_EVERY_S
         self._is_away = False
+        self._client = OpenClient()
         self._cursor: int | None = self._facts.get(CURSOR)
         if self._cursor is None:  # a pool that has run before, with segments that Prefect has shown in another way
             self._cursor = self._log.newest()
@@ -80,11 +82,12 @@ class SegmentRuns:
         while not until.wait(LOOK_EVERY_S):
             with suppress(SQLAlchemyError):
                 self._look_patiently()
+        self._client.close()
 
     def _look_patiently(self) -> None:
         try:
             if self._is_due() or self._news():
-                with get_client(sync_client=True) as client:
+                with self._client.use() as client:
                     self.look(client)
         except AWAY as error:
             if not self._is_away:

@@ -43,17 +43,22 @@ class Leases:
 
     def take(self, devices: Sequence[str], *, holder: str) -> bool:
         """Leases all of `devices` to `holder`, or none if one is leased already. Returns whether it did."""
+        (is_taken,) = self.take_each([devices], holder=holder)
+        return is_taken
+
+    def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
+        """Leases the devices of each gang as `take` does, in one transaction. Returns which were leased."""
         pid = os.getpid()
         born = identity(pid)
         with self._transaction() as db:
-            taken = self._held(db)
-            if any(device in taken for device in devices):
-                return False
-            db.executemany(
-                "INSERT OR REPLACE INTO device_leases VALUES (?, ?, ?, ?, ?)",
-                [(device, holder, pid, born, time.time()) for device in devices],
-            )
-        return True
+            busy, are_taken = {*self._held(db)}, []
+            for gang in gangs:
+                are_taken.append(busy.isdisjoint(gang))
+                if are_taken[-1]:
+                    busy.update(gang)
+                    rows = [(device, holder, pid, born, time.time()) for device in gang]
+                    db.executemany("INSERT OR REPLACE INTO device_leases VALUES (?, ?, ?, ?, ?)", rows)
+        return are_taken
 
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends this process's leases of `devices`."""

@@ -12,8 +12,8 @@ from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 
-NUM_WINDOWS = 9
-MAX_SIZE = 1_500  # limit of classes x pairs of windows: about a second
+NUM_WINDOWS = 17
+MAX_SIZE = 3_000  # limit of classes x pairs of windows: about two seconds
 MAX_CLASSES = 200
 LAST = 1.05  # begin of the last window, as a share of the bound on the last end
 

@@ -234,6 +234,38 @@ class PatternModel:
             self.problem.jobs[j].id: k for jobs in self.classes for j, k in zip(jobs, chosen[jobs[0]], strict=False)
         }
 
+    @property
+    def length(self) -> float:
+        """T of the solution, in units of `unit_s`."""
+        return float(self.highs.getSolution().col_value[0])
+
+    def work_by_kind(self) -> list[dict[str, tuple[float, float]]]:
+        """Returns, for each class, the jobs' worth of work on each type of devices, and the time of it, in the LP."""
+        values = self.highs.getSolution().col_value
+        found: list[dict[str, tuple[float, float]]] = [{} for _ in self.classes]
+        for i, column in enumerate(self.options):
+            time = values[self._first_option + i]
+            if time > 0.0:
+                work, before = found[column.rows[0]].get(column.kind, (0.0, 0.0))
+                found[column.rows[0]][column.kind] = (work + time / column.seconds, before + time)
+        return found
+
+    def limit_work(self, row: int, kind: str, most: float) -> None:
+        """Lets nodes of a type do at most the work of `most` jobs of a class."""
+        own = [i for i, c in enumerate(self.options) if c.rows[0] == row and c.kind == kind]
+        entries = [1.0 / self.options[i].seconds for i in own]
+        self.highs.addRow(-math.inf, most, len(own), [self._first_option + i for i in own], entries)
+
+    def drop_limit(self) -> None:
+        """Takes back the last limit of `limit_work`."""
+        self.highs.deleteRows(1, [self.highs.getNumRow() - 1])
+
+    def charge_elsewhere(self, row: int, kind: str, price: float) -> None:
+        """Adds a price to the time of a class on other types than `kind`."""
+        for i, column in enumerate(self.options):
+            if column.rows[0] == row and column.kind != kind:
+                self.highs.changeColCost(self._first_option + i, price)
+
     def chosen_groups(self) -> list[Group] | None:
         """Returns the fused groups in the incumbent of Integral.GROUPS, or None without one."""
         values = self.highs.getSolution().col_value

@@ -200,3 +200,11 @@ def _neighbours(ids: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([device])
     return runs
+
+
+def counted(number: int, what: str, several: str = "") -> str:
+    """Returns a number of things in words, such as "1 device" or "3 devices".
+
+    several: the word for several of them, where it is not `what` with an s.
+    """
+    return f"{number} {what if number == 1 else several or what + 's'}"

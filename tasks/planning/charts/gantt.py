@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-from ringmaster.tasks.planning.charts.drawing import Frame, colours, label, legend, seconds_text, stripes
+from ringmaster.tasks.planning.charts.drawing import Frame, colours, counted, label, legend, seconds_text, stripes
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -63,7 +63,7 @@ def _said(plan: Plan) -> list[str]:
     said = [f"makespan {seconds_text(plan.makespan_s)}"]
     if plan.lower_bound_s and plan.gap is not None:
         said.append(f"no plan beats {seconds_text(plan.lower_bound_s)} (gap {plan.gap:.2%})")
-    return [*said, f"{len(plan.segments)} segments, {plan.num_switches} switches"]
+    return [*said, f"{counted(len(plan.segments), 'segment')}, {counted(plan.num_switches, 'switch', 'switches')}"]
 
 
 def _pointed_at(num_jobs: int) -> str:

@@ -95,18 +95,20 @@ def fits(config, options, layout):
 
 
 @kernel
-def repair(config, members, prices, options, layout):
+def repair(config, members, prices, fees, options, layout):
     """Makes an infeasible configuration fit, and returns its worth.
 
     The gangs with the lowest worth per device are removed until the rest fits, then the most valuable changes that fit
     are made.
+
+    fees: what a member pays for running, under any option.
     """
     n, rate = config.size, options.liked
     while not fits(config, options, layout):
         poorest, least = -1, 1e300
         for i in range(n):
             if config[i] >= 0:
-                worth = prices[i] * rate[config[i]] / options.need[config[i]]
+                worth = (prices[i] * rate[config[i]] - fees[i]) / options.need[config[i]]
                 if worth < least:
                     poorest, least = i, worth
         config[poorest] = -1
@@ -114,12 +116,12 @@ def repair(config, members, prices, options, layout):
         richest, pick, most = -1, -1, 1e-9
         for i in range(n):
             before = config[i]
-            earned = prices[i] * rate[before] if before >= 0 else 0.0
+            earned = prices[i] * rate[before] - fees[i] if before >= 0 else 0.0
             for o in range(options.first[members[i]], options.last[members[i]]):
-                if prices[i] * rate[o] - earned > most:
+                if prices[i] * rate[o] - fees[i] - earned > most:
                     config[i] = o
                     if fits(config, options, layout):
-                        richest, pick, most = i, o, prices[i] * rate[o] - earned
+                        richest, pick, most = i, o, prices[i] * rate[o] - fees[i] - earned
             config[i] = before
         if richest < 0:
             break
@@ -127,5 +129,5 @@ def repair(config, members, prices, options, layout):
     total = 0.0
     for i in range(n):
         if config[i] >= 0:
-            total += prices[i] * rate[config[i]]
+            total += prices[i] * rate[config[i]] - fees[i]
     return total

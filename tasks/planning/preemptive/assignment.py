@@ -13,9 +13,11 @@ import numpy as np
 from ringmaster.tasks.planning.kernels.compiled import kernel
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.polish import polish
-from ringmaster.tasks.planning.preemptive.sequences import of_group
+from ringmaster.tasks.planning.preemptive.polish import in_order, polish
+from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
+from ringmaster.tasks.planning.preemptive.wrap_around import wrap_around
 
+MUCH_NEARER = 0.25  # of the distance to the LP: polishing brings no sequence so much nearer
 DRAWS = 200  # limit of random draws per trial: most are rejected by their prices
 
 
@@ -45,7 +47,7 @@ class Assignment(NamedTuple):
 
 
 @kernel
-def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough, work):
+def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, orders, enough, work):
     """Solves the configuration LP of a group and polishes its sequence: (score, time, sequence, times, LP's time).
 
     A group is not polished where the LP's time is at least `enough`, which rejects it, or where the budget is 0; the
@@ -61,11 +63,23 @@ def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enou
         options.first[kind], options.last[kind], options.need, options.rate, options.liked, options.slot, options.spread
     )
     members = of_group(parts, chosen, group, layout.size)
-    lp, configs, times, prices = config_lp(members.job, members.share, here, layout, work)
+    lp, configs, times, prices = config_lp(members.job, members.share, members.within, here, layout, work)
     if lp >= enough or budget == 0:
         return lp, lp, configs, times, lp
-    score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes, work)
-    return score, total, sequence, took, lp
+    begin = in_order(configs, here.rate, prices, members)
+    best = INFEASIBLE, INFEASIBLE, begin[:0], times[:0]
+    if orders > 0 and layout.size == 1 and members.held.max() < 0:
+        laid_out, first = wrap_around(configs, times, lp, members, here, layout, rules, orders, work)
+        if first < INFEASIBLE:
+            best = polish(laid_out, members, here, layout, rules, budget, shakes, work)
+    if best[0] < INFEASIBLE:
+        before = score_of(begin, members, here, layout, rules, work)
+        if best[0] - lp < MUCH_NEARER * (before - lp):
+            return best[0], best[1], best[2], best[3], lp
+    other = polish(begin, members, here, layout, rules, budget, shakes, work)
+    if other[0] < best[0]:
+        best = other
+    return best[0], best[1], best[2], best[3], lp
 
 
 @kernel
@@ -87,6 +101,12 @@ def effort(num_members, depth):
 
 
 @kernel
+def has_window(chosen, parts):
+    """Whether one of the chosen parts may run only in a part of the plan."""
+    return parts.within[chosen].min() < INFEASIBLE if chosen.size else False
+
+
+@kernel
 def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed, work):
     """Moves and swaps jobs between groups so that the slowest group gets faster; changes `now` and `best` in place.
 
@@ -95,8 +115,8 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
 
     At the certificate's prices, a group takes at least sum cost / (worth + sum own). This bound rejects most trials in
     no time, and the configuration LP rejects most of the others.
-    Parts that are not a whole job and pinned parts stay in their group. With a depth of 0, running parts stay too,
-    since LPs do not model switches.
+    Pinned parts stay in their group, and parts with a window on their kind of nodes, at most one in a group. With a
+    depth of 0, running parts stay in their group, since LPs do not model switches.
 
     clock: [trials spent, draws made], changed in place.
     depth: effort of polishing the groups; 0 to use the values of their LPs alone.
@@ -126,6 +146,7 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
                 rules,
                 effort(counts[g] + 1, depth),
                 0,
+                0,
                 INFEASIBLE,
                 work,
             )[0]
@@ -153,7 +174,14 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
             continue
         p = members[g, a]
         q = members[h, b] if b >= 0 else p
-        if parts.share[p] < 1.0 or parts.share[q] < 1.0 or parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
+        if parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
+            continue
+        is_p, is_q = parts.within[p] < INFEASIBLE, b >= 0 and parts.within[q] < INFEASIBLE
+        if (is_p or is_q) and kinds[g] != kinds[h]:
+            continue
+        if is_p and not is_q and has_window(members[h, : counts[h]], parts):
+            continue
+        if is_q and not is_p and has_window(members[g, : counts[g]], parts):
             continue
         if depth == 0 and (parts.home[p] >= 0 or parts.home[q] >= 0):
             continue
@@ -164,12 +192,12 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
         spent = max(clock[0] / budget, clock[1] / (DRAWS * budget), work[0] / work[1])
         temperature = heat * 1e-3**spent
         allowed = before + total * (np.random.random() ** (-sharpness * temperature) - 1.0)
-        priced_g, owned_g = priced[g] - cost[kinds[g], j], owned[g] - own[j]
-        priced_h, owned_h = priced[h] + cost[kinds[h], j], owned[h] + own[j]
+        priced_g, owned_g = priced[g] - parts.share[p] * cost[kinds[g], j], owned[g] - own[j]
+        priced_h, owned_h = priced[h] + parts.share[p] * cost[kinds[h], j], owned[h] + own[j]
         if b >= 0:
-            priced_g += cost[kinds[g], k]
+            priced_g += parts.share[q] * cost[kinds[g], k]
             owned_g += own[k]
-            priced_h -= cost[kinds[h], k]
+            priced_h -= parts.share[q] * cost[kinds[h], k]
             owned_h -= own[k]
         least_g = energy(priced_g / (sites.worth[g] + owned_g), sharpness)
         least_h = energy(priced_h / (sites.worth[h] + owned_h), sharpness)
@@ -184,11 +212,11 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
             of_g[:a], of_g[a:] = members[g, :a], members[g, a + 1 : counts[g]]
             of_h[:-1], of_h[-1] = members[h, : counts[h]], p
         enough = highest(allowed - least_h, sharpness)
-        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, enough, work)[0]
+        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, 0, enough, work)[0]
         if energy(score_g, sharpness) + least_h >= allowed:
             continue
         enough = highest(allowed - energy(score_g, sharpness), sharpness)
-        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, enough, work)[0]
+        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, 0, enough, work)[0]
         after = energy(score_g, sharpness) + energy(score_h, sharpness)
         if after >= allowed:
             continue

@@ -16,11 +16,13 @@ MAX_STATES = 1_000  # states of a group's free devices up to which configuration
 
 
 @kernel
-def price(members, prices, options, capacity, best, choice, config):
+def price(members, prices, fees, options, capacity, best, choice, config):
     """Writes the configuration with the highest worth at the members' `prices` into `config`, and returns its worth.
 
     It is a multiple-choice knapsack, solved by dynamic programming over free devices: best[c] is the most that c
     devices earn.
+
+    fees: what a member pays for running, under any option.
     """
     num_members, need, rate = members.size, options.need, options.liked
     best[: capacity + 1] = 0.0
@@ -33,7 +35,7 @@ def price(members, prices, options, capacity, best, choice, config):
             top, pick = best[c], -1
             for o in range(options.first[job], options.last[job]):
                 if need[o] <= c:
-                    worth = best[c - need[o]] + prices[i] * rate[o]
+                    worth = best[c - need[o]] + prices[i] * rate[o] - fees[i]
                     if worth > top + 1e-12:
                         top, pick = worth, o
             best[c], choice[i, c] = top, pick
@@ -46,7 +48,7 @@ def price(members, prices, options, capacity, best, choice, config):
 
 
 @kernel
-def price_exactly(members, prices, options, layout, config):
+def price_exactly(members, prices, fees, options, layout, config):
     """Writes the configuration with the highest worth that fits the nodes into `config`, and returns its worth.
 
     As `price`, but over the free devices of every node: state sum_v free[v] stride[v], with stride[v] = prod_{u < v}
@@ -71,7 +73,7 @@ def price_exactly(members, prices, options, layout, config):
                 free[v] = c // stride[v] % (layout[v] + 1)
             top = best[c]
             for o in range(options.first[members[i]], options.last[members[i]]):
-                gain, slot = prices[i] * options.liked[o], options.slot[o]
+                gain, slot = prices[i] * options.liked[o] - fees[i], options.slot[o]
                 for chosen in range(1, 1 << m):
                     used, count = 0, 0
                     for v in range(m):
@@ -95,23 +97,29 @@ def price_exactly(members, prices, options, layout, config):
 
 
 @kernel
-def config_lp(members, share, options, layout, work):
+def config_lp(members, share, within, options, layout, work):
     """Returns the least time in which configurations can do all of the members' work, each job once at a time.
 
-        min sum_c t_c   with   sum_c t_c rate[c(j)] >= share[j]  for each member j,   t >= 0
+        min sum_c t_c   with   sum_c t_c rate[c(j)] >= share[j]           for each member j,   t >= 0
+                               sum_{c in which j runs} t_c <= within[j]   for those that may not run all the time
 
     The LP is solved by the revised simplex method. `price` finds columns; on few nodes, `price_exactly` does where the
     result of `price` does not fit and repairing it leaves nothing that improves. Returns (time, configurations, their
-    times, prices).
+    times, prices of the members' work).
 
+    within: the most time that a member may run; INFEASIBLE for no limit.
     work: the steps of the loops are added to work[0].
     """
     n, capacity, largest = members.size, layout.sum(), layout.max()
     slot, spread, rate = options.slot, options.spread, options.liked
-    inverse = np.zeros((n, n))
-    basis = np.full((n, n), -1, np.int32)
-    surplus = np.full(n, -1, np.int32)
-    level, config = np.zeros(n), np.zeros(n, np.int32)
+    limit, rows = np.full(n, -1, np.int32), n  # limit[i]: the row of member i's second constraint
+    for i in range(n):
+        if within[i] < INFEASIBLE:
+            limit[i], rows = rows, rows + 1
+    inverse = np.zeros((rows, rows))
+    basis = np.full((rows, n), -1, np.int32)
+    slack = np.full(rows, -1, np.int32)  # slack[b]: the row whose slack is basic; -1 for a configuration
+    level, config = np.zeros(rows), np.zeros(n, np.int32)
     for i in range(n):
         top = -1
         for o in range(options.first[members[i]], options.last[members[i]]):
@@ -120,14 +128,19 @@ def config_lp(members, share, options, layout, work):
                 config[i] = o
                 if fits(config, options, layout):
                     top = o
-        if top < 0:
-            return INFEASIBLE, basis[:0], level[:0], level
+        if top < 0 or share[i] / rate[top] > within[i]:
+            return INFEASIBLE, basis[:0], level[:0], level[:n]
         basis[i, i] = top
         inverse[i, i] = 1.0 / rate[top]
         level[i] = share[i] / rate[top]
-    prices, step = np.zeros(n), np.zeros(n)
+        if limit[i] >= 0:
+            r = limit[i]
+            slack[r], inverse[r, r], inverse[r, i] = r, 1.0, -1.0 / rate[top]
+            level[r] = within[i] - level[i]
+    duals, fees, step = np.zeros(rows), np.zeros(n), np.zeros(rows)
+    prices = duals[:n]
     best, choice = np.zeros(capacity + 1), np.zeros((n, capacity + 1), np.int32)
-    column = np.zeros(n)
+    column = np.zeros(rows)
     states = 1
     for size in layout:
         states *= size + 1
@@ -136,38 +149,43 @@ def config_lp(members, share, options, layout, work):
     for i in range(n):
         num_options += options.last[members[i]] - options.first[members[i]]
     for _ in range(60 * n + 200):
-        work[0] += 3 * n * n + capacity * num_options
-        for i in range(n):
+        work[0] += 3 * rows * rows + capacity * num_options
+        for i in range(rows):
             total = 0.0
-            for b in range(n):
-                if surplus[b] < 0:
+            for b in range(rows):
+                if slack[b] < 0:
                     total += inverse[b, i]
-            prices[i] = total
-        lowest = 0
+            duals[i] = total
+        enters, least = -1, -1e-9
         for i in range(n):
-            if prices[i] < prices[lowest]:
-                lowest = i
-        if prices[lowest] < -1e-9:
-            enters = lowest
+            if duals[i] < least:
+                enters, least = i, duals[i]
+            if limit[i] >= 0:
+                fees[i] = max(0.0, -duals[limit[i]])
+                if -duals[limit[i]] < least:
+                    enters, least = limit[i], -duals[limit[i]]
+        column[:] = 0.0
+        if enters >= 0:
             config[:] = -1
-            column[:] = 0.0
-            column[lowest] = -1.0
+            column[enters] = -1.0 if enters < n else 1.0
         else:
-            enters = -1
-            worth = price(members, prices, options, capacity, best, choice, config)
+            worth = price(members, prices, fees, options, capacity, best, choice, config)
             if worth > 1.0 + 1e-7 and layout.size > 1 and not fits(config, options, layout):
-                worth = repair(config, members, prices, options, layout)
+                worth = repair(config, members, prices, fees, options, layout)
                 if worth <= 1.0 + 1e-7 and can_be_exact:
                     work[0] += (states * num_options * layout.size) << layout.size
-                    worth = price_exactly(members, prices, options, layout, config)
+                    worth = price_exactly(members, prices, fees, options, layout, config)
             if worth <= 1.0 + 1e-7:
                 break
             for i in range(n):
-                column[i] = rate[config[i]] if config[i] >= 0 else 0.0
+                if config[i] >= 0:
+                    column[i] = rate[config[i]]
+                    if limit[i] >= 0:
+                        column[limit[i]] = 1.0
         leaves, least = -1, 1e300
-        for b in range(n):
+        for b in range(rows):
             total = 0.0
-            for i in range(n):
+            for i in range(rows):
                 total += inverse[b, i] * column[i]
             step[b] = total
             if total > 1e-10:
@@ -177,25 +195,25 @@ def config_lp(members, share, options, layout, work):
         if leaves < 0:
             break
         pivot = step[leaves]
-        for i in range(n):
+        for i in range(rows):
             inverse[leaves, i] /= pivot
         level[leaves] /= pivot
-        for b in range(n):
+        for b in range(rows):
             if b != leaves and step[b] != 0.0:
-                for i in range(n):
+                for i in range(rows):
                     inverse[b, i] -= step[b] * inverse[leaves, i]
                 level[b] -= step[b] * level[leaves]
                 if level[b] < 0.0:
                     level[b] = 0.0
-        surplus[leaves] = enters
+        slack[leaves] = enters
         basis[leaves, :] = config
-    configs, times = np.full((n, n), -1, np.int32), np.zeros(n)
+    configs, times = np.full((rows, n), -1, np.int32), np.zeros(rows)
     num, total = 0, 0.0
-    for b in range(n):
-        if surplus[b] < 0:
+    for b in range(rows):
+        if slack[b] < 0:
             total += level[b]
             if level[b] > 1e-9:
                 configs[num] = basis[b]
                 times[num] = level[b]
                 num += 1
-    return total, configs[:num].copy(), times[:num].copy(), prices
+    return total, configs[:num].copy(), times[:num].copy(), prices.copy()

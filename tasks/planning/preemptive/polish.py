@@ -126,8 +126,8 @@ def neighbour(now, trial, num, move, members, options, layout, most):
 
 
 @kernel
-def polish(configs, prices, members, options, layout, rules, budget, shakes, work):
-    """Orders configurations into a sequence with few switches by local search; each trial solves for its exact times.
+def polish(begin, members, options, layout, rules, budget, shakes, work):
+    """Improves a sequence of configurations by local search, for few switches; each trial solves for its exact times.
 
     Returns (score, time, sequence, times).
 
@@ -137,7 +137,6 @@ def polish(configs, prices, members, options, layout, rules, budget, shakes, wor
     """
     if shakes > 0:
         np.random.seed(shakes)
-    begin = in_order(configs, options.rate, prices, members)
     n, rows = begin.shape[1], begin.shape[0]
     now, trial, starts = begin.copy(), begin.copy(), np.zeros((rows, n), np.bool_)
     times, others, worth, known = np.zeros(rows), np.zeros(rows), np.zeros(n), np.zeros(n)

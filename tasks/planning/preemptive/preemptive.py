@@ -6,9 +6,8 @@ devices, and accounts for the cost of each switch. Between groups, annealing mov
 such plans. The global pattern LP remains the bound for the whole plan.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 
@@ -17,29 +16,32 @@ from ringmaster.tasks.planning.bounds.certificates import MAX_STATES, num_states
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.kernels.tables import NEVER, Ints, NodeGroups, Tables
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
+from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.preemptive.assignment import Assignment, GroupArrays, assign, plan_group
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.preemptive.grouping import groupings_of, longest_first
+from ringmaster.tasks.planning.preemptive.parts import split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.realise import realise
 from ringmaster.tasks.planning.preemptive.sequences import Parts, Rules, of_group, runs
+from ringmaster.tasks.planning.preemptive.splitting import Division, divided
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan
-# Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, and trials. The
-# first stage uses the values of configuration LPs alone, which is a hundred times as fast as with polishing.
-STAGES = ((0.0, 1000.0, 2e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
-STAGES_OF_MANY = ((0.0, 1000.0, 2e-3, 1.0), (1.0, 1000.0, 8e-4, 0.5))  # where LPs predict less: many jobs per group
+# Stages of annealing between groups: depth of polishing, sharpness, initial temperature for 4 groups, trials, and the
+# largest share of the work that is left. The first stage uses the values of configuration LPs alone, which is a hundred
+# times as fast as with polishing. Where there are many jobs per node, it suffices: their plans are hardly longer.
+STAGES = ((0.0, 1000.0, 2e-3, 3.0, 0.5), (1.0, 1000.0, 2e-4, 0.15, 0.8))
+STAGES_OF_MANY = ((0.0, 3000.0, 1e-4, 1.0, 0.5),)
+STAGES_OF_WIDE = ((0.0, 1000.0, 2e-3, 1.0, 0.5), (1.0, 1000.0, 8e-4, 0.5, 0.8))  # the same, groups of several nodes
 MANY = 10
-STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
+STAGES_OF_TYPES = ((0.0, 1000.0, 1.5e-2, 10.0, 0.5), (1.0, 1000.0, 2e-4, 0.15, 0.8))
 AGAIN = 0.3  # share of these trials, and of the last local search's, where jobs run at time 0
-SHARES = (0.5, 0.8)  # of the work that is left, at most, for each stage; the rest is for the last local search
 STEP_S = 2.5e-9  # work of a step of the kernels' loops
 SLICE = 200  # trials of annealing between checks of the time limit, for ten members of a group or fewer
+ORDERS = 1_000  # in which the pieces of a group of one node are laid out
 TRIALS = 20_000  # trials of the last local search of each group, for ten members or fewer
 
-OTHER_TYPE = 1e3  # penalty, in units of the bound, on devices of a type that was not chosen for the job
-WRONG_TYPE = 0.3  # penalty, in units of the bound, on devices where a job costs twice as much
-MAX_JOBS_AS_ONE, MAX_NODES_AS_ONE = 20, 8
 MAX_PRICING = 12_000  # limit of states x jobs in the check of work prices: half a second
 
 
@@ -47,7 +49,6 @@ def plan_preemptive(
     problem: Problem,
     bound: Bound,
     *,
-    chosen: Mapping[str, int] | None = None,
     seed: int = 0,
     least_run_s: float | None = None,
     work: WorkBudget | None = None,
@@ -58,24 +59,73 @@ def plan_preemptive(
     Nodes are planned in groups that are as small as the widest gang allows. A small cluster is also planned as one
     group.
 
-    chosen: an option per job, whose device type assigns the job to groups at first.
     least_run_s: minimum run of a job that has several; None for five switch costs.
     work: limits the annealing between groups; None for no limit.
-    effort: factor of the usual number of trials of the last local search.
+    effort: factor of the usual number of layouts and trials of the last local search.
     """
     work = work or WorkBudget()
     tables = Tables.of(problem, bound, least_run_s=least_run_s)
     found: list[tuple[Segment, ...] | None] = []
-    for nodes in _groupings(problem):
+    groupings = groupings_of(problem)
+    for i, nodes in enumerate(groupings):
+        if found and work.is_over():
+            break
         groups = NodeGroups.of(tables, nodes)
-        parts = whole_jobs(tables, groups)
-        guess = _longest_first(tables, groups, parts, chosen)
-        if guess is not None and not (found and work.is_over()):
-            members = _annealed(tables, groups, parts, guess, seed, work)
-            found.append(_planned(tables, groups, parts, members, work, effort))
+        with work.part(1 / (len(groupings) - i)) as own:
+            found.append(_divided_plan(tables, groups, bound, seed, own, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
     plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
+
+
+def _divided_plan(
+    tables: Tables, groups: NodeGroups, bound: Bound, seed: int, work: WorkBudget, effort: float
+) -> tuple[Segment, ...] | None:
+    """Returns the segments of a plan with given groups; on several types of devices, some jobs change between them."""
+    parts = whole_jobs(tables, groups)
+    division = _division(tables, groups, parts, bound, work)
+    if division is None:
+        return _plan_of(tables, groups, parts, None, seed, work, effort)
+    divided, kinds = split_jobs(tables, parts, division)
+    found = _plan_of(tables, groups, divided, kinds, seed, work, effort)
+    if found is None:
+        return _plan_of(tables, groups, parts, kinds[: parts.job.size], seed, work, effort)
+    if not division.splits:
+        return found
+    # The windows of parts were given; together, parts and windows may fit better.
+    return retimed(tables.problem, found, least_s=tables.least_run_s) or retimed(tables.problem, found)
+
+
+def _division(tables: Tables, groups: NodeGroups, parts: Parts, bound: Bound, work: WorkBudget) -> Division | None:
+    problem = tables.problem
+    if len(problem.device_types) == 1:
+        return None
+    return divided(
+        problem,
+        bound,
+        costs=[float(cost) for cost in tables.cost.min(axis=0)],
+        most=[int((groups.kinds == kind).sum()) for kind in range(len(problem.device_types))],
+        homes={j: (int(g), int(groups.kinds[g])) for j, g in enumerate(parts.home) if g >= 0},
+        least_s=tables.least_run_s,
+        work=work,
+    )
+
+
+def _plan_of(
+    tables: Tables,
+    groups: NodeGroups,
+    parts: Parts,
+    kinds: Ints | None,
+    seed: int,
+    work: WorkBudget,
+    effort: float,
+) -> tuple[Segment, ...] | None:
+    """Returns the segments of a plan of the parts; None where a part fits no group."""
+    guess = longest_first(tables, groups, parts, kinds)
+    if guess is None:
+        return None
+    members = _annealed(tables, groups, parts, guess, seed, work)
+    return _planned(tables, groups, parts, members, work, effort)
 
 
 def _is_placed(segment: Segment, problem: Problem) -> bool:
@@ -98,20 +148,9 @@ def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
     tables = Tables.of(problem, bound)
     everything = np.arange(len(problem.jobs), dtype=np.int32)
     layout = np.array(sorted((node.num_devices for node in problem.nodes), reverse=True), np.int32)
-    *_, prices = config_lp(everything, np.ones(everything.size), tables.options_of(0), layout, np.zeros(1))
+    ones, never = np.ones(everything.size), np.full(everything.size, NEVER)
+    *_, prices = config_lp(everything, ones, never, tables.options_of(0), layout, np.zeros(1))
     return Certificate(work_prices={job.id: max(0.0, float(p)) for job, p in zip(problem.jobs, prices, strict=True)})
-
-
-def _groupings(problem: Problem) -> list[list[list[int]]]:
-    """Returns divisions of the nodes: groups just wide enough for any gang, and one group where it is affordable."""
-    narrow = _grouped(problem)
-    if (
-        len(problem.device_types) == 1 < len(narrow)
-        and len(problem.nodes) <= MAX_NODES_AS_ONE
-        and len(problem.jobs) <= MAX_JOBS_AS_ONE
-    ):
-        return [narrow, [list(range(len(problem.nodes)))]]
-    return [narrow]
 
 
 def _planned(
@@ -129,114 +168,12 @@ def _planned(
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
 
 
-def whole_jobs(tables: Tables, groups: NodeGroups) -> Parts:
-    """Returns every job in one part, with the option and nodes on which it runs at time 0."""
-    jobs = tables.problem.jobs
-    num, width = len(jobs), groups.layouts.shape[1]
-    held, home = np.full((2, num), -1, np.int32)
-    at, pinned = np.zeros((num, width), np.bool_), np.zeros(num)
-    place = {tables.problem.nodes[n].id: (g, v) for g, nodes in enumerate(groups.nodes) for v, n in enumerate(nodes)}
-    for j, job in enumerate(jobs):
-        if job.running is None:
-            continue
-        on = [place[node] for node, _ in job.running.devices]
-        if len({g for g, _ in on}) > 1:
-            continue
-        home[j] = on[0][0]
-        held[j] = tables.option(int(groups.kinds[home[j]]), j, job.running.option)
-        at[j, [v for _, v in on]] = True
-        pinned[j] = job.running.pinned_until_s / tables.unit_s
-    return Parts(
-        job=np.arange(num, dtype=np.int32),
-        share=np.ones(num),
-        release=np.zeros(num),
-        due=np.full(num, NEVER),
-        moved=np.array([job.started for job in jobs], np.bool_),
-        held=held,
-        home=home,
-        at=at,
-        pinned=pinned,
-    )
-
-
-def _grouped(problem: Problem) -> list[list[int]]:
-    """Returns groups of nodes of one type, as small as the widest gang allows, with similar sizes together.
-
-    The nodes of a running gang stay in one group.
-    """
-    span = max(option.num_nodes for job in problem.jobs for option in job.options)
-    tied = _tied(problem)
-    grouped = []
-    for kind in problem.device_types:
-        of_kind = [v for v, node in enumerate(problem.nodes) if node.device_type == kind]
-        of_kind.sort(key=lambda v: (-problem.nodes[v].num_devices, v))
-        num_groups = max(1, len(of_kind) // span)
-        ends = [g * len(of_kind) // num_groups for g in range(num_groups + 1)]
-        chunks = [set(of_kind[a:b]) for a, b in pairwise(ends)]
-        for together in tied:
-            touched = [chunk for chunk in chunks if chunk & together]
-            if len(touched) > 1:
-                chunks = [chunk for chunk in chunks if not chunk & together] + [set().union(*touched)]
-        grouped += sorted(sorted(chunk) for chunk in chunks) if tied else [sorted(chunk) for chunk in chunks]
-    return grouped
-
-
 def _with_liking(tables: Tables, parts: Parts) -> OptionTable:
     """Returns the options, with a higher rate for those that are running, by the switch that continuing saves."""
     rules, options = _rules(tables), tables.options
     liked, held = options.rate.copy(), parts.held[parts.held >= 0]
     liked[held] *= 1.0 + (rules.switch + rules.per_switch) * liked[held]
     return options._replace(liked=liked)
-
-
-def _tied(problem: Problem) -> list[set[int]]:
-    """Returns the indices of the nodes of each running gang over several nodes."""
-    place = {node.id: v for v, node in enumerate(problem.nodes)}
-    gangs = [job.running.devices for job in problem.jobs if job.running]
-    return [{place[node] for node, _ in devices} for devices in gangs if len(devices) > 1]
-
-
-def _longest_first(
-    tables: Tables, groups: NodeGroups, parts: Parts, chosen: Mapping[str, int] | None
-) -> list[list[int]] | None:
-    """Assigns jobs to groups, the most costly first, each where it ends first at the certificate's prices.
-
-    Running jobs come before all others, and stay in their group. The options in `chosen` determine which device type a
-    job is for. Returns None where a job fits no group.
-    """
-    num_groups = len(groups.nodes)
-    members: list[list[int]] = [[] for _ in range(num_groups)]
-    load, own = np.zeros(num_groups), np.zeros(num_groups)
-    able = np.array([[_fits(tables, groups, g, j) for j in range(tables.own.size)] for g in range(num_groups)])
-    for j in np.lexsort((-tables.cost.min(axis=0), parts.home < 0)):
-        ends = (load + tables.cost[groups.kinds, j]) / (groups.worth + own + tables.own[j])
-        # At the prices, a job belongs where it costs least; elsewhere, `ends` underestimates its time.
-        ends += WRONG_TYPE * (tables.cost[groups.kinds, j] / tables.cost[:, j].min() - 1.0)
-        ends[~able[:, j]] = np.inf
-        ends += np.where(groups.kinds == _kind_of(tables, j, chosen), 0.0, OTHER_TYPE) if chosen else 0.0
-        g = int(parts.home[j]) if parts.home[j] >= 0 else int(np.argmin(ends))
-        if not np.isfinite(ends[g]):
-            return None
-        members[g].append(int(j))
-        load[g] += tables.cost[groups.kinds[g], j]
-        own[g] += tables.own[j]
-    return members
-
-
-def _kind_of(tables: Tables, job: int, chosen: Mapping[str, int]) -> int:
-    """Returns the kind of nodes that a job's chosen option requires, or -1 for any."""
-    problem = tables.problem
-    wanted = problem.jobs[job].options[chosen[problem.jobs[job].id]].device_type
-    return problem.device_types.index(wanted) if wanted else -1
-
-
-def _fits(tables: Tables, groups: NodeGroups, group: int, job: int) -> bool:
-    """Whether some option of the job fits the group's nodes."""
-    kind, layout = groups.kinds[group], groups.layout(group)
-    return any(
-        (layout >= tables.slot[o]).sum() >= tables.spread[o]
-        for o in range(tables.first[kind, job], tables.last[kind, job])
-    )
 
 
 def _annealed(
@@ -248,15 +185,13 @@ def _annealed(
     work: WorkBudget,
 ) -> list[Ints]:
     """Returns jobs by group after annealing: the better of two searches with different seeds, which run in parallel."""
-    num_groups, num_jobs = len(members), tables.own.size
+    num_groups, num_jobs = len(members), parts.job.size
     if num_groups == 1:
         return [np.array(members[0], np.int32)]
     width = min(num_jobs, max(map(len, members)) + 8)
     per_group = num_jobs / num_groups
     budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000) * min(3.0, 1.0 + num_groups / 32))
-    stages = (
-        STAGES_OF_TYPES if len(tables.problem.device_types) > 1 else STAGES if per_group <= MANY else STAGES_OF_MANY
-    )
+    stages = _stages(tables, groups, per_group)
     sites, options = _sites(tables, groups), _with_liking(tables, parts)
     budget = int(budget * _again(parts))
     cooler = min(1.0, max(0.25, 4 / num_groups))
@@ -266,7 +201,7 @@ def _annealed(
         now = Assignment(np.zeros((num_groups, width), np.int32), np.zeros(num_groups, np.int32), np.zeros(num_groups))
         for g, jobs in enumerate(members):
             now.members[g, : len(jobs)], now.counts[g] = jobs, len(jobs)
-        for (depth, sharpness, heat, times), share in zip(stages, SHARES, strict=True):
+        for depth, sharpness, heat, times, share in stages:
             trials = int(times * budget)
             best = Assignment(*(array.copy() for array in now))
             clock, is_done, begins = np.zeros(2, np.int64), False, own_seed
@@ -284,6 +219,15 @@ def _annealed(
     with ThreadPoolExecutor(CORES) as pool, work.parallel(2) as works:
         found = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
     return [found.members[g, : found.counts[g]].copy() for g in range(num_groups)]
+
+
+def _stages(tables: Tables, groups: NodeGroups, per_group: float) -> tuple[tuple[float, ...], ...]:
+    """Returns the stages of annealing between groups of so many jobs each."""
+    if len(tables.problem.device_types) > 1:
+        return STAGES_OF_TYPES
+    if per_group <= MANY:
+        return STAGES
+    return STAGES_OF_MANY if groups.layouts.shape[1] == 1 else STAGES_OF_WIDE
 
 
 def _again(parts: Parts) -> float:
@@ -314,7 +258,17 @@ def _group_segments(
     trials = max(1, int(effort * np.clip(TRIALS * per_group * _again(parts), 500, TRIALS)))
     sites, steps = _sites(tables, groups), np.zeros(1)
     score, _, sequence, times, _ = plan_group(
-        members, group, parts, sites, _with_liking(tables, parts), _rules(tables), trials, 1_000, INFEASIBLE, steps
+        members,
+        group,
+        parts,
+        sites,
+        _with_liking(tables, parts),
+        _rules(tables),
+        trials,
+        1_000,
+        ORDERS,
+        INFEASIBLE,
+        steps,
     )
     work.charge(STEP_S * steps[0])
     if score >= INFEASIBLE:

@@ -20,6 +20,7 @@ from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE
 class Parts(NamedTuple):
     """Shares of jobs, each done by one group: share[p] of job[p], between release[p] and due[p].
 
+    within: the most time that the part may run, where its window is not the whole plan; NEVER otherwise.
     moved: the part pays a switch at its start, unless it continues under option held[p].
     held: the option under which the part runs at time 0; -1 if it does not run.
     home, at: the group in which it runs, on the nodes v with at[p, v].
@@ -30,6 +31,7 @@ class Parts(NamedTuple):
     share: Any
     release: Any
     due: Any
+    within: Any
     moved: Any
     held: Any
     home: Any
@@ -59,8 +61,8 @@ def of_group(parts, chosen, group, width):
             held[i] = -1
     at = np.ascontiguousarray(parts.at[chosen][:, :width])  # another memory layout would compile all kernels again
     return Parts(
-        parts.job[chosen], parts.share[chosen], parts.release[chosen], parts.due[chosen], parts.moved[chosen],
-        held, parts.home[chosen], at, parts.pinned[chosen],
+        parts.job[chosen], parts.share[chosen], parts.release[chosen], parts.due[chosen], parts.within[chosen],
+        parts.moved[chosen], held, parts.home[chosen], at, parts.pinned[chosen],
     )  # fmt: skip
 
 
@@ -277,7 +279,18 @@ def settle(sequence, num, members, options, layout, rules, starts, times, worth,
             if sequence[k, i] >= 0:
                 length += times[k]
         short += int(many > 0 and length < rules.least_run)
-        if many + int(goes_on) > 1 or members.due[i] < INFEASIBLE:
+        if many + int(goes_on) > 1 or members.share[i] < 1.0:
             score += 0.01 * short
         score += rules.per_switch * max(0, many - 1 + int(members.moved[i]))
     return score, total, num
+
+
+@kernel
+def score_of(sequence, members, options, layout, rules, work):
+    """Returns the score of a sequence, which stays as it is (`settle`)."""
+    trial, (rows, n) = sequence.copy(), sequence.shape
+    starts, times, worth = np.zeros((rows, n), np.bool_), np.zeros(rows), np.zeros(n)
+    score, _, _ = settle(
+        trial, rows, members, options, layout, rules, starts, times, worth, np.zeros(n), INFEASIBLE, work
+    )
+    return score

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.charts.drawing import counted, seconds_text
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.parts import ProblemError
@@ -49,7 +49,9 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     costs = [
         cost for cost in costliest(what_if, MOST_JOBS, anew=anew) if cost.gain.most_s >= LEAST_COST * plan.makespan_s
     ]
-    return lines + [f"{cost_text(cost)}: so much earlier would the last job end without it." for cost in costs]
+    return lines + [
+        f"Without {_job_and_waiting(cost)} the last job would end {_between(cost.gain)} earlier." for cost in costs
+    ]
 
 
 def change_text(gain: Gain, *, device: str = "") -> str:
@@ -58,7 +60,7 @@ def change_text(gain: Gain, *, device: str = "") -> str:
         case MoreDevices(num_devices=num, device_type=kind):
             return f"{_more(num, 'device')}{_kind(kind, device)} on {gain.on}"
         case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
-            return f"{_more(num_nodes, 'node')} of {_plural(num, 'device')}{_kind(kind, device)}"
+            return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind, device)}"
         case Without(jobs=jobs):
             return f"{', '.join(jobs)} left out"
 
@@ -97,7 +99,7 @@ def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
     if answer.unit is None:
         return
     if answer.too_few:
-        yield f"With {_more_of(answer.unit, answer.too_few)} it is certainly impossible."
+        yield f"Even with {_more_of(answer.unit, answer.too_few)} it is certainly impossible."
     if answer.enough is not None:
         yield f"With {_more_of(answer.unit, answer.enough)} it is certainly possible: there is a plan."
     else:
@@ -113,7 +115,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
         names = price.node.id if price.num_nodes == 1 else f"like {price.node.id}"
         left = "" if until is None else f", which go away after {seconds_text(until)},"
         yield (
-            f"{price.share:.0%} of the bound is due to {nodes} {names} ({_plural(price.node.num_devices, 'device')}"
+            f"{price.share:.0%} of the bound is due to {nodes} {names} ({counted(price.node.num_devices, 'device')}"
             f"{kind}){left}: one more device there gains at most {seconds_text(price.one_more_s)}."
         )
     for job, share in explanation.own_time:
@@ -123,13 +125,15 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
 
 def cost_text(cost: JobCost) -> str:
     """Returns what a job costs, with the jobs that wait for it."""
+    return f"{_job_and_waiting(cost)} costs {_between(cost.gain)}"
+
+
+def _job_and_waiting(cost: JobCost) -> str:
     assert isinstance(cost.gain.change, Without)
     waiting = cost.gain.change.jobs[1:]
-    beside = f", with {_listed(waiting)} that waits for it" if len(waiting) == 1 else ""
-    beside = f", with {_listed(waiting)} that wait for it" if len(waiting) > 1 else beside
-    if cost.gain.least_s <= 0:
-        return f"{cost.job}{beside} costs at most {seconds_text(cost.gain.most_s)}"
-    return f"{cost.job}{beside} costs {_between(cost.gain)}"
+    if not waiting:
+        return cost.job
+    return f"{cost.job}, with {_listed(waiting)} that {'waits' if len(waiting) == 1 else 'wait'} for it"
 
 
 def _between(gain: Gain) -> str:
@@ -147,7 +151,7 @@ def _more_of(unit: MoreDevices | MoreNodes, count: int) -> str:
         case MoreDevices(num_devices=num, device_type=kind):
             return _more(num, "device") + _kind(kind)
         case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
-            return f"{_more(num_nodes, 'node')} of {_plural(num, 'device')}{_kind(kind)}"
+            return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind)}"
 
 
 def _kind(device_type: str, device: str = "") -> str:
@@ -158,10 +162,6 @@ def _kind(device_type: str, device: str = "") -> str:
 
 def _more(number: int, what: str) -> str:
     return f"one more {what}" if number == 1 else f"{number} more {what}s"
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:

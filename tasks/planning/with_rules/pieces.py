@@ -78,7 +78,6 @@ class PieceSearch:
         seed: int,
         is_over: Callable[[], bool],
         placements: int = PLACEMENTS,
-        heats: tuple[float, float] = HEATS,
     ) -> list[tuple[Segment, ...]]:
         """Returns the plans of two searches that start from a plan and run in parallel.
 
@@ -86,21 +85,20 @@ class PieceSearch:
 
         least_s: minimum length of a segment of a job that has several.
         enough: the objective at which a search stops, in units.
-        heats: the initial temperatures, as shares of the objective.
         """
 
         def search(index: int) -> tuple[Segment, ...] | None:
             prices = self.coefficients.prices if index == 0 else None
             rules = self._rules(least_s, preemptive, cheaply=bool(prices))
             own_seed = 4 * seed + 2 * preemptive + index
-            found = self._annealed(self._list_of(start), rules, heats[index], placements, enough, own_seed, is_over)
+            found = self._annealed(self._list_of(start), rules, HEATS[index], placements, enough, own_seed, is_over)
             try:
                 return schedule_pieces(self.problem, self._pieces_of(found), prices=prices)
             except NoRoomError:
                 return None
 
         with ThreadPoolExecutor(2) as pool:
-            return [plan for plan in pool.map(search, range(len(heats))) if plan is not None]
+            return [plan for plan in pool.map(search, range(len(HEATS))) if plan is not None]
 
     def _annealed(
         self,

@@ -48,6 +48,7 @@ from ringmaster.tasks.pool.controller.node_scaler import NodeScaler
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
+from ringmaster.tasks.pool.requests import Request
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
@@ -176,17 +177,18 @@ class PoolController:
         """Checks nodes, batches and requests for changes, and acts on them."""
         self._look_at_nodes()
         self._look_at_batches()
-        self._answer_requests()
-        self._request_handler.read_loans(self._known_nodes.there)
+        standing = self._request_handler.standing()
+        self._answer_requests(self._request_handler.about_batches(standing))
+        self._request_handler.take_loans(standing, there=self._known_nodes.there)
         self._request_handler.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
             self._end_batch(batch)
         self._tidy_up()
         self._is_due.set()
 
-    def _answer_requests(self) -> None:
-        """Answers the open requests, after the executor has heard the events that their senders may have read."""
-        if asked := self._request_handler.asked():
+    def _answer_requests(self, asked: Sequence[Request]) -> None:
+        """Answers requests, after the executor has heard the events that their senders may have read."""
+        if asked:
             self._engine.catch_up()
             self._executor.call(partial(self._request_handler.answer, asked))
 

@@ -94,9 +94,13 @@ class RequestHandler:
 
     # -- requests about batches --------------------------------------------------------------------------------------
 
-    def asked(self) -> Sequence[Request]:
-        """Returns the open requests about batches, oldest first."""
-        return self._requests.open(*self._acts)
+    def standing(self) -> Sequence[Request]:
+        """Returns the requests that are open or granted, oldest first."""
+        return self._requests.standing()
+
+    def about_batches(self, standing: Sequence[Request]) -> Sequence[Request]:
+        """Returns the open requests about batches."""
+        return [each for each in standing if each.kind in self._acts and each.status == RequestStatus.OPEN]
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Carries out and answers requests about batches."""
@@ -212,13 +216,11 @@ class RequestHandler:
 
     # -- requests for idle devices -----------------------------------------------------------------------------------
 
-    def read_loans(self, there: Mapping[str, EngineNode]) -> None:
-        """Reads the requests for devices, open and granted; ends those whose node is gone or that are not renewed."""
+    def take_loans(self, standing: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
+        """Takes in the requests for devices; ends those whose node is gone or that are not renewed."""
         loans = {}
-        asked = [
-            *self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED),
-            *self._requests.open(RequestKind.LEND),
-        ]
+        lend = [each for each in standing if each.kind == RequestKind.LEND]
+        asked = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
         silent = self._silences.among(asked)
         for request in asked:
             node, is_open = request.content.get("node", ""), request.status == RequestStatus.OPEN

@@ -134,11 +134,13 @@ class LeasesInMemory:
     def __init__(self):
         self._held = {}
 
-    def take(self, devices, *, holder):
-        if any(device in self._held for device in devices):
-            return False
-        self._held |= dict.fromkeys(devices, holder)
-        return True
+    def take_each(self, gangs, *, holder):
+        are_taken = []
+        for devices in gangs:
+            are_taken.append(self._held.keys().isdisjoint(devices))
+            if are_taken[-1]:
+                self._held |= dict.fromkeys(devices, holder)
+        return are_taken
 
     def give_back(self, devices):
         for device in devices:

@@ -170,7 +170,7 @@ def test_a_job_that_nothing_can_train_fails_before_the_start(tmp_path):
 def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
     bench = Bench(tmp_path, [job("a")])
     names = ["here:cpu:0", "here:cpu:1"]
-    bench.leases.take(names, holder="batch tonight")
+    bench.leases.take_each([names], holder="batch tonight")
     inbox, rounds = bench.executor._inbox, []
 
     def get(timeout=None):

@@ -80,9 +80,13 @@ class FragileJournal(Journal):
         self._write()
         return super().write_job(*args, **kwargs)
 
-    def start_segment(self, *args, **kwargs):
+    def change_jobs(self, *args, **kwargs):
         self._write()
-        return super().start_segment(*args, **kwargs)
+        return super().change_jobs(*args, **kwargs)
+
+    def start_segments(self, *args, **kwargs):
+        self._write()
+        return super().start_segments(*args, **kwargs)
 
     def end_segment(self, *args, **kwargs):
         self._write()

@@ -14,6 +14,7 @@ from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.batching_database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.reporter import STOP
@@ -111,7 +112,7 @@ class PoolBench:
 
     def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row, engine=None, elasticity=None):
         self.database, self.clock = database, clock
-        led = led or database
+        led = BatchingDatabase(led or database)
         self.plans = []
         self.engine = engine or PoolEngine(led, timeouts=Timeouts(), clock=clock)
         self.controller = PoolController(

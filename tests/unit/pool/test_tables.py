@@ -65,7 +65,9 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
     assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=NodeStatus.LEAVING)
     (node,) = nodes.all()
     assert (node.devices, node.beats, node.health, node.status) == (devices, 1, {"0": "ECC errors"}, NodeStatus.LEAVING)
-    nodes.register(NodeRecord(name="n", incarnation="two", address="10.0.0.1", devices=devices))
+    others = (*devices, Device(kind="cpu", index=1, name="cpu", memory_bytes=1, cores=(1,)))
+    nodes.register(NodeRecord(name="n", incarnation="two", address="10.0.0.1", devices=others))
+    assert [node.devices for node in nodes.all()] == [others]
     assert not nodes.beat("n", incarnation="one", health={})
     nodes.remove("n", incarnation="one")
     assert [node.incarnation for node in nodes.all()] == ["two"]

@@ -23,6 +23,7 @@ from typing import Any
 
 # Whatever might count as white space in some version of Unicode or of an engine; everything else is visible.
 BLANK = r"\s\x1c-\x1f\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff"
+_BLANK = re.compile(f"[{BLANK}]")
 # Characters that are searched for a cut at first; four times as many at each further attempt.
 FIRST_SEARCH = 256
 
@@ -33,15 +34,27 @@ class CutRule:
 
     before: these blanks.
     words: an expression whose matches, one after another, are all of a text; each may be encoded alone.
+    one_line_end: whether `ends_line` holds behind a single line end only, and not behind several.
     """
 
     before: str
     words: re.Pattern[str]
+    one_line_end: bool = False
     _cut: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Compiles what finds a cut."""
         object.__setattr__(self, "_cut", re.compile(rf"(?<=[^{BLANK}])[{self.before}]"))
+
+    def ends_line(self, text: str, place: int) -> bool:
+        """Returns whether a line end is before a place, and a visible character behind it: a cut there is exact.
+
+        No word goes on from a line end to a visible character. With the expression of GPT-2, white space before a
+        visible character is two words, the last character alone, and at the end of a text one.
+        """
+        if place < 1 or text[place - 1] != "\n" or _BLANK.match(text, place) or place == len(text):
+            return False
+        return not (self.one_line_end and place > 1 and _BLANK.match(text, place - 2))
 
     def last_cut(self, text: str) -> int:
         """Returns the last place where `text` may be cut, 0 if there is none."""
@@ -71,7 +84,7 @@ def _words_of_gpt2() -> str:
     return "|".join(("'(?:[stmd]|re|ve|ll)", *ascii_words, spaces, _between_cuts(r" \n\t")))
 
 
-GPT2 = CutRule(before=r" \n\t", words=re.compile(_words_of_gpt2()))
+GPT2 = CutRule(before=r" \n\t", words=re.compile(_words_of_gpt2()), one_line_end=True)
 SPACES = CutRule(before=" ", words=re.compile(_between_cuts(" ")))
 
 _NUMBERS = (r"\p{N}", r"\p{N}{1,3}")

@@ -15,6 +15,7 @@ from ringmaster.techniques.runtime.data.file_cache.parts import KnownFile, known
 from ringmaster.techniques.runtime.data.file_cache.row_facts import RowFacts
 from ringmaster.techniques.runtime.data.file_rows import DataFile, held_out_files, main_files
 from ringmaster.techniques.runtime.data.manifest import Manifest, ManifestBuilder
+from ringmaster.techniques.runtime.data.rows import FaultyRows, RowFault
 from ringmaster.techniques.runtime.data.windows import DAY_S, moment
 
 
@@ -46,14 +47,26 @@ def chosen_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list[C
     """Returns the files of a spec, in order, with the rows that are read.
 
     read: returns what is kept of a file; called with the file, and whether a window chooses among its rows.
+
+    Raises FaultyRows with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
     """
+    faults: list[RowFault] = []
 
     def known(files: Sequence[DataFile]) -> Iterator[KnownFile]:
         for file in files:
             yield from known_files(file, format=spec.format)
 
-    main = [read(each, bool(spec.window)) for each in known(main_files(spec))]
-    others = [read(each, False) for each in known(held_out_files(spec))]
+    def kept_of(files: Sequence[DataFile], *, is_windowed: bool) -> list[K]:
+        try:
+            return [read(each, is_windowed) for each in known(files)]
+        except FaultyRows as error:
+            faults.extend(error.faults)
+            return []
+
+    main = kept_of(main_files(spec), is_windowed=bool(spec.window))
+    others = kept_of(held_out_files(spec), is_windowed=False)
+    if faults:
+        raise FaultyRows(faults)
     wanted = [*_in_window([each.facts for each in main], spec), *(np.ones(len(each.facts), bool) for each in others)]
     return [
         ChosenFile(kept=kept, wanted=rows, held_out=kept.facts.are_held_out(kept.file, spec))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringmaster.techniques.runtime.data.arrays import Array
+from ringmaster.techniques.runtime.data.rows import DataFault
 
 MAX_CLASSES = 10_000
 
@@ -72,9 +73,9 @@ class FoundClasses(ClassLabels):
 
 
 def check_number(num_classes: int, *, column: str) -> None:
-    """Raises ValueError where there are more than MAX_CLASSES."""
+    """Raises DataFault where there are more than MAX_CLASSES."""
     if num_classes > MAX_CLASSES:
-        raise ValueError(
+        raise DataFault(
             f"column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another label_column, or "
             "set data.kind to text-regression"
         )

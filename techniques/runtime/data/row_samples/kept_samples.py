@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,14 @@ from ringmaster.techniques.runtime.data.row_samples.class_labels import (
 from ringmaster.techniques.runtime.data.row_samples.ragged import ENDS, VALUES, Ragged, RaggedWriter
 from ringmaster.techniques.runtime.data.row_samples.row_kind import SampleContext
 from ringmaster.techniques.runtime.data.row_samples.sample_arrays import LABELS, ArrayWriter, SampleArrays
-from ringmaster.techniques.runtime.data.row_samples.sample_blocks import BlockMaker, SampleBlock, SampleFault
+from ringmaster.techniques.runtime.data.row_samples.sample_blocks import (
+    BlockMaker,
+    SampleBlock,
+    SampleFault,
+    sample_fault,
+)
 from ringmaster.techniques.runtime.data.row_samples.written_rows import PreparedRows
+from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, FaultyRows, RowFault
 
 # What chooses files and rows, and what batches are made of. The tokenizer is known by its content.
 NOT_OF_SAMPLES = frozenset(
@@ -91,10 +98,7 @@ def write_kept(prepared: PreparedRows, *, cache_dir: Path) -> PreparedData:
     context = prepared.context(lambda: iter(()))
     store = FileStore(cache_dir, settings=_settings(prepared))
     files = chosen_files(prepared.spec, _SampleReader(store, prepared, context).read)
-    for each in files:
-        for fault in each.kept.faults:
-            if each.wanted[fault.place]:
-                raise fault.error(each.kept.file.path)
+    _check_rows(files)
     is_found = prepared.label_column is not None and not prepared.spec.labels
     if prepared.label_column is not None:
         labels = _found_in(files, prepared) if is_found else ClassLabels(prepared.spec.labels)
@@ -110,6 +114,15 @@ def write_kept(prepared: PreparedRows, *, cache_dir: Path) -> PreparedData:
         manifest_of(files).write(prepared.folder)
     store.remove_unused()
     return prepared.description(context, writer.counts)
+
+
+def _check_rows(files: Sequence[ChosenFile[FileSamples]]) -> None:
+    """Raises FaultyRows, with the first few, where no sample can be made of rows that are wanted."""
+    wrong = [
+        fault.of_file(each.kept.file.path) for each in files for fault in each.kept.faults if each.wanted[fault.place]
+    ]
+    if wrong:
+        raise FaultyRows(wrong[:MAX_FAULTS])
 
 
 class _SampleReader:
@@ -201,14 +214,19 @@ def _found_in(files: Sequence[ChosenFile[FileSamples]], prepared: PreparedRows) 
         else:
             held_out.append((each.kept.file, of_file))
     labels = prepared.labels(names, has_rows=any(each.wanted.any() for each in defining))
-    for file, of_file in held_out:
-        if not of_file <= set(labels.names):
-            _refuse_unknown(file, prepared, labels)
+    unknown = (
+        fault
+        for file, of_file in held_out
+        if not of_file <= set(labels.names)
+        for fault in _unknown_labels(file, prepared, labels)
+    )
+    if faults := list(islice(unknown, MAX_FAULTS)):
+        raise FaultyRows(faults)
     return labels
 
 
-def _refuse_unknown(file: DataFile, prepared: PreparedRows, labels: ClassLabels) -> None:
-    """Raises ValueError, with the row, on the first class of a file that is none of `labels`."""
+def _unknown_labels(file: DataFile, prepared: PreparedRows, labels: ClassLabels) -> Iterator[RowFault]:
+    """Yields the rows of a file with a class that is none of `labels`."""
     kind, spec, column = prepared.kind, prepared.spec, prepared.label_column
     assert column is not None
     reading = Reading(columns=prepared.columns.names, content=prepared.columns.content)
@@ -217,7 +235,7 @@ def _refuse_unknown(file: DataFile, prepared: PreparedRows, labels: ClassLabels)
             for value in kind.classes(row.content[column]):
                 labels.number(value)
         except ValueError as error:
-            raise ValueError(f"{row.file}, row {row.number}: {error}") from error
+            yield sample_fault(row.file, row.number, str(error))
 
 
 def _final_numbers(kept: FileSamples, labels: ClassLabels) -> NDArray[np.int64]:

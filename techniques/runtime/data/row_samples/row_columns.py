@@ -28,8 +28,11 @@ class Columns:
         named: Mapping[str, str | None],
         optional: frozenset[str],
         there: Sequence[str],
+        where: str,
     ) -> Self:
         """Finds the column of each role: the named one, else the first of the usual ones that is there.
+
+        where: what messages call the data.
 
         Raises ValueError where a role that is not optional has no column, with all such roles.
         """
@@ -43,7 +46,7 @@ class Columns:
                 missing.append(f"{role}_column" if name is None else f"{role}_column {name!r}")
         if missing:
             raise ValueError(
-                f"there is no column for {', '.join(missing)}; the rows have "
+                f"{where} has no column for {', '.join(missing)}; its rows have "
                 f"{', '.join(sorted(there)) or 'no columns'}. "
                 f"To fix: set {missing[0].split()[0]} to one of them"
             )

@@ -71,6 +71,7 @@ class RowKind(StoredSource):
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
+        Otherwise it encodes something that contains the texts, so that their words are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     uncut: arrays of `padding` that are no tokens, and so have any length.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
@@ -154,7 +155,8 @@ class RowKind(StoredSource):
         """
         named = {role: self.column(spec, role) for role in self.roles}
         there = columns_of_files(spec, kind=self.name) if available is None else available
-        return Columns.find(self.roles, named=named, optional=self.optional, there=there)
+        where = spec.path or f"dataset {spec.dataset!r}"
+        return Columns.find(self.roles, named=named, optional=self.optional, there=there, where=where)
 
     def texts_to_encode(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterator[str]:
         """Yields the texts of a row; none of a wrong row, which `sample` refuses with its place."""

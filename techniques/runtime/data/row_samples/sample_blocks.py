@@ -23,8 +23,11 @@ from ringmaster.techniques.runtime.data.row_samples.sample_arrays import (
     SampleForm,
     with_mask,
 )
+from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
 
 ROWS_PER_CALL = 256
+# How many rows after the first one without a sample are searched for others.
+ROWS_AFTER_A_FAULT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +53,21 @@ class SampleFault:
     number: int
     what: str
 
-    def error(self, file: str) -> ValueError:
-        """Returns what is to be raised for it."""
-        return ValueError(f"{file}, row {self.number}: {self.what}")
+    def of_file(self, file: str) -> RowFault:
+        """Returns the fault as it is reported."""
+        return sample_fault(file, self.number, self.what)
+
+
+def sample_fault(file: str, number: int, what: str) -> RowFault:
+    """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
+    said, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
+    return RowFault(f"{file}, row {number}:", said, remedy or "check the row")
 
 
 class BlockMaker:
     """Makes the samples of rows.
 
-    faults: the wrong rows are added to it, and have no samples; None raises ValueError at the first one.
+    faults: the wrong rows are added to it, and have no samples; with None the first few of them raise `FaultyRows`.
     """
 
     def __init__(
@@ -73,14 +82,36 @@ class BlockMaker:
     ) -> None:
         self._kind, self._columns, self._context = kind, columns, context
         self._form, self._progress, self._faults = form, progress, faults
+        self._found: list[RowFault] = []  # where they are to be raised
         self._num_rows = 0
 
     def blocks(self, rows: Iterable[Row]) -> Iterator[tuple[list[Row], SampleBlock]]:
         """Yields some rows after another, with their samples."""
         left = iter(rows)
-        while chunk := list(islice(left, ROWS_PER_CALL)):
-            yield chunk, self._block(chunk)
+        while chunk := self._next(left):
+            block = self._block(chunk)
+            if self._found:
+                self._search(islice(left, ROWS_AFTER_A_FAULT))
+                raise FaultyRows(self._found[:MAX_FAULTS])
+            yield chunk, block
             self._num_rows += len(chunk)
+
+    def _next(self, rows: Iterator[Row]) -> list[Row]:
+        """The next rows. Where one of them cannot be read, faults of those before it are reported with it."""
+        chunk: list[Row] = []
+        try:
+            for row in islice(rows, ROWS_PER_CALL):
+                chunk.append(row)
+        except FaultyRows as error:
+            if chunk:
+                self._block(chunk)
+            raise FaultyRows([*self._found, *error.faults][:MAX_FAULTS]) from error
+        return chunk
+
+    def _search(self, rows: Iterator[Row]) -> None:
+        """Finds further faults in the rows after the first one."""
+        while len(self._found) < MAX_FAULTS and (chunk := self._next(rows)):
+            self._block(chunk)
 
     def _block(self, rows: Sequence[Row]) -> SampleBlock:
         by_role = [self._columns.by_role(row.content) for row in rows]
@@ -95,8 +126,10 @@ class BlockMaker:
                 if found is not None and self._kind.label_role is not None:
                     classes[place] = found.add(values[self._kind.label_role])
                 sample = self._sample(values)
+            except DataFault:
+                raise
             except ValueError as error:
-                self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file, error)
+                self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file)
                 continue
             num_cut[place] = self._context.num_cut > num_cut_before
             if self._is_labelled(sample):
@@ -119,8 +152,12 @@ class BlockMaker:
             texts = [list(self._kind.texts_to_encode(row, spec=self._context.spec)) for row in by_role]
         for each in texts:
             self._progress.add(sum(map(len, each)), ends=True)
-        if self._kind.needs_tokenizer and self._kind.encodes_texts:
+        if not self._kind.needs_tokenizer:
+            return
+        if self._kind.encodes_texts:
             self._context.tokenizer.prefetch(text for each in texts for text in each)
+        else:
+            self._context.tokenizer.learn([text for each in texts for text in each])
 
     def _sample(self, values: Mapping[str, Any]) -> Sample:
         made = self._kind.sample(values, context=self._context)
@@ -132,7 +169,8 @@ class BlockMaker:
             return True
         return bool((sample[LABELS][..., : self._form.max_length] != IGNORED).any(-1).all())
 
-    def _refuse(self, fault: SampleFault, file: str, error: ValueError) -> None:
+    def _refuse(self, fault: SampleFault, file: str) -> None:
         if self._faults is None:
-            raise fault.error(file) from error
-        self._faults.append(fault)
+            self._found.append(fault.of_file(file))
+        else:
+            self._faults.append(fault)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.runtime.data.encoding.text_encoder import TextEncoder
+from ringmaster.techniques.runtime.data.row_samples.rendered import Ids, Marks, RenderedEncoder, Span
+from ringmaster.techniques.runtime.data.rows import DataFault
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -18,14 +20,6 @@ CHATML = (
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A part of a text: the characters from `first` up to `end`, without it."""
-
-    first: int
-    end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +41,7 @@ class RowTokenizer:
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._encoder = TextEncoder(self._tokenizer)
+        self._rendered_encoder = RenderedEncoder(self._tokenizer, self._encoder)
         self._known: dict[str, list[int]] = {}
         self.num_cut = 0  # how often `with_special` has cut a text or a pair
 
@@ -83,6 +78,11 @@ class RowTokenizer:
         encoded = self._encoded(wanted) if wanted else []
         self._known = dict(zip(wanted, encoded, strict=True))
 
+    def learn(self, texts: Sequence[str]) -> None:
+        """Prepares for conversations that contain these texts."""
+        if self._encoder.words is not None:
+            self._encoder.words.learn(texts)
+
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
         known = self._known.get(text)
@@ -109,8 +109,10 @@ class RowTokenizer:
         has_segments = "token_type_ids" in self._tokenizer.model_input_names
         return Marked(tokens=tokens, segments=segments if has_segments else None)
 
-    def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[list[int], list[bool]]:
+    def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[Ids, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
+
+        [tokens] each.
 
         The assistant's part of a turn begins after the generation prompt, and ends with the turn. It is found in the
         rendered text, so the tokens are those of the whole conversation.
@@ -119,18 +121,18 @@ class RowTokenizer:
         another way once others follow.
         """
         text = self._rendered(messages, tools=tools)
-        is_written = [False] * (len(text) + 1)  # of each character, and of tokens after the last one
-        for turn, message in enumerate(messages):
-            if message["role"] == "assistant":
-                span = self._span(messages, turn, text, tools)
-                is_written[span.first : span.end] = [True] * (span.end - span.first)
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return list(encoded["input_ids"]), [is_written[start] for start, _ in encoded["offset_mapping"]]
+        written = [
+            self._span(messages, turn, text, tools)
+            for turn, message in enumerate(messages)
+            if message["role"] == "assistant"
+        ]
+        return self._rendered_encoder(text, written)
 
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
         """Returns the tokens of a conversation up to where the assistant's answer begins."""
         text = self._rendered(messages, tools=tools, add_generation_prompt=True)
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
+        return tokens
 
     def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
         before = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
@@ -148,7 +150,7 @@ class RowTokenizer:
         from jinja2 import TemplateError
 
         if self._tokenizer.chat_template is None:
-            raise ValueError(
+            raise DataFault(
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )

@@ -26,9 +26,10 @@ from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
 from ringmaster.techniques.runtime.data.row_samples.row_kind import RowKind, SampleContext
 from ringmaster.techniques.runtime.data.row_samples.sample_arrays import SampleForm
-from ringmaster.techniques.runtime.data.row_samples.sample_blocks import BlockMaker
+from ringmaster.techniques.runtime.data.row_samples.sample_blocks import BlockMaker, sample_fault
 from ringmaster.techniques.runtime.data.row_samples.sample_writer import SampleCounts, SampleWriter
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer, give_padding_token
+from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
 
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
@@ -172,14 +173,21 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
     if prepared.spec.labels:
         return ClassLabels(prepared.spec.labels)
     found, has_rows = FoundClasses(column=column, classes=prepared.kind.classes), False
+    faults: list[RowFault] = []
     for row in rows:
         if row.held_out and prepared.has_separate_held_out:
             continue
         has_rows = True
         try:
             found.add(row.content[column])
+        except DataFault:
+            raise
         except ValueError as error:
-            raise ValueError(f"{row.file}, row {row.number}: {error}") from error
+            faults.append(sample_fault(row.file, row.number, str(error)))
+            if len(faults) == MAX_FAULTS:
+                break
+    if faults:
+        raise FaultyRows(faults)
     return prepared.labels(found.names, has_rows=has_rows)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
@@ -47,8 +49,7 @@ class Chat(RowSource):
             raise ValueError("no message is the assistant's, so there is nothing to learn. To fix: remove the row")
         tools = json.loads(row["tools"]) if isinstance(row["tools"], str) else row["tools"]
         tokens, written = context.tokenizer.chat(messages, tools=tools)
-        labels = [token if own else IGNORED for token, own in zip(tokens, written, strict=True)]
-        return {"input_ids": tokens, "labels": labels}
+        return {"input_ids": tokens, "labels": np.where(written, tokens, IGNORED)}
 
 
 def messages_of(value: Any) -> list[Message]:
@@ -99,7 +100,7 @@ def answered_chat(
     Raises ValueError where the chat template renders the prompt in another way once the answer follows.
     """
     before = context.tokenizer.prompt(prompt, tools=tools)
-    tokens, _ = context.tokenizer.chat([*prompt, *answer], tools=tools)
+    tokens = context.tokenizer.chat([*prompt, *answer], tools=tools)[0].tolist()
     if tokens[: len(before)] != before:
         raise ValueError(
             "the chat template renders the prompt in another way where an answer follows it. To fix: give a template "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PROCESSOR = "preprocessor_config.json"
+REMEDY = "To fix: replace the file, or remove it"
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval"})
 
 
@@ -177,11 +178,16 @@ def _image(value: Any, spec: DataSpec) -> Image:
         if not isinstance(value, str):
             raise ValueError(f"the image is {type(value).__name__}. To fix: give the path of its file")
         with opened(_path(value, spec)) as stream:
-            image = Image.open(stream)
-            image.load()
+            try:
+                image = Image.open(stream)
+                image.load()
+            except UnidentifiedImageError as error:
+                raise ValueError(f"{value} is no image that can be read. {REMEDY}") from error
+            except OSError as error:
+                raise ValueError(f"{value} cannot be read: {error}. {REMEDY}") from error
             return image
     except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"the image cannot be read: {error}. To fix: replace the file, or remove it") from error
+        raise ValueError(f"the image cannot be read: {error}. {REMEDY}") from error
 
 
 def _path(value: str, spec: DataSpec) -> str:

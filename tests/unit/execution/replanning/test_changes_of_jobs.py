@@ -203,7 +203,7 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
     )
     again.executor._plan_manager.cluster = two_nodes()
     for name in ("n1:cpu:0", "n2:cpu:0"):
-        again.leases.take([name], holder="test")
+        again.leases.take_each([[name]], holder="test")
     again.executor.job_table.refresh()
     for record in running:
         future = pool.gangs.adopt(record.id, on_event=partial(again.executor.said, record.id))

@@ -33,7 +33,7 @@ def test_how_many_more_devices_are_needed():
     assert answer.unit == MoreDevices(num_devices=1)
     said = list(deadline_lines(answer))
     assert said[1:] == [
-        "With 3 more devices it is certainly impossible.",
+        "Even with 3 more devices it is certainly impossible.",
         "With 4 more devices it is certainly possible: there is a plan.",
     ]
 

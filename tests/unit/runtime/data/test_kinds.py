@@ -426,7 +426,7 @@ def test_a_dataset_names_its_classes(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "row", "says"),
     [
-        ("text-classification", {"text": "a"}, "there is no column for label_column; the rows have text. To fix: set"),
+        ("text-classification", {"text": "a"}, "has no column for label_column; its rows have text. To fix: set"),
         ("text-classification", {"text": 3, "label": "a"}, "rows.jsonl, row 1: the text is int, not text"),
         ("text-classification", {"text": "", "label": "a"}, "row 1: the text is empty. To fix: add text, or remove"),
         ("text-classification", {"text": "a", "label": 0.5}, "row 1: label 0.5 .* set data.kind to text-regression"),
@@ -454,6 +454,49 @@ def test_a_dataset_names_its_classes(tmp_path):
 def test_wrong_rows_name_their_place(tmp_path, kind, row, says):
     with pytest.raises(ValueError, match=says):
         opened(tmp_path, kind, [row])
+
+
+def test_wrong_rows_of_a_file_are_reported_together(tmp_path, chat_tokenizer):
+    good, wrong = {"messages": conversation(1)}, {"messages": []}
+    rows = [good, wrong, {"messages": [{"role": "user", "content": "a"}]}, good, *[wrong] * 4]
+    said = refused(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    assert "row 2: messages are no list with a message; " in said
+    assert "row 3: no message is the assistant's, so there is nothing to learn; " in said
+    assert "row 7: messages" in said
+    assert "row 8" not in said
+    assert said.count("To fix: ") == 1
+    assert said.endswith("give [{role: user, content: ...}, ...]; remove the row")
+
+
+def test_a_row_that_cannot_be_read_is_reported_with_wrong_ones_before_it(tmp_path, bert_tokenizer):
+    rows = [*REVIEWS, {"text": ["a"], "label": "good"}, {"text": None, "label": "good"}]
+    said = refused(tmp_path, "text-classification", rows, tokenizer=bert_tokenizer)
+    assert f"row {len(rows) - 1}: the text is list, not text; " in said
+    assert f"line {len(rows)} has no value in 'text'. To fix: " in said
+
+
+def test_wrong_rows_to_train_on_and_held_out_are_reported_together(tmp_path, bert_tokenizer):
+    held_out = jsonl(tmp_path / "held.jsonl", [{"text": None, "label": "good"}])
+    said = refused(
+        tmp_path,
+        "text-classification",
+        [*REVIEWS, {"text": "a", "label": None}],
+        tokenizer=bert_tokenizer,
+        held_out_path=held_out,
+    )
+    assert "has no value in 'label'; " in said
+    assert "held.jsonl, line 1 has no value in 'text'. To fix: " in said
+
+
+def test_all_broken_images_of_a_folder_are_reported(images):
+    other, cut = (images / "images" / "cats" / name for name in ("other.png", "cut.png"))
+    other.write_bytes(b"no image")
+    cut.write_bytes((images / "images" / "cats" / "0.png").read_bytes()[:-30])
+    spec = DataSpec(kind="image-classification", path=str(images / "images" / "**" / "*"), held_out=0)
+    with pytest.raises(ValueError, match=r"To fix: replace the file, or remove it$") as caught:
+        prepare(spec, cache_dir=images / "cache")
+    assert f"{other}, row 1: is no image that can be read" in str(caught.value)
+    assert f"{cut}, row 1: is no image that can be read" in str(caught.value)
 
 
 def test_a_label_that_was_not_named_is_refused(tmp_path):

@@ -178,7 +178,7 @@ def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
         ({"kwargs": {"colunm": "m"}}, "kind counts has no option 'colunm'. To fix: its options are: wrong, n_column"),
         (
             {"kwargs": {"n_column": "k"}},
-            "there is no column for n_column 'k'; the rows have m, n. To fix: set n_column to",
+            "has no column for n_column 'k'; its rows have m, n. To fix: set n_column to",
         ),
         ({"kwargs": {"wrong": 10}}, "numbers.jsonl, row 3: this is no number of ours"),
         ({"held_out": 0.0001}, "holds no row to evaluate on. To fix: raise held_out"),

@@ -100,6 +100,22 @@ def test_both_sides_of_every_cut_are_split_as_the_whole(rule, split, text):
         assert words_of(split, text[:cut]) + words_of(split, text[cut:]) == words_of(split, text)
 
 
+@pytest.mark.parametrize(("rule", "split"), CASES)
+@draws(500)
+@given(before=TEXTS, end=st.sampled_from(["\n", "a\n", "\n\n", " \n"]), after=TEXTS)
+def test_both_sides_of_a_line_end_are_split_as_the_whole(rule, split, before, end, after):
+    text = before + end + after
+    for place in range(len(text) + 1):
+        if rule.ends_line(text, place):
+            assert words_of(split, text[:place]) + words_of(split, text[place:]) == words_of(split, text)
+
+
+@pytest.mark.parametrize(("rule", "ends"), [(GPT2, {2, 12}), (SPACES, {2, 5, 10, 12})])
+def test_lines_end_before_visible_characters(rule, ends):
+    text = "a\nb\n\n!\n \n\nc\nd\n"
+    assert {place for place in range(len(text) + 1) if rule.ends_line(text, place)} == ends
+
+
 @draws(100)
 @given(texts=st.lists(TEXTS, max_size=3), size=st.integers(1, 9), step=st.integers(1, 7))
 def test_pieces_are_the_documents_and_are_cut_by_the_rule(texts, size, step):
