@@ -312,7 +312,7 @@ class PlanSearch:
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
-            few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
+            few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 11_000_000)
             num_searches, steps = few if num_jobs <= FEW else many
         else:
             num_searches, steps = 2, 300_000

@@ -7,6 +7,7 @@ import numpy as np
 
 from ringmaster.tasks.planning.kernels.compiled import kernel
 
+LATE = 0.1  # cost of a device that is in use beyond the target, in device time
 PER_STEP = 70  # work of a trial beside that of placing jobs
 OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # upper limits of the random number for each kind of move; above: a swap
 
@@ -40,12 +41,16 @@ def fill_node(sequence, count, option, need, length, size, head, free):
 
 @kernel
 def cost_of(free, size, target, spread):
-    """Returns the device time of a node beyond the target, plus `spread` times its total device time."""
+    """Returns the device time of a node beyond the target, plus `spread` times its total device time.
+
+    Each device that is in use beyond the target also costs `LATE`. Otherwise, a job whose option is a little longer
+    than the target would keep it, since its other options cost more device time than they save beyond the target.
+    """
     beyond, used = 0.0, 0.0
     for d in range(size):
         used += free[d]
         if free[d] > target:
-            beyond += free[d] - target
+            beyond += free[d] - target + LATE
     return beyond + spread * used
 
 
@@ -67,14 +72,32 @@ def shift(row, x, y):
 
 
 @kernel
+def shorten(sequence, count, option, first, last, need, length, size, limit):
+    """Replaces the options of a node's jobs that are longer than the limit by those of least area that are not."""
+    for x in range(count):
+        j = sequence[x]
+        if length[option[j]] > limit:
+            least = np.inf
+            for o in range(first[j], last[j]):
+                if need[o] <= size and length[o] <= limit and need[o] * length[o] < least:
+                    option[j], least = o, need[o] * length[o]
+
+
+@kernel
+def limit_of(state, is_strict):
+    """Returns the length up to which options may be taken: the target, or just less than the best makespan."""
+    return state[1] if is_strict else state[0] - 1e-12
+
+
+@kernel
 def anneal(
     first, last, need, length, kind, size, heads, sequences, counts, option, best_sequences, best_counts, best_option,
     state, settings, begin, stop, steps, bound, seed,
 ):  # fmt: skip
     """Runs steps begin .. stop - 1 of `steps` of simulated annealing over (sequence of jobs per node, option per job).
 
-    The search minimizes the device time beyond a target, which itself stays just below the best makespan found. Times
-    are in units of `bound`.
+    The search minimizes the device time beyond a target, which itself stays just below the best makespan found. No
+    job takes an option that lasts until that makespan. Times are in units of the lower bound on the makespan.
 
     first, last: the options of job j are first[j] .. last[j] - 1.
     need, length: option o takes need[kind[v], o] devices of node v for length[o].
@@ -85,7 +108,7 @@ def anneal(
         distance of the target below the makespan, and whether no job may take an option longer than the target.
     """
     heat, cool, spread, below, is_strict = settings
-    longest = 1 if is_strict else 0
+    longest = limit_of(state, is_strict)
     np.random.seed(seed + begin)
     num_nodes, width = size.size, sequences.shape[1]
     free, end, cost = np.zeros(size.max()), np.zeros(num_nodes), np.zeros(num_nodes)
@@ -109,7 +132,7 @@ def anneal(
         new_j, new_k = old_j, 0
         if draw < OPTION:
             new_j = first[j] + np.random.randint(last[j] - first[j])
-            if new_j == old_j or need[kind[a], new_j] > size[a] or length[new_j] > state[longest]:
+            if new_j == old_j or need[kind[a], new_j] > size[a] or length[new_j] > longest:
                 continue
             row_a[:count_a] = sequences[a, :count_a]
             if np.random.random() < 0.5:
@@ -131,7 +154,7 @@ def anneal(
             is_free = np.random.random() < 0.3  # whether options change as well
             if is_free or need[kind[b], old_j] > size[b]:
                 new_j = first[j] + np.random.randint(last[j] - first[j])
-            if need[kind[b], new_j] > size[b] or (new_j != old_j and length[new_j] > state[longest]):
+            if need[kind[b], new_j] > size[b] or (new_j != old_j and length[new_j] > longest):
                 continue
             if draw < MOVE:
                 if count_b >= width:
@@ -149,7 +172,7 @@ def anneal(
                 old_k = new_k = option[k]
                 if is_free or need[kind[a], old_k] > size[a]:
                     new_k = first[k] + np.random.randint(last[k] - first[k])
-                if need[kind[a], new_k] > size[a] or (new_k != old_k and length[new_k] > state[longest]):
+                if need[kind[a], new_k] > size[a] or (new_k != old_k and length[new_k] > longest):
                     continue
                 row_a[:count_a], row_b[:count_b] = sequences[a, :count_a], sequences[b, :count_b]
                 row_a[x], row_b[y] = k, j
@@ -183,6 +206,9 @@ def anneal(
                 break
             if state[0] - below < state[1]:
                 state[1] = state[0] - below
-                for v in range(num_nodes):
-                    fill_node(sequences[v], counts[v], option, need[kind[v]], length, size[v], heads[v], free)
-                    cost[v] = cost_of(free, size[v], state[1], spread)
+            longest = limit_of(state, is_strict)
+            for v in range(num_nodes):
+                shorten(sequences[v], counts[v], option, first, last, need[kind[v]], length, size[v], longest)
+                fill_node(sequences[v], counts[v], option, need[kind[v]], length, size[v], heads[v], free)
+                end[v], cost[v] = free[size[v] - 1], cost_of(free, size[v], state[1], spread)
+            worst = np.argmax(end)

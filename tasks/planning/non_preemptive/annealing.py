@@ -1,8 +1,10 @@
 """Plans without preemption by annealing over the sequence of jobs on each node and the option of each job."""
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,10 +20,10 @@ from ringmaster.tasks.planning.work import CORES, WorkBudget
 # the best makespan, whether options beyond the target are excluded. Each search has a row of its own, since none is
 # best for all problems.
 SETTINGS = (
-    (0.1, 0.02, 0.05, 0.005, True),
-    (0.16, 0.03, 0.05, 0.005, False),
-    (0.1, 0.01, 0.02, 0.005, True),
-    (0.06, 0.1, 0.1, 0.01, False),
+    (0.1, 0.02, 0.05, 0.002, True),
+    (0.16, 0.03, 0.05, 0.002, False),
+    (0.1, 0.01, 0.02, 0.002, True),
+    (0.06, 0.1, 0.1, 0.002, False),
 )
 FIRST_TARGET = 0.3  # position of the first target between the bound and the first plan
 SLICE = 500_000  # steps between checks of the wall clock: a fifth of a second
@@ -42,6 +44,8 @@ def plan_rigid(
 ) -> tuple[Segment, ...] | None:
     """Returns the best plan of `num_searches` annealings, two of which run at a time.
 
+    They run in pairs. Each pair searches for a plan below the best makespan of the pairs before it.
+
     Returns None where more than runtimes decides when jobs can run (`node_orders.without_overheads`), or where a job
     has no option on a single node: gangs over several nodes are not considered. Jobs that run at time 0 continue on
     their devices.
@@ -56,9 +60,12 @@ def plan_rigid(
     if table is None:
         return None
     with ThreadPoolExecutor(CORES) as pool, (work or WorkBudget()).parallel(num_searches) as works:
-        seeds = range(seed * num_searches, (seed + 1) * num_searches)
-        found = pool.map(lambda s, own: table.search(s, steps=steps, enough=enough, work=own), seeds, works)
-        _, orders = min(found, key=lambda pair: pair[0])
+        least, orders = math.inf, list[Order]()
+        for at in range(0, num_searches, CORES):
+            seeds = range(seed * num_searches + at, seed * num_searches + min(at + CORES, num_searches))
+            search = partial(table.search, below=least, steps=steps, enough=enough)
+            found = pool.map(lambda s, own, run=search: run(s, work=own), seeds, works[at:])
+            least, orders = min([(least, orders), *found], key=lambda pair: pair[0])
     return segments_of(problem, orders)
 
 
@@ -125,27 +132,34 @@ class _Table:
             heads=heads,
         )
 
-    def search(self, seed: int, *, steps: int, enough: float, work: WorkBudget) -> tuple[float, list[Order]]:
-        """Runs one annealing; returns the makespan in units of the bound, and the order of starts on each node."""
+    def search(
+        self, seed: int, *, steps: int, enough: float, work: WorkBudget, below: float = math.inf
+    ) -> tuple[float, list[Order]]:
+        """Runs one annealing; returns the makespan in units of the bound, and the order of starts on each node.
+
+        below: the makespan below which a plan is sought, in units of the bound; it is returned where none was found.
+        """
         from ringmaster.tasks.planning.kernels.annealing import anneal
 
         option = self.begin.copy()
         sequences, counts, end = self._longest_first(option)
-        target = 1.0 + FIRST_TARGET * max(0.0, end - 1.0)
+        settings = SETTINGS[seed % len(SETTINGS)]
+        target = min(1.0 + FIRST_TARGET * max(0.0, end - 1.0), below - settings[3])
+        limit = target if settings[4] else below * (1 - 1e-12)
         for j, o in enumerate(option):
-            if self.length[o] > target and SETTINGS[seed % len(SETTINGS)][4]:
-                faster = [k for k in range(self.first[j], self.last[j]) if self.length[k] <= target]
+            if self.length[o] > limit:
+                faster = [k for k in range(self.first[j], self.last[j]) if self.length[k] <= limit]
                 option[j] = min(faster, key=lambda k: self.length[k] * self.need[:, k].min(), default=o)
         sequences, counts, end = self._longest_first(option)
         best = sequences.copy(), counts.copy(), option.copy()
-        state, good = np.array([end, target, 0.0, work.left_s / STEP_S]), 1.0 + max(1e-7, enough)
+        state, good = np.array([min(end, below), target, 0.0, work.left_s / STEP_S]), 1.0 + max(1e-7, enough)
         for begin in range(0, steps, SLICE):
             if work.is_late() or state[0] <= good or state[2] >= state[3]:
                 break
             anneal(
                 self.first, self.last, self.need, self.length, self.kind, self.size, self.heads, sequences, counts,
-                option, *best, state, SETTINGS[seed % len(SETTINGS)], begin, min(steps, begin + SLICE), steps,
-                good, 1_000_003 * seed,
+                option, *best, state, settings, begin, min(steps, begin + SLICE), steps, good,
+                1_000_003 * seed,
             )  # fmt: skip
         work.charge(STEP_S * state[2])
         sequences, counts, option = best

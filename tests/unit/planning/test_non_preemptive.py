@@ -1,14 +1,18 @@
 import itertools
 from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
-from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.kernels.annealing import shorten
 from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
 from ringmaster.tasks.planning.non_preemptive.exhaustive import CLOSE, search
 from ringmaster.tasks.planning.plans.node_orders import segments_of, without_overheads
 from ringmaster.tasks.planning.problems.parts import Running
+from tests.unit.planning.draw import problems
 
 
 def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:
@@ -122,6 +126,32 @@ def test_annealing_finds_what_the_exhaustive_search_proves():
     proved = search(problem, lower_s=1.0, upper_s=plan.makespan_s * 1.01)
     assert plan.makespan_s == pytest.approx(proved.lower_s, rel=0.01)
     assert plan == annealed(problem)
+
+
+def test_options_longer_than_the_target_are_replaced_by_those_of_least_area():
+    first, last = np.array([0, 4, 5]), np.array([4, 5, 6])
+    need, length = np.array([1, 2, 3, 9, 1, 1]), np.array([1.2, 1.0, 0.6, 0.1, 1.3, 0.9])
+    option = np.array([0, 4, 5])
+    shorten(np.array([2, 0, 1]), 3, option, first, last, need, length, 8, 1.1)
+    assert option.tolist() == [2, 4, 5]  # job 0: 3 devices x 0.6; job 1 has no other option
+
+
+def test_annealing_leaves_an_option_that_no_better_plan_contains():
+    """The long job takes two devices, or ends later than all others."""
+    long = PlanningJob("long", (Option("t", 1, 102.0), Option("t", 2, 60.0)))
+    jobs = (long, *(PlanningJob(f"j{i}", (Option("t", 1, 40.0),)) for i in range(4)))
+    assert annealed(Problem("late", (Node("n", 3),), jobs)).makespan_s == pytest.approx(100.0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(problem=problems(with_after=False))
+def test_annealed_plans_of_drawn_problems_are_valid_and_not_below_the_bound(problem):
+    bound_s = rigid_bound(problem)[0]
+    segments = plan_rigid(problem, bound_s, num_searches=3, steps=2_000)
+    if segments is not None:
+        plan = Plan(problem.name, segments)
+        assert verify(plan, problem) == []
+        assert plan.makespan_s >= bound_s * (1 - 1e-6)
 
 
 def test_annealing_takes_each_type_of_devices_at_its_own_speed():
