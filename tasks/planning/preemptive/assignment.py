@@ -115,8 +115,7 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
 
     At the certificate's prices, a group takes at least sum cost / (worth + sum own). This bound rejects most trials in
     no time, and the configuration LP rejects most of the others.
-    Pinned parts stay in their group, and parts with a window on their kind of nodes, at most one in a group. With a
-    depth of 0, running parts stay in their group, since LPs do not model switches.
+    Pinned parts stay in their group, and parts with a window on their kind of nodes, at most one in a group.
 
     clock: [trials spent, draws made], changed in place.
     depth: effort of polishing the groups; 0 to use the values of their LPs alone.
@@ -182,8 +181,6 @@ def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, hea
         if is_p and not is_q and has_window(members[h, : counts[h]], parts):
             continue
         if is_q and not is_p and has_window(members[g, : counts[g]], parts):
-            continue
-        if depth == 0 and (parts.home[p] >= 0 or parts.home[q] >= 0):
             continue
         j, k = job[p], job[q]
         if first[kinds[h], j] == last[kinds[h], j] or (b >= 0 and first[kinds[g], k] == last[kinds[g], k]):
