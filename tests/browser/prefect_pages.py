@@ -11,6 +11,7 @@ from tests.cluster.waiting import until
 from tests.pool_home import ask
 
 RUN_PATIENCE_S = 600  # from a run's start to its end
+PAGE_PATIENCE_S = 30  # from a state to the page that shows it, which polls every few seconds
 TRIES = 4
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -106,8 +107,22 @@ def wait_for_state(page, url, name):
         return None
 
     run = until(f"the flow run is {name}", look, seconds=RUN_PATIENCE_S)
-    expect(page.get_by_text(name, exact=True).first).to_be_visible()
+    _expect_text_or_reload(page, name)
     return run
+
+
+def _expect_text_or_reload(page, text):
+    """Asserts that the page shows the text, after a reload if necessary, as a user would do.
+
+    Prefect's page does not retry requests that failed while it was loaded, which a busy server on SQLite may cause.
+    """
+    shown = page.get_by_text(text, exact=True).first
+    for _ in range(TRIES - 1):
+        try:
+            return expect(shown).to_be_visible(timeout=PAGE_PATIENCE_S * 1000)
+        except AssertionError:
+            page.reload()
+    return expect(shown).to_be_visible()
 
 
 def _in_api(page, url):
