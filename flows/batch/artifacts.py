@@ -21,7 +21,7 @@ from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Planned
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import counted
@@ -78,12 +78,34 @@ class DecisionArtifact:
         self._artifact = self._write(self._artifact, list(self._rows))
 
 
-def show_plan(plan: Plan, problem: Problem, prediction: Prediction, *, device: str) -> None:
+class PlanArtifact:
+    """The artifact with the first plan that a pool has for a batch.
+
+    A pool plans its batches together. Where a batch shares the plan with others, its part has no bound, so nothing is
+    certain about what more devices would gain it.
+
+    device: the kind of the pool's devices.
+    show: creates the artifact, as `show_plan`.
+    """
+
+    def __init__(self, *, device: str, show: Callable[..., None] | None = None) -> None:
+        self._device, self._show, self._is_shown = device, show or show_plan, False
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Creates the artifact at the first plan."""
+        if isinstance(event, Planned) and not self._is_shown:
+            self._is_shown = True
+            with tolerant("the plan"):
+                self._show(event.plan, event.problem, device=self._device)
+
+
+def show_plan(plan: Plan, problem: Problem, prediction: Prediction | None = None, *, device: str) -> None:
     """Creates the artifact with the plan, its Gantt chart, its predicted makespan, and what more devices would gain.
 
     device: the kind of the cluster's devices.
     """
-    page = plan_markdown(plan, problem, prediction, gains=section(plan, problem, device=device))
+    gains = section(plan, problem, device=device) if plan.lower_bound_s is not None else []
+    page = plan_markdown(plan, problem, prediction, gains=gains)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import DecisionArtifact
+from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect
 from ringmaster.flows.batch.records import log_decision
 from ringmaster.flows.batch.waiting import notices
@@ -44,10 +44,12 @@ SILENCE = (
 
 
 def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
-    """Returns listeners that show a batch's progress, its part of the plan and its decisions in Prefect's pages."""
+    """Returns listeners that show a batch's plan, progress, Gantt chart and decisions in Prefect's pages."""
     total_steps = sum(job.total_steps for job in submission.jobs)
     timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
+    kinds = {device.device_kind() for node in Nodes(run.database).all() for device in node.devices}
     return [
+        PlanArtifact(device=" + ".join(sorted(kinds))).listen,
         ProgressArtifact(run.journal, total_steps=total_steps).listen,
         GanttArtifact(timeline_reader, batch=run.id).listen,
         log_decision,

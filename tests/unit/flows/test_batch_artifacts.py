@@ -4,11 +4,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
-from ringmaster.flows.batch.artifacts import MOST_DECISIONS, DecisionArtifact, cost_markdown, plan_markdown
+from ringmaster.flows.batch.artifacts import (
+    MOST_DECISIONS,
+    DecisionArtifact,
+    PlanArtifact,
+    cost_markdown,
+    plan_markdown,
+    show_plan,
+)
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import JobEnded, Waiting
+from ringmaster.tasks.execution.events import JobEnded, Planned, Waiting
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.pool.controller.active_batches import as_logged
 from ringmaster.tasks.profiling.prediction import Prediction
 
 
@@ -96,3 +104,41 @@ def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
     found = Prediction(makespan_s=21.0, low_s=18.0, high_s=24.5, load=1.0, spread=0.1, num_earlier=3)
     assert "Predicted: 21.0 s, in 90 % of runs 18.0 to 24.5 s." in plan_markdown(plan, problem, found)
     assert "Predicted" not in plan_markdown(plan, problem)
+
+
+def test_a_pool_shows_the_first_plan_of_a_batch_once():
+    shown = []
+    artifact = PlanArtifact(device="H100", show=lambda plan, problem, *, device: shown.append((plan.method, device)))
+    artifact.listen(Waiting(holders=("another batch",)))
+    problem, plan = two_jobs_each("nightly")
+    artifact.listen(Planned(problem=problem, plan=plan, why="start"))
+    artifact.listen(Planned(problem=problem, plan=plan, why="a job is slower than planned"))
+    assert shown == [(plan.method, "H100")]
+
+
+def test_only_a_batch_alone_on_a_pool_reads_what_more_devices_would_gain(monkeypatch):
+    pages = {}
+    monkeypatch.setattr(
+        "ringmaster.flows.batch.artifacts.create_markdown_artifact",
+        lambda *, key, markdown, description: pages.update({key: markdown}),
+    )
+
+    def page(*batches):
+        problem, plan = two_jobs_each(*batches)
+        own = as_logged(Planned(problem=problem, plan=plan, why="start"), "nightly")
+        show_plan(own.plan, own.problem, device="H100")
+        return pages["plan"]
+
+    alone, shared = page("nightly"), page("nightly", "sweep")
+    assert "- With one more device (H100) on n the last job would end" in alone
+    assert "more device" not in shared
+    assert "| a | single |" in alone
+    assert "| a | single |" in shared
+
+
+def two_jobs_each(*batches):
+    """Returns a problem of a pool on two devices, in which each batch has the jobs a, b and c, and a plan of it."""
+    options = (Option("single", 1, 1000.0), Option("ddp", 2, 600.0))
+    jobs = tuple(PlanningJob(f"{batch}/{job}", options) for batch in batches for job in "abc")
+    problem = Problem("pool", (Node("n", 2),), jobs)
+    return problem, solve(problem)
