@@ -66,7 +66,7 @@ def axis(run_timeline: RunTimeline, columns: int) -> str:
     """Returns the line below the rows: some times, each at its column, and the current time."""
     end_s = run_timeline.width_s
     line = [" "] * (columns + 1)
-    marks = [("0", 0.0), *((seconds_text(end_s * quarter / 4), quarter / 4) for quarter in range(1, 5))]
+    marks = [("0", 0.0), *((seconds_text(end_s * quarter / 4, like=end_s), quarter / 4) for quarter in range(1, 5))]
     if not run_timeline.is_over:
         marks.insert(0, (f"{NOW_MARK} now", min(run_timeline.now_s / end_s, 1.0)))
     for said, share in marks:

@@ -177,11 +177,15 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: max(1, length - 1)] + "…"
 
 
-def seconds_text(value: float) -> str:
-    """Formats seconds for the user, to three or four digits or hundredths of an hour."""
-    if value >= 7200:
+def seconds_text(value: float, *, like: float | None = None) -> str:
+    """Formats seconds for the user, to three or four digits or hundredths of an hour.
+
+    like: seconds whose unit is used, so that values that are compared have the same unit; by default `value`.
+    """
+    scale = value if like is None else like
+    if scale >= 7200:
         return f"{value / 3600:.2f} h" if value < 360_000 else f"{value / 3600:.0f} h"
-    if value >= 300:
+    if scale >= 300:
         return f"{value / 60:.1f} min"
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 

@@ -111,7 +111,7 @@ def axis(plan: Plan, margin: int, columns: int) -> str:
     end_s = plan.makespan_s or 1.0
     line = list(" " * (columns + 1))
     for quarter in range(5):
-        said = "0" if quarter == 0 else seconds_text(end_s * quarter / 4)
+        said = "0" if quarter == 0 else seconds_text(end_s * quarter / 4, like=end_s)
         at = min(round(columns * quarter / 4), columns + 1 - len(said))
         line[at : at + len(said)] = said
     return f"{'':>{margin}} {''.join(line)}"

@@ -18,6 +18,7 @@ TITLE = "What more devices would gain"
 LEAST_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
 MOST_JOBS = 3  # whose costs a report shows
 MOST_GAP = 0.05  # of the plan above its bound, as a share of the makespan
+LEAST_SHARE = 0.005  # of the bound, of a job that an explanation names; less would be read as 0 %
 LEAST_COST = 0.005  # of a job that a report names, as a share of the makespan
 
 
@@ -71,8 +72,9 @@ def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
         yield f"With {change_text(gain)}: the best plan ends {_between(gain)} earlier, for certain."
         return
     assert gain.makespan_s is not None
+    old_s = what_if.makespan_s
     yield (
-        f"Planned anew: it ends after {seconds_text(gain.makespan_s)} instead of {seconds_text(what_if.makespan_s)}, "
+        f"Planned anew: it ends after {seconds_text(gain.makespan_s, like=old_s)} instead of {seconds_text(old_s)}, "
         f"{seconds_text(gain.planned_s)} earlier; the best plan {_between(gain)}, for certain."
     )
 
@@ -119,7 +121,8 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
             f"{kind}){left}: one more device there gains at most {seconds_text(price.one_more_s)}."
         )
     for job, share in explanation.own_time:
-        yield f"{share:.0%} of the bound is due to the length of {job} itself, which no further device shortens."
+        if share >= LEAST_SHARE:
+            yield f"{share:.0%} of the bound is due to the length of {job} itself, which no further device shortens."
     yield from (f"{cost_text(cost)}." for cost in explanation.jobs)
 
 
@@ -139,11 +142,8 @@ def _job_and_waiting(cost: JobCost) -> str:
 def _between(gain: Gain) -> str:
     if gain.least_s <= 0:
         return f"at most {seconds_text(gain.most_s)}"
-    least, most = seconds_text(gain.least_s), seconds_text(gain.most_s)
-    if least == most:
-        return least
-    (low, unit), (high, other) = least.split(" "), most.split(" ")
-    return f"{low} to {high} {unit}" if unit == other else f"{least} to {most}"
+    least, most = seconds_text(gain.least_s, like=gain.most_s), seconds_text(gain.most_s)
+    return least if least == most else f"{least.split()[0]} to {most}"
 
 
 def _more_of(unit: MoreDevices | MoreNodes, count: int) -> str:

@@ -93,7 +93,7 @@ def test_where_a_report_says_nothing():
     ("least_s", "most_s", "says"),
     [
         (2460.0, 2640.0, "41.0 to 44.0 min"),
-        (200.0, 600.0, "200 s to 10.0 min"),
+        (200.0, 600.0, "3.3 to 10.0 min"),
         (0.0, 600.0, "at most 10.0 min"),
         (600.0, 600.0, "ends 10.0 min earlier"),
     ],
