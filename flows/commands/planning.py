@@ -111,10 +111,10 @@ def check(
         lines.append(
             f"its bound of {planned.lower_bound_s:.1f} s has no prices: it rests on {planned.proof or 'a claim'}"
         )
-    if planned.value is not None and planned.value_certificate is not None:
-        lines.append(
-            f"OK: by the prices that it carries no plan has a {planned.objective} below {planned.value_bound:.2f}"
-        )
+    if planned.value is not None and planned.value_bound is not None:
+        least = f"no plan has a {planned.objective} below {planned.value_bound:.2f}"
+        above = f"; the plan's {planned.value:.2f} is at most {planned.gap:.2%} more" if planned.gap is not None else ""
+        lines.append(f"OK: {least}{above}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

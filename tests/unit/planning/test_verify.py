@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from ringmaster.tasks.planning import (
     certified_bound,
     verify,
 )
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.plans.baselines import BASELINES, current_practice
 from tests.unit.planning.draw import problems
 
 PROBLEM = Problem(
@@ -75,6 +77,22 @@ def test_a_good_plan_has_no_faults():
 )
 def test_each_kind_of_fault_is_found(plan, says):
     assert says in "\n".join(verify(plan, PROBLEM))
+
+
+@pytest.mark.parametrize("objective", ["weighted", "mean_completion", "fairness", "cost"])
+@pytest.mark.parametrize("forged", [1.0, math.nan])
+def test_a_bound_of_an_objective_needs_a_proof(objective, forged):
+    nodes = tuple(replace(node, price=3.0) for node in PROBLEM.nodes)
+    problem = replace(PROBLEM, nodes=nodes, jobs=tuple(replace(job, group=job.id) for job in PROBLEM.jobs))
+    # A poor plan, whose value is above any bound that can be proved.
+    found = current_practice(problem)
+    late = tuple(replace(s, start_s=s.start_s + 500.0, end_s=s.end_s + 500.0) for s in found.segments)
+    plan = replace(found, segments=late, objective=objective)
+    plan = replace(plan, value=registry.objective(objective).value(plan, problem))
+    assert verify(plan, problem) == []
+    faults = verify(replace(plan, value_bound=forged * plan.value), problem)
+    assert faults
+    assert all(fault.startswith(f"bound {forged * plan.value} on {objective}") for fault in faults)
 
 
 def test_going_on_without_a_pause_costs_nothing_and_a_pause_does():
