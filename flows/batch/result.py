@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.tasks.batch import Batch
@@ -194,14 +194,21 @@ def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord],
     held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)
+    names = {job.name for job in jobs}
     asked = tuple(
         PlanningJob(
-            job.name, tuple(Option("any", o.num_devices, o.whole_s) for o in rows.get(job.name, unknown) if not o.jobs)
+            job.name,
+            tuple(Option("any", o.num_devices, o.whole_s) for o in rows.get(job.name, unknown) if not o.jobs),
+            after=tuple(parent for parent in job.parents if parent in names),
         )
         for job in jobs
     )
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
     problem = batch.terms.on(Problem(batch.name, (Node("any", num_devices),), asked))
+    # A pool plans a batch without users as one group.
+    groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
+    grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)
+    problem = replace(problem, jobs=grouped)
     return registry.objective(batch.objective).coefficients(problem).value(ends_s, held)
 
 

@@ -148,12 +148,12 @@ def simulate(
     with input_errors():
         problem, planned = as_executed(problem, planned)
         kept = run(problem, planned, **errors)
-    ideal_s = clairvoyant(problem, noise=noise, seed=seed).makespan_s
+    ideal = clairvoyant(problem, noise=noise, seed=seed, objective=planned.objective)
+    ideal_s = ideal.makespan_s
     rows = [("plan kept", kept)]
     if replan_every:
-        rows.append(
-            ("planned anew", run(problem, planned, replan="clock", policy=Policy(every=replan_every), **errors))
-        )
+        policy = Policy(every=replan_every, objective=planned.objective)
+        rows.append(("planned anew", run(problem, planned, replan="clock", policy=policy, **errors)))
     if as_json:
         result = {name.replace(" ", "_"): vars(row) for name, row in rows}
         print_json(result | {"predicted_s": planned.makespan_s, "clairvoyant_s": ideal_s})
@@ -164,6 +164,9 @@ def simulate(
         f"{row.num_plans} plans ({row.num_adopted} followed), {row.num_failures} failures"
         for name, row in rows
     ]
+    if ideal.value is not None:
+        values = ", ".join(f"{row.value:.2f} ({name})" for name, row in rows)
+        lines.append(f"{planned.objective}: {planned.value:.2f} predicted, {ideal.value:.2f} by who knew, {values}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -17,6 +17,9 @@ ELSEWHERE = {
     "name": "write it beside job: it names the registered model",
     "data": "write it beside job",
     "base": "leave it out: a model starts from its champion where there is one, unless warm_start is false",
+    "deadline_s": "write deadline at the top of the file: it holds for all models of a run",
+    "weight": "leave it out: the models of a run are planned by its deadline and budget",
+    "user": "leave it out: the models of a run are planned by its deadline and budget",
 }
 """The keys that a model's `job` must not have."""
 

@@ -66,8 +66,8 @@ class Policy:
     worth: the least gain of a new plan, as a share of what is left.
     per_switch: the further gain for each additional switch, as a share of the whole makespan.
     worth_s: the least gain in seconds.
-    objective: the name of the objective to reduce, in seconds (`Coefficients.mean_end_s`): the last end, or for
-        "weighted" the weighted mean end; "cost" is compared by its last end.
+    objective: the name of the objective to reduce, in seconds (`Coefficients.in_seconds`): the last end, for "weighted"
+        the weighted mean end, for "cost" the time for which all devices would cost as much.
     """
 
     every: float = 0.1
@@ -244,7 +244,11 @@ def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: Policy) -> float:
     if ahead.finish() == math.inf:
         return math.inf
     left_s = {job: end_s - now.now_s for job, end_s in ahead.ended_s.items() if job not in now.ended_s}
-    return registry.objective(policy.objective).coefficients(ahead.problem).mean_end_s(left_s)
+    held_before_s = now.held_s
+    held_s = {node: held - held_before_s.get(node, 0.0) for node, held in ahead.held_s.items()}
+    num_devices = {node.id: node.num_devices for node in ahead.problem.nodes}
+    of = registry.objective(policy.objective).coefficients(ahead.problem)
+    return of.in_seconds(left_s, held_s, num_devices=num_devices)
 
 
 def _size(option: Option) -> Size:

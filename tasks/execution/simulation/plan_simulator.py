@@ -85,6 +85,8 @@ class PlanSimulator:
         self.problem, self.planned, self.now_s = problem, list(planned), now_s
         self.steps = dict.fromkeys(num_steps, 0) | dict(steps or {})
         self.running: dict[str, Stretch] = {}
+        self._began_s: dict[str, float] = {}  # by running job, since when its devices count as held
+        self._held_s: dict[str, float] = {}  # by node, the device-seconds of segments that have ended
         self._next_s: dict[str, float] = {}  # by running job, when something happens next
         self._over: set[str] = set()  # the running jobs that go on beyond their planned end
         for stretch in running:
@@ -115,6 +117,14 @@ class PlanSimulator:
         due = {job: self._jobs[job].deadline_s for job in self.ended_s}
         return sum(max(0.0, self.ended_s[job] - due_s) for job, due_s in due.items() if due_s is not None)
 
+    @property
+    def held_s(self) -> dict[str, float]:
+        """By node, the device-seconds for which segments have held its devices since this simulator was made."""
+        held_s = dict(self._held_s)
+        for job, stretch in self.running.items():
+            self._add_held(held_s, stretch, since_s=self._began_s[job])
+        return held_s
+
     def step_of(self, job: str) -> int:
         """Returns the steps of a job that are done now, including the one in progress."""
         return self.running[job].step_at(self.now_s) if job in self.running else self.steps[job]
@@ -124,6 +134,7 @@ class PlanSimulator:
         other = copy.copy(self)
         other.planned, other.steps, other.running = list(self.planned), dict(self.steps), dict(self.running)
         other._next_s, other._over = dict(self._next_s), set(self._over)
+        other._began_s, other._held_s = dict(self._began_s), dict(self._held_s)
         other.ran, other.out, other.ended_s = dict(self.ran), dict(self.out), dict(self.ended_s)
         other._devices = set(self._devices)
         other._stood_at_s, other._crashed = dict(self._stood_at_s), set(self._crashed)
@@ -222,6 +233,7 @@ class PlanSimulator:
         """Adds a running segment, or replaces that of its job."""
         job = stretch.segment.job
         self.running[job], self._next_s[job] = stretch, stretch.next_s
+        self._began_s.setdefault(job, self.now_s)
         if stretch.is_over_end:
             self._over.add(job)
         else:
@@ -231,7 +243,13 @@ class PlanSimulator:
         """Removes the running segment of a job."""
         del self._next_s[job]
         self._over.discard(job)
-        return self.running.pop(job)
+        stretch = self.running.pop(job)
+        self._add_held(self._held_s, stretch, since_s=self._began_s.pop(job))
+        return stretch
+
+    def _add_held(self, held_s: dict[str, float], stretch: Stretch, *, since_s: float) -> None:
+        for node, _ in stretch.segment.devices:
+            held_s[node] = held_s.get(node, 0.0) + self.now_s - since_s
 
     def _start_what_can(self) -> None:
         if not self._may_start:

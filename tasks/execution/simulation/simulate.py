@@ -26,6 +26,9 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.problems.faults import LEAST_RUNTIME_S
 
 DAY_S = 86_400.0
 REPAIR_S = 600.0
@@ -44,6 +47,7 @@ class Simulated:
     num_switches: how often jobs switched.
     num_plans, num_adopted: the plans that were made, and those of them that were followed.
     num_failures: the gangs that failed.
+    value: the value of the plan's objective; None where that is the makespan.
     """
 
     makespan_s: float
@@ -51,6 +55,7 @@ class Simulated:
     num_plans: int
     num_adopted: int
     num_failures: int
+    value: float | None = None
 
 
 def simulate(
@@ -73,7 +78,7 @@ def simulate(
     replan: "never"; at "completions" of jobs; or on the "clock" and when measurements differ too much from the
         forecast, as the executor does by `policy`.
     num_steps: the steps of each job, so that its segments end on whole steps. None: they end on any share of the work.
-    make_plan: by default `solve`.
+    policy, make_plan: by default those of the executor and `solve`, for the plan's objective.
 
     Fused groups of the plan stay as they are, each as a job with its lead job's name. Raises ValueError if a job
     changes its group, and if a node has a time until which it is available, which the executor does not support either.
@@ -83,17 +88,17 @@ def simulate(
         raise ValueError(f"{problem.name}: nodes that go away cannot be simulated. To fix: no `until` on {leaving}")
     world = _World(problem, noise=noise, failures_per_day=failures_per_day, repair_s=repair_s, seed=seed)
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
-    solver = make_plan or (lambda rest: solve(rest, seed=seed))
-    return _Run(problem, plan, world, steps, replan, policy or Policy(), solver).run()
+    solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
+    return _Run(problem, plan, world, steps, replan, policy or Policy(objective=plan.objective), solver).run()
 
 
-def clairvoyant(problem: Problem, *, noise: float, seed: int) -> Plan:
+def clairvoyant(problem: Problem, *, noise: float, seed: int, objective: str = MAKESPAN.name) -> Plan:
     """Returns the plan for the true runtimes that `simulate` draws with the same noise and seed.
 
     For a problem with options for fused groups, pass the one that is executed (`as_executed`).
     """
     factor = _factors(problem, noise, Random(seed))
-    return solve(_scaled(problem, factor), seed=seed)
+    return solve(_scaled(problem, factor), seed=seed, objective=objective)
 
 
 def _factors(problem: Problem, noise: float, random: Random) -> dict[str, float]:
@@ -149,7 +154,7 @@ class _Run:
         make_plan: MakePlan,
     ) -> None:
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
-        self.replan, self.make_plan = replan, make_plan
+        self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
         self.jobs = {job.id: job for job in problem.jobs}
         self.speeds, self.when = Speeds(), When(policy)
         self.num_plans = self.num_adopted = 1
@@ -170,7 +175,13 @@ class _Run:
             self._measure()
             if self._is_time(ended):
                 self._replan()
-        return Simulated(self.now.now_s, self.now.num_switches, self.num_plans, self.num_adopted, self.num_failures)
+        value = None
+        if self.objective != MAKESPAN.name:
+            of = registry.objective(self.objective).coefficients(self.problem)
+            value = of.value(self.now.ended_s, self.now.held_s.items())
+        return Simulated(
+            self.now.now_s, self.now.num_switches, self.num_plans, self.num_adopted, self.num_failures, value
+        )
 
     def _is_time(self, ended: Collection[str]) -> bool:
         if self.replan == "never" or self.now.is_over:
@@ -215,11 +226,11 @@ class _Run:
         now_s, jobs = self.now.now_s, []
         for job_id, step in steps.items():
             job = self.jobs[job_id]
-            share = max(1e-9, 1.0 - step / self.num_steps[job_id])
+            share = 1.0 - step / self.num_steps[job_id]
             jobs.append(
                 replace(
                     job,
-                    options=tuple(replace(o, runtime_s=o.runtime_s * share) for o in job.options),
+                    options=tuple(replace(o, runtime_s=max(LEAST_RUNTIME_S, o.runtime_s * share)) for o in job.options),
                     after=tuple(other for other in job.after if other in steps),
                     release_s=max(0.0, job.release_s - now_s),
                     deadline_s=None if job.deadline_s is None else max(0.0, job.deadline_s - now_s),

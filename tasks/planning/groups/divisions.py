@@ -76,8 +76,9 @@ class Divisions:
         self._numbers: dict[Hashable, int] = {}
         self._estimates: dict[Hashable, DivisionEstimate | None] = {}
         self.alone = self.division([])
-        # Groups that can meet their deadline, small ones first.
-        self._groups = sorted((g for g in self._contraction.groups if self._area(g) < float("inf")), key=len)
+        # Groups that may be formed and can meet their deadline, small ones first.
+        may_form = () if objective.trains_alone else self._contraction.groups
+        self._groups = sorted((g for g in may_form if self._area(g) < float("inf")), key=len)
 
     def search(self, bound: Bound) -> tuple[list[DivisionEstimate], list[DivisionEstimate]]:
         """Estimates divisions and returns all of them, once by estimated value and once by lower bound, best first.

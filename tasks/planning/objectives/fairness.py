@@ -12,6 +12,7 @@ class Fairness(Objective):
     """
 
     name = "fairness"
+    trains_alone = True
 
     def coefficients(self, problem: Problem) -> Coefficients:
         """Returns 1 / fair seconds of the job's group, in the maximum."""

@@ -54,14 +54,20 @@ class Coefficients:
         weighted = sum(weight * ends_s.get(job, 0.0) for job, weight in self.ends.items())
         return last + weighted + sum(device_s * self.prices.get(node, 0.0) for node, device_s in held)
 
-    def mean_end_s(self, ends_s: Mapping[str, float]) -> float:
-        """Returns the value of these ends in seconds: by how much one end that all jobs had in common would be as good.
+    def in_seconds(
+        self, ends_s: Mapping[str, float], held_s: Mapping[str, float], *, num_devices: Mapping[str, int]
+    ) -> float:
+        """Returns a value in seconds: it is the same if all these jobs end then, and all devices are held until then.
 
-        The result is the last end where the coefficients of these ends are 0.
+        The result is the last end where all coefficients of these ends and devices are 0.
+
+        held_s: by node, the device-seconds that are held there.
+        num_devices: by node.
         """
         total = max((self.latest.get(job, 0.0) for job in ends_s), default=0.0)
         total += sum(self.ends.get(job, 0.0) for job in ends_s)
-        return self.value(ends_s) / total if total else max(ends_s.values(), default=0.0)
+        total += sum(price * num_devices.get(node, 0) for node, price in self.prices.items())
+        return self.value(ends_s, held_s.items()) / total if total else max(ends_s.values(), default=0.0)
 
 
 class Objective(ABC):
@@ -71,10 +77,12 @@ class Objective(ABC):
 
     name: its name in batch files, plans and options.
     only_last_end: the value is the end of the last job. The searches for that end apply, such as the configuration LP.
+    trains_alone: jobs are never trained together, as the value depends on what each of them takes alone.
     """
 
     name: str
     only_last_end: bool = False
+    trains_alone: bool = False
 
     @abstractmethod
     def coefficients(self, problem: Problem) -> Coefficients:

@@ -1,7 +1,7 @@
 """Independent verifier of plans and certificates, which uses no solver and only the standard library.
 
-Apart from the arithmetic of `bounds.certificates`, `bounds.counting` and the objectives' values and bounds, it shares no
-code with the planner, so that it finds the planner's mistakes.
+Apart from the arithmetic of `bounds.certificates`, `bounds.counting` and the objectives' values and bounds, it shares
+no code with the planner, so that it finds the planner's mistakes.
 """
 
 import math
@@ -205,9 +205,9 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
         yield f"lower bound {bound_s} above the makespan {makespan_s}"
     if plan.objective not in registry.names():
         yield f"the objective {plan.objective!r} is unknown. To fix: install the package that registers it"
-    elif plan.value is not None and is_readable:
+    elif is_readable:
         found = registry.objective(plan.objective).value(plan, problem)
-        if not abs(found - plan.value) <= 1e-6 * max(1.0, abs(found)):
+        if plan.value is not None and not abs(found - plan.value) <= 1e-6 * max(1.0, abs(found)):
             yield f"{plan.objective} {plan.value} claimed, {found} found"
         if plan.value_bound is not None:
             yield from _value_bound_faults(plan, plan.value_bound, problem, value=found)
@@ -243,4 +243,4 @@ def _value_bound_faults(plan: Plan, value_bound: float, problem: Problem, *, val
         yield f"certificate of {plan.objective}: {error}"
         return
     if not value_bound <= proved * (1 + 1e-6):
-        yield f"bound {value_bound} on {plan.objective} claimed, {proved} proved"
+        yield f"bound {value_bound} on {plan.objective} claimed, its certificate proves {proved}"

@@ -10,6 +10,7 @@ from functools import partial
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.bounds.order import earliest_ends_s
+from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.whatif.changes import changed
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
@@ -82,11 +83,12 @@ def answer_deadline(
     if ends_s[last] > due_s * (1 + SAME):
         return replace(known, verdict=Verdict.NO, longest_job=last, longest_job_s=ends_s[last])
     unit = unit_of(what_if.problem)
-    too_few = _too_few(what_if, unit, due_s) if known.verdict is Verdict.NO else 0
+    most = _most_of(unit, what_if.problem)
+    too_few = _too_few(what_if, unit, due_s, most=most) if known.verdict is Verdict.NO else 0
     enough = None
-    if too_few < MAX_MORE:
+    if too_few < most:
         search = partial(what_if.planned, work_s=work_s, time_limit_s=time_limit_s, seed=seed) if searches else None
-        enough = _enough(what_if, unit, due_s, too_few, search)
+        enough = _enough(what_if, unit, due_s, range(too_few, most + 1), search)
     return replace(known, unit=unit, too_few=too_few, enough=enough)
 
 
@@ -106,7 +108,14 @@ def times(unit: MoreDevices | MoreNodes, count: int) -> MoreDevices | MoreNodes:
     return replace(unit, num_devices=count * unit.num_devices)
 
 
-def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float) -> int:
+def _most_of(unit: MoreDevices | MoreNodes, problem: Problem) -> int:
+    """Returns how many further devices or nodes are considered; a node has room for so many devices."""
+    if isinstance(unit, MoreNodes):
+        return MAX_MORE
+    return min(MAX_MORE, MAX_DEVICES - max(node.num_devices for node in problem.nodes))
+
+
+def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float, *, most: int) -> int:
     """Returns the largest number of further devices or nodes with which the bound excludes an end in time."""
 
     def is_excluded(count: int) -> bool:
@@ -117,9 +126,9 @@ def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float) -> in
         return preemptive_bound(problem).seconds > due_s * (1 + SAME)
 
     low, high = 0, 1
-    while high <= MAX_MORE and is_excluded(high):
+    while high <= most and is_excluded(high):
         low, high = high, 2 * high
-    high = min(high, MAX_MORE + 1)
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if is_excluded(middle) else (low, middle)
@@ -130,15 +139,14 @@ def _enough(
     what_if: WhatIf,
     unit: MoreDevices | MoreNodes,
     due_s: float,
-    too_few: int,
+    counts: range,
     search: Callable[[Gain], Gain] | None,
 ) -> int | None:
     """Returns a number of further devices or nodes with which a plan ends in time; None where none was found.
 
-    A plan is searched for each of `STEPS`.
+    counts: from the largest number that is known not to suffice. A plan is searched for each of `STEPS` from there.
     """
-    for step in STEPS:
-        count = too_few + step
+    for count in (counts.start + step for step in STEPS if counts.start + step in counts):
         gain = what_if.gain(times(unit, count))
         if search is not None and not _is_in_time(gain.makespan_s, due_s):
             gain = search(gain)

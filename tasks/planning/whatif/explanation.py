@@ -38,10 +38,15 @@ class NodePrice:
 
 @dataclass(frozen=True, kw_only=True)
 class JobCost:
-    """What leaving a job out gains. gain.change.jobs: the job, and after it those that wait for it."""
+    """What leaving a job out gains.
+
+    gain: `gain.change.jobs` are the job, and after it those that wait for it.
+    members: the other jobs that its gang trains, which are left out with it.
+    """
 
     job: str
     gain: Gain
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +102,14 @@ def costliest(what_if: WhatIf, most: int, *, anew: bool = True) -> tuple[JobCost
     together = {job.id: (job.id, *dependents(problem, (job.id,))) for job in problem.jobs}
     sums = {job: sum(worth[name] for name in names) for job, names in together.items() if len(names) < len(worth)}
     first = heapq.nlargest(most, sums, key=lambda job: sums[job])
-    found = [JobCost(job=job, gain=what_if.gain(Without(jobs=together[job]), anew=anew)) for job in first]
+    found = [
+        JobCost(
+            job=job,
+            gain=what_if.gain(Without(jobs=together[job]), anew=anew),
+            members=tuple(member for name in together[job] for member in problem.job(name).members),
+        )
+        for job in first
+    ]
     return tuple(sorted(found, key=lambda cost: -cost.gain.most_s))
 
 

@@ -134,9 +134,12 @@ def cost_text(cost: JobCost) -> str:
 def _job_and_waiting(cost: JobCost) -> str:
     assert isinstance(cost.gain.change, Without)
     waiting = cost.gain.change.jobs[1:]
-    if not waiting:
-        return cost.job
-    return f"{cost.job}, with {_listed(waiting)} that {'waits' if len(waiting) == 1 else 'wait'} for it"
+    parts = [cost.job]
+    if waiting:
+        parts.append(f"with {_listed(waiting)} that {'waits' if len(waiting) == 1 else 'wait'} for it")
+    if cost.members:
+        parts.append(f"with {_listed(cost.members)} trained together with {'them' if waiting else 'it'}")
+    return ", ".join(parts)
 
 
 def _between(gain: Gain) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster, Node
@@ -14,6 +15,7 @@ from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.problems.parts import Node as PlanningNode
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.profiling.options import planning_problem
 
@@ -34,13 +36,15 @@ def quick_plan(problem: Problem) -> Plan:
 class NodeQuestion:
     """How many nodes are worth their price?
 
-    problem: what is left to do, on the nodes of one's own and one lent node.
-    lent: the lent node among those of the problem; all lent nodes are like it.
-    least, most: limits of the answer.
+    problem: what is left to do, with all options of the jobs.
+    own: the nodes of one's own.
+    lent: a lent node; all lent nodes are like it.
+    least, most: limits of the answer. All jobs can run on the least number of lent nodes.
     come_s: seconds that a node takes to come.
     """
 
     problem: Problem
+    own: tuple[PlanningNode, ...]
     lent: PlanningNode
     least: int
     most: int
@@ -57,7 +61,7 @@ class NodeQuestion:
         most: int,
         come_s: float,
     ) -> NodeQuestion | None:
-        """Asks about the jobs that are left; returns None where there are none.
+        """Asks about the jobs that are left and that some number of nodes can run; returns None where there are none.
 
         own: the nodes of one's own. lent: a lent node, which may have left.
         """
@@ -66,15 +70,61 @@ class NodeQuestion:
             return None
         cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in (*own, lent)))
         steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
-        problem = planning_problem(jobs, job_table.profiles, cluster, name="nodes", steps_done=steps_done)
-        like = next(node for node in problem.nodes if node.id == lent.name)
-        return cls(problem=problem, lent=like, least=least, most=most, come_s=come_s)
+        problem = planning_problem(
+            jobs, job_table.profiles, cluster, name="nodes", steps_done=steps_done, with_missing=True
+        )
+        nodes = {node.id: node for node in problem.nodes}
+        question = cls(
+            problem=problem,
+            own=tuple(nodes[node.name] for node in own),
+            lent=nodes[lent.name],
+            least=least,
+            most=max(least, most),
+            come_s=come_s,
+        )
+        return question._of_runnable_jobs()
 
     def problem_on(self, num_nodes: int) -> Problem:
-        """Returns the problem on so many lent nodes."""
-        own = [node for node in self.problem.nodes if node.id != self.lent.id]
-        lent = [replace(self.lent, id=f"{self.lent.id}/{number}") for number in range(num_nodes)]
-        return replace(self.problem, nodes=(*own, *lent))
+        """Returns the problem on so many lent nodes, with the options that these can run."""
+        nodes = self._nodes(num_nodes)
+        runs = _runs_on(nodes)
+        jobs = tuple(replace(job, options=tuple(filter(runs, job.options))) for job in self.problem.jobs)
+        return replace(self.problem, nodes=nodes, jobs=jobs)
+
+    def _nodes(self, num_nodes: int) -> tuple[PlanningNode, ...]:
+        return (*self.own, *(replace(self.lent, id=f"{self.lent.id}/{number}") for number in range(num_nodes)))
+
+    def _of_runnable_jobs(self) -> NodeQuestion | None:
+        """Returns the question about the jobs that the most nodes can run, and at least as many nodes as these need."""
+        left = _runnable(self.problem.jobs, self._nodes(self.most))
+        if not left:
+            return None
+        numbers = range(self.least, self.most + 1)
+        least = next(number for number in numbers if len(_runnable(left, self._nodes(number))) == len(left))
+        return replace(self, problem=replace(self.problem, jobs=left), least=least)
+
+
+def _runs_on(nodes: Sequence[PlanningNode]) -> Callable[[Option], bool]:
+    """Returns a function that says whether the nodes can run an option. Thousands of options have few sizes."""
+    known: dict[tuple[Any, ...], bool] = {}
+
+    def runs(option: Option) -> bool:
+        size = (option.device_type, option.num_devices, option.num_nodes, option.host_memory_bytes)
+        if size not in known:
+            known[size] = sum(option.runs_on(node) for node in nodes) >= option.num_nodes
+        return known[size]
+
+    return runs
+
+
+def _runnable(jobs: Sequence[PlanningJob], nodes: Sequence[PlanningNode]) -> tuple[PlanningJob, ...]:
+    """Returns the jobs that have an option for the nodes, and do not wait for one that has none."""
+    runs, names = _runs_on(nodes), {job.id for job in jobs}
+    found = tuple(job for job in jobs if any(map(runs, job.options)))
+    stuck = names - {job.id for job in found}
+    while more := {job.id for job in found if job.id not in stuck and stuck.intersection(job.after)}:
+        stuck |= more
+    return tuple(job for job in found if job.id not in stuck)
 
 
 class NodeWorth:

@@ -6,6 +6,7 @@ from ringmaster.flows.batch.artifacts import cost_markdown
 from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec
@@ -55,6 +56,19 @@ def test_fairness_is_relative_to_the_runtimes_of_the_first_plan(journal, monkeyp
     problem = Problem("b", (Node("n", 2),), jobs)
     journal.write_plan({"plan": solve(problem).to_json(), "problem": problem.to_json()}, why="first")
     assert result_of(journal, monkeypatch, objective="fairness").value == pytest.approx(40.0 / 30.0)
+
+
+def test_fairness_is_of_the_groups_of_the_first_plan(journal, monkeypatch):
+    """A pool plans a batch without users as one group: its fair share of both devices takes 50 s, and it took 40 s."""
+    jobs = tuple(
+        PlanningJob(name, (Option("ddp", 1, runtime_s),), group="b", after=after)
+        for name, runtime_s, after in (("a", 20.0, ()), ("b", 30.0, ("a",)))
+    )
+    problem = Problem("b", (Node("n", 2),), jobs)
+    journal.write_plan({"plan": solve(problem).to_json(), "problem": problem.to_json()}, why="first")
+    monkeypatch.setattr(Job, "parents", property(lambda job: ("a",) if job.name == "b" else ()))
+    planned = registry.objective("fairness").coefficients(problem).value({"a": 10.0, "b": 40.0})
+    assert result_of(journal, monkeypatch, objective="fairness").value == pytest.approx(planned)
 
 
 def test_a_deadline_stands_beside_the_end_from_the_start_of_the_batch(journal, monkeypatch):

@@ -207,10 +207,12 @@ def mixed(monkeypatch, fresh):
 def test_a_value_is_the_sum_of_its_parts():
     of = Mixed().coefficients(two())
     assert of.value({"long": 30.0, "short": 10.0}, [("n", 40.0), ("other", 9.0)]) == 60.0 + 5.0 + 10.0
-    assert of.mean_end_s({"long": 30.0, "short": 10.0}) == (60.0 + 5.0) / 2.5
-    assert of.mean_end_s({"short": 10.0}) == 10.0
-    assert Coefficients(prices={"n": 1.0}).mean_end_s({"long": 30.0, "short": 10.0}) == 30.0
-    assert Coefficients().mean_end_s({}) == 0.0
+    ends_s, num_devices = {"long": 30.0, "short": 10.0}, {"n": 2, "other": 2}
+    assert of.in_seconds(ends_s, {"n": 40.0}, num_devices=num_devices) == (60.0 + 5.0 + 10.0) / (2.5 + 0.5)
+    assert of.in_seconds({"short": 10.0}, {}, num_devices={}) == 10.0
+    assert Coefficients(prices={"n": 1.0}).in_seconds(ends_s, {"n": 40.0}, num_devices=num_devices) == 20.0
+    assert Coefficients().in_seconds(ends_s, {"n": 40.0}, num_devices=num_devices) == 30.0
+    assert Coefficients().in_seconds({}, {}, num_devices={}) == 0.0
 
 
 @draws(15)
@@ -250,6 +252,21 @@ def test_users_are_done_as_fairly_as_the_bound_allows():
     shortest = solve(problem)
     assert registry.objective("fairness").value(shortest, problem) > plan.value
     assert shortest.makespan_s <= plan.makespan_s * (1 + 1e-9)
+
+
+def test_fairness_trains_no_jobs_together():
+    """The first two jobs take half as long together. Their group would have one user, and the other would not count."""
+    alone = (Option("single", 1, 100.0),)
+    jobs = (
+        PlanningJob("a", (*alone, Option("shared_base", 1, 100.0, jobs=("b",))), group="ana"),
+        PlanningJob("b", alone, group="ben"),
+        PlanningJob("c", alone, group="cy"),
+    )
+    problem = Problem("three", (Node("n", 1),), jobs)
+    assert choose_groups(problem, work_s=1.0).groups
+    fair = choose_groups(problem, objective="fairness", work_s=1.0)
+    assert not fair.groups
+    assert verify(fair.together, problem) == []
 
 
 @draws(10)

@@ -266,6 +266,25 @@ def test_plans_are_compared_by_the_objective(objective, is_better):
     assert is_worth_it(in_order(*LONG_FIRST), fresh, policy=Policy(objective=objective)) is is_better
 
 
+@pytest.mark.parametrize(("objective", "is_better"), [("makespan", False), ("cost", True)])
+def test_a_plan_that_costs_less_is_better_although_it_ends_later(objective, is_better):
+    """Under "wide" the job holds three devices for 6 s, alone one device for 10 s."""
+    options = (Option("single", 1, 10.0), Option("wide", 3, 6.0))
+    problem = Problem("one", (Node("n", 3, price=1.0),), (PlanningJob("j", options),))
+
+    def simulated(option, *devices):
+        gang = tuple(("n", device) for device in devices)
+        end_s = options[option].runtime_s
+        planned = [PlannedSegment(job="j", option=option, last_step=10, devices=gang, start_s=0.0, end_s=end_s)]
+        step_s = {0: 1.0, 1: 0.6}
+        return PlanSimulator(problem, planned, num_steps={"j": 10}, step_s=lambda _, option: step_s[option])
+
+    narrow, wide = simulated(0, 0), simulated(1, 0, 1, 2)
+    policy = Policy(objective=objective)
+    assert is_worth_it(wide, narrow.planned, policy=policy) is is_better
+    assert is_worth_it(narrow, wide.planned, policy=policy) is not is_better
+
+
 def test_a_device_that_comes_back_after_the_last_end_hides_no_gain():
     fresh = in_order(("long", 0, 0.0, 10.0), ("short", 1, 0.0, 1.0)).planned
     assert is_worth_it(in_order(*LONG_FIRST, out={("n", 2): 1000.0}), fresh, policy=Policy())

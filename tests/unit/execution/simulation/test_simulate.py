@@ -104,6 +104,32 @@ def test_a_failed_device_is_planned_around():
     assert replanned.makespan_s < kept.makespan_s
 
 
+def test_plans_for_another_objective_are_judged_by_it():
+    jobs = tuple(
+        PlanningJob(f"j{i}", (Option("single", 1, 1000.0), Option("ddp", 2, 600.0)), weight=1.0 + i) for i in range(5)
+    )
+    problem = Problem("five", (Node("n", 2, price=1.0),), jobs, switch_cost_s=1.0)
+    for objective in ("weighted", "cost"):
+        plan = solve(problem, objective=objective, work_s=1.0)
+        exact = simulated(problem, plan, noise=0.0)
+        assert exact.value == pytest.approx(plan.value, rel=1e-6)
+        true = clairvoyant(problem, noise=0.3, seed=1, objective=objective)
+        replanned = simulated(problem, plan, noise=0.3, seed=1, replan="clock")
+        assert replanned.value >= true.value_bound * (1 - 1e-9)
+        if objective == "cost":
+            assert replanned.value <= simulated(problem, plan, noise=0.3, seed=1).value * (1 + 1e-6)
+
+
+def test_the_last_step_of_a_short_job_is_planned_for():
+    """Work is counted in billionths: what is left of a second may be less than the least runtime of an option."""
+    jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 0.3 + 0.1 * i),)) for i in range(6))
+    problem = Problem("short", (Node("n", 2),), jobs, switch_cost_s=0.001)
+    plan = solve(problem, work_s=1.0)
+    for seed in range(6):
+        done = simulated(problem, plan, noise=0.3, seed=seed, replan="completions", make_plan=at_once)
+        assert done.makespan_s > 0
+
+
 def test_segments_end_on_whole_steps_where_jobs_have_steps():
     problem = one_job(1000.0, num_devices=2)
     plan = Plan("one", (part(0, 260, 0.26), part(260, 1010, 0.74, device=1)))

@@ -18,6 +18,15 @@ def asked(due_s, *nodes):
     return answer_deadline(what_if, Deadline(due_s=due_s), work_s=LITTLE)
 
 
+def test_no_more_devices_are_considered_than_a_node_has_room_for():
+    jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 10_000.0),)) for i in range(6000))
+    problem = Problem("full", (Node("n", 4000),), jobs)
+    answer = answer_deadline(WhatIf(problem, solve(problem, work_s=0.1)), Deadline(due_s=10_500.0), searches=False)
+    assert answer.verdict is Verdict.NO
+    assert answer.too_few == 96
+    assert answer.enough is None
+
+
 def test_the_plan_shows_that_it_is_possible():
     answer = asked(6 * 3600.0)
     assert answer.verdict is Verdict.YES

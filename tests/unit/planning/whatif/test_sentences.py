@@ -69,6 +69,19 @@ def test_what_a_report_says():
     assert lines[1].startswith("With one more node of 8 devices the last job would end ")
 
 
+def test_a_job_that_stands_for_a_group_is_named_with_its_members():
+    """What the executor plans after groups were chosen: the first job's gang trains all three."""
+    jobs = (
+        PlanningJob("a", (Option("shared_base", 1, 3000.0),), members=("b", "c")),
+        PlanningJob("d", (Option("single", 1, 1000.0),)),
+    )
+    problem = Problem("contracted", (Node("n", 1),), jobs)
+    lines = section(solve(problem, work_s=LITTLE), problem)
+    assert any(
+        line.startswith("Without a, with b, c trained together with it the last job would end") for line in lines
+    )
+
+
 def test_where_a_report_says_nothing():
     problem = draw("paper-txt", seed=1)
     plan = solve(problem, work_s=LITTLE)

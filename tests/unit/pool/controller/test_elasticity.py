@@ -21,6 +21,7 @@ from ringmaster.tasks.pool.controller.elasticity import (
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import at_once
+from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
 
 BEGUN_S = Clock().now_s
@@ -100,8 +101,9 @@ class LendingEngine(FakeEngine):
 
     def request(self, num_nodes):
         super().request(num_nodes)
-        self.comes_s = self.comes_s[: max(num_nodes - len(self.there), 0)]
-        while len(self.there) + len(self.comes_s) < num_nodes:
+        num_there = sum(name.startswith("lent-") for name in self.there)
+        self.comes_s = self.comes_s[: max(num_nodes - num_there, 0)]
+        while num_there + len(self.comes_s) < num_nodes:
             self.comes_s.append(self.now_s + COME_S)
 
     def nodes(self):
@@ -171,6 +173,31 @@ def test_nodes_with_a_price_come_while_they_gain_more_than_they_cost(database, e
     run(pool)
     assert pool.statuses() == dict.fromkeys("abcdef", JobStatus.DONE)
     assert engine.num_lent == num_nodes
+
+
+def test_nodes_with_a_price_come_for_gangs_over_several_of_them(database, engine, monkeypatch, caplog):
+    wide = replace(profile("fsdp", num_devices=2), num_nodes=2)
+    check_that_cheap_nodes_come(database, engine, monkeypatch, caplog, profiles=dict.fromkeys("abcdef", (wide,)))
+    assert engine.num_lent >= 2
+
+
+def test_nodes_with_a_price_come_where_the_own_nodes_are_too_small(database, engine, monkeypatch, caplog):
+    engine.add("own", 1)
+    wide = {name: (profile("ddp", num_devices=2),) for name in "ab"}
+    check_that_cheap_nodes_come(
+        database, engine, monkeypatch, caplog, profiles={**{name: (profile(),) for name in "cdef"}, **wide}
+    )
+    assert engine.num_lent == OPTIONS.max_nodes
+
+
+def check_that_cheap_nodes_come(database, engine, monkeypatch, caplog, *, profiles):
+    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    prices = NodePrices(per_node_hour=0.001, per_hour_earlier=1000.0)
+    pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300, profiles=profiles))
+    run(pool)
+    assert pool.statuses() == dict.fromkeys("abcdef", JobStatus.DONE)
+    assert "could not be computed" not in caplog.text
 
 
 def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkeypatch, caplog):
