@@ -13,10 +13,9 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
 from ringmaster.flows.batch.form import CheckpointEvery
 from ringmaster.flows.batch.form_fields import titled
-from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.pool.asking import ask_about, open_database, pool_address

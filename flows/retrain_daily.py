@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
 from ringmaster.flows.batch.form_fields import HIDDEN, titled
-from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import RetrainingFailed
 from ringmaster.flows.reports.progress import current_view

@@ -9,7 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
 
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, typed_or
 from ringmaster.flows.batch.form import (
     ANSWER_WITHIN_S,
     AnswerWithin,
@@ -23,7 +23,6 @@ from ringmaster.flows.batch.form import (
     Seed,
     WithoutAnswer,
 )
-from ringmaster.flows.batch.run_names import typed_or
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed

@@ -11,10 +11,9 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch import waiting
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
 from ringmaster.flows.batch.form import Resume
 from ringmaster.flows.batch.form_fields import HIDDEN, titled
-from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import SweepFailed
 from ringmaster.flows.services.embedded_server import LocalFlow

@@ -20,11 +20,10 @@ from prefect.client.schemas.objects import State
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.context import BatchInput, as_batch
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.records import RecordedRun, close_records, job_rows
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed

@@ -18,10 +18,12 @@ from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
+from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at
 from ringmaster.flows.batch.run_folder import stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
+from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
@@ -37,10 +39,12 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ class DryRun:
     fused: a sentence about which jobs would be trained together, and what that saves.
     late: jobs whose deadlines no plan meets.
     gains: what more devices would gain, in sentences.
+    prediction: the predicted makespan with its interval; None on a pool, where batches share the devices.
     standing: number of jobs of other batches that the pool trains too, which the plan leaves out.
     """
 
@@ -73,6 +78,7 @@ class DryRun:
     fused: str = ""
     late: tuple[str, ...] = ()
     gains: tuple[str, ...] = ()
+    prediction: Prediction | None = None
     standing: int = 0
 
     @property
@@ -100,7 +106,8 @@ class DryRun:
         said = "\n".join(f"- {line}" for line in self.sentences())
         if self.plan is None or self.problem is None:
             return f"# {self.batch} cannot be planned\n\n{said}"
-        return f"{plan_markdown(self.plan, self.problem, gains=self.gains)}\n\n## Estimate\n\n{said}"
+        page = plan_markdown(self.plan, self.problem, self.prediction, gains=self.gains)
+        return f"{page}\n\n## Estimate\n\n{said}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `run --dry-run --json` prints."""
@@ -116,6 +123,7 @@ class DryRun:
             "device_hours": self.device_hours,
             "cost": self.device_hours * self.price_per_device_hour,
             "ends_s": None if plan is None else self.made_s + plan.makespan_s,
+            "prediction": None if self.prediction is None else to_json(self.prediction),
             "num_trials": self.num_trials,
             "predicted": list(self.predicted),
             "fused": self.fused,
@@ -133,17 +141,28 @@ def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> D
     Raises InputError if the requested devices do not exist.
     """
     pool = settings.pool()
-    standing = 0
     if pool is None:
         with open_node_context(batch, home=settings.home()) as node_context:
-            profiled, cluster = _profile_here(node_context, may_try=profiles == "measure"), node_context.cluster
+            found = _here(node_context, may_try=profiles == "measure", seed=seed)
     else:
         with closing(Database(pool.database)) as database:
             profiled, cluster = _profile_on(database, batch, may_try=profiles == "measure")
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
-    found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
+        found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
     _write(found)
     return found
+
+
+def _here(node_context: NodeContext, *, may_try: bool, seed: int) -> DryRun:
+    """Plans the batch for this machine as busy as it is, as a run would."""
+    profiled, load = _profile_here(node_context, may_try=may_try), load_now(node_context)
+    profiled = profiled_at(profiled, load)
+    found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
+    if found.plan is None:
+        return found
+    # In the plan, the options of a group follow those of the job that leads it.
+    options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
+    return replace(found, prediction=prediction_of(found.plan, options, node_context, load=load))
 
 
 def _profile_here(node_context: NodeContext, *, may_try: bool) -> Profiled:
@@ -226,6 +245,8 @@ def _sentences(found: DryRun) -> Iterator[str]:
     if plan is not None and problem is not None:
         ends = datetime.fromtimestamp(found.made_s + plan.makespan_s).astimezone()
         yield f"Started now it ends at **{ends:%Y-%m-%d %H:%M:%S %Z}**, after {seconds_text(plan.makespan_s)}."
+        if found.prediction is not None:
+            yield f"{prediction_text(found.prediction)}."
         cost = found.device_hours * found.price_per_device_hour
         price = f", at {found.price_per_device_hour:g} an hour" if found.price_per_device_hour != 1 else ""
         yield f"It costs **{found.device_hours:.3g} device-hours**{price and f'{price}: **{cost:.4g}**'}."

@@ -1,14 +1,16 @@
-"""Flow runs in Prefect: their ids, their final states, and their cancellation."""
+"""Flow runs in Prefect: their names, their ids, their final states, and their cancellation."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import httpx
+from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
@@ -25,6 +27,22 @@ from ringmaster.tasks.storage.journal import Journal
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
 
 T = TypeVar("T")
+
+_DRAWN = re.compile(r"[a-z]+-[a-z]+")  # names that Prefect gives to unnamed runs, such as "amber-otter"
+
+
+def named(template: str) -> Callable[[], str]:
+    """Returns the `flow_run_name` of a flow: the name that a person typed, else one that describes the run.
+
+    template: a format string over the run's parameters.
+    """
+    return lambda: typed_or(template.format(**runtime.flow_run.parameters))
+
+
+def typed_or(wanted: str) -> str:
+    """Returns the running flow's name if a person typed it, else `wanted`."""
+    name = runtime.flow_run.name
+    return wanted if not name or _DRAWN.fullmatch(name) else str(name)
 
 
 def current_flow_run() -> FlowRun | None:

@@ -12,6 +12,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
 from ringmaster.flows.batch.context import RunContext, open_run_context
 from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
+from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at
 from ringmaster.flows.batch.probe import unfit
 from ringmaster.flows.batch.records import close_records, failure, failures_told, log_decision, tell_refused
 from ringmaster.flows.batch.result import PREDICTION, BatchResult, collect
@@ -41,8 +42,7 @@ from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
-from ringmaster.tasks.profiling.prediction import Prediction, errors_of, predict, spread_of_plan
-from ringmaster.tasks.profiling.reference import Load, at_load, present_load
+from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.stage import Profiled, UnfitJobs, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
@@ -52,7 +52,6 @@ from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.interface.values import to_json
 
-NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction
 PASSING = "passing_profiles"  # the fact: what was measured for this run alone, as the machine was busy
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
@@ -131,7 +130,8 @@ class LocalRun:
         tell_refused(profiled)
         if self.sweep_scheduler is not None:
             profiled = replace(profiled, jobs=self.sweep_scheduler.judged(profiled.jobs))
-        profiled = self._at_present_load(profiled)
+        self._load = load_now(node_context)
+        profiled = profiled_at(profiled, self._load)
         self._profiling_s += time.monotonic() - began_s
         self._profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         for name, why in self._profiled.faults.items():
@@ -164,7 +164,8 @@ class LocalRun:
             return
         is_first = not self.journal.plans()
         plan = self._first_plan(problem) if is_first else self._later_plan(problem)
-        prediction = self._prediction(plan, job_table)
+        node_context = self._context.node_context
+        prediction = prediction_of(plan, job_table.profiles, node_context, load=self._load)
         self.journal.put(PREDICTION, to_json(prediction))
         current_view.get().notice(prediction_text(prediction))
         show_plan(plan, problem, prediction, device=self._cluster.device_kind())
@@ -212,33 +213,6 @@ class LocalRun:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _at_present_load(self, profiled: Profiled) -> Profiled:
-        """Returns the profiles at the load that other work puts on this machine now.
-
-        Devices that other batches hold are busy with these. They will be free when a job of this batch gets them.
-        """
-        node_context = self._context.node_context
-        if not node_context.leases.held():
-            self._load = present_load(
-                node_context.environment.devices,
-                server=node_context.server,
-                cache_dir=node_context.environment.cache_dir,
-            )
-        if self._load.is_busy:
-            current_view.get().notice(f"other work slows this machine down {self._load.ratio:.1f} times")
-        return replace(
-            profiled, profiles=at_load(profiled.profiles, self._load), groups=at_load(profiled.groups, self._load)
-        )
-
-    def _prediction(self, plan: Plan, job_table: JobTable) -> Prediction:
-        earlier = self._context.node_context.ledger.finished_batches(self.batch.name, most=NUM_EARLIER)
-        return predict(
-            plan.makespan_s,
-            spread=spread_of_plan(plan, job_table.profiles, self._load),
-            load=self._load.ratio,
-            earlier=errors_of(earlier),
-        )
 
     def _prepare(self, profiled: Profiled) -> None:
         """Opens the engine, whose nodes are planned for, and begins the records."""

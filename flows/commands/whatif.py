@@ -90,6 +90,8 @@ def whatif(
     changes += [MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
     changes += [_left_out(problem, text) for text in without or ()]
     _check(problem, changes)
+    # A batch was profiled and planned meanwhile.
+    due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
     report = _Report(WhatIf(problem, planned), is_quiet=as_json)
     gains = report.gains(changes, limits=None if at_once else limits)
     deadlines = report.deadlines([Deadline(due_s=each_s) for each_s in due_s], searches=not at_once, **limits)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.over_nodes import GUESSED_STARTUP_ON_A_NODE_S, PREDICTED, foretold
+from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
@@ -73,6 +75,33 @@ def test_what_more_devices_would_gain_is_on_the_page_of_a_long_batch(tmp_path, m
         deadlines_s={"a": 5.0},
     )  # fmt: skip
     assert "What more devices" in late.markdown()
+
+
+def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
+    """The earlier run of the batch took a tenth longer than it was planned to."""
+    ran = {"makespan_s": 110.0, "planned_makespan_s": 100.0, "prediction_spread": 0.1}
+    node_context = SimpleNamespace(
+        batch=Batch(name="nightly", jobs=(), folder=Path(), text=""),
+        cluster=CLUSTER,
+        ledger=SimpleNamespace(finished_batches=lambda name, *, most: [ran]),
+    )
+    jobs = [job("a"), job("b")]
+    profiled = Profiled(
+        jobs=tuple(jobs),
+        preflights={},
+        profiles={each.name: (profile(1.0),) for each in jobs},
+        groups={},
+        faults={},
+        num_trials=0,
+    )
+    monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
+    monkeypatch.setattr(rooms, "_profile_here", lambda node_context, *, may_try: profiled)
+    monkeypatch.setattr(rooms, "load_now", lambda node_context: Load(ratio=2.0))
+    found = rooms._here(node_context, may_try=True, seed=0)
+    assert found.plan.makespan_s == pytest.approx(200.0, rel=0.01)
+    assert found.prediction.low_s < found.plan.makespan_s < found.prediction.makespan_s < found.prediction.high_s
+    assert "Predicted: " in found.markdown()
+    assert found.to_json()["prediction"]["num_earlier"] == 1
 
 
 def test_all_of_it_lies_as_files(tmp_path, monkeypatch):
