@@ -7,6 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -84,19 +85,21 @@ class PlanArtifact:
     A pool plans its batches together. Where a batch shares the plan with others, its part has no bound, so nothing is
     certain about what more devices would gain it.
 
+    batch: the name of the batch.
     device: the kind of the pool's devices.
     show: creates the artifact, as `show_plan`.
     """
 
-    def __init__(self, *, device: str, show: Callable[..., None] | None = None) -> None:
-        self._device, self._show, self._is_shown = device, show or show_plan, False
+    def __init__(self, batch: str, *, device: str, show: Callable[..., None] | None = None) -> None:
+        self._batch, self._device, self._show, self._is_shown = batch, device, show or show_plan, False
 
     def listen(self, event: ExecutionEvent) -> None:
         """Creates the artifact at the first plan."""
         if isinstance(event, Planned) and not self._is_shown:
             self._is_shown = True
+            plan, problem = replace(event.plan, problem_name=self._batch), replace(event.problem, name=self._batch)
             with tolerant("the plan"):
-                self._show(event.plan, event.problem, device=self._device)
+                self._show(plan, problem, device=self._device)
 
 
 def show_plan(plan: Plan, problem: Problem, prediction: Prediction | None = None, *, device: str) -> None:
@@ -133,8 +136,8 @@ def plan_markdown(
     lines = [
         f"# Plan of {problem.name}",
         "",
-        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {len(problem.jobs)} jobs on "
-        f"{problem.num_devices} devices, {counted(plan.num_switches, 'switch', 'switches')}. Found by {plan.method}.",
+        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {counted(len(problem.jobs), 'job')} on "
+        f"{counted(problem.num_devices, 'device')}, {counted(plan.num_switches, 'switch', 'switches')}. Found by {plan.method}.",
         *(["", f"{prediction_text(prediction)}."] if prediction is not None else []),
         *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",

@@ -49,7 +49,7 @@ def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]
     timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
     kinds = {device.device_kind() for node in Nodes(run.database).all() for device in node.devices}
     return [
-        PlanArtifact(device=" + ".join(sorted(kinds))).listen,
+        PlanArtifact(run.batch.name, device=" + ".join(sorted(kinds))).listen,
         ProgressArtifact(run.journal, total_steps=total_steps).listen,
         GanttArtifact(timeline_reader, batch=run.id).listen,
         log_decision,

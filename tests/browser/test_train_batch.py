@@ -34,6 +34,10 @@ jobs:
 """
 
 
+MODEL = BATCH[BATCH.index("    model:") :].replace("num_steps: 5", "num_steps: 1000000")
+LONG = "name: long\njobs:\n" + "".join(f"  - name: digits-{letter}\n{MODEL}" for letter in "abc")
+
+
 @pytest.fixture
 def form(page, prefect_url):
     """The form of train-batch, with a batch pasted into it."""
@@ -62,6 +66,16 @@ def test_a_dry_run_shows_a_gantt_chart_its_cost_and_when_it_would_end(form, pref
     )
 
 
+def test_a_dry_run_of_a_long_batch_says_what_more_devices_would_gain(form, prefect_url):
+    form.choose("Mode", "dry-run")
+    form.choose("Profiles", "predict")
+    form.fill("Text", LONG)
+    run = form.start()
+    wait_for_state(run, prefect_url, "Completed")
+    open_artifact(run, "dry-run")
+    expect_text(run, "What more devices would gain", re.compile("With one more device .* the last job would end"))
+
+
 def test_a_person_sees_the_plan_agrees_and_finds_the_model_in_mlflow(form, prefect_url):
     form.choose("Mode", "ask")
     run = form.start()
@@ -73,6 +87,10 @@ def test_a_person_sees_the_plan_agrees_and_finds_the_model_in_mlflow(form, prefe
     question.send()
     wait_for_state(run, prefect_url, "Completed")
     expect_tasks(run, "profile", "make plan", "execute", "evaluate", "record")
+    page_of_run = run.url
+    open_artifact(run, "plan")
+    expect_drawing(run)
+    run.goto(page_of_run)
     open_artifact(run, "mlflow")
     model = follow(run, "pages.digits version 1")
     expect_version(model, "pages.digits")

@@ -108,12 +108,14 @@ def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
 
 def test_a_pool_shows_the_first_plan_of_a_batch_once():
     shown = []
-    artifact = PlanArtifact(device="H100", show=lambda plan, problem, *, device: shown.append((plan.method, device)))
+    artifact = PlanArtifact(
+        "nightly", device="H100", show=lambda plan, problem, *, device: shown.append((problem.name, device))
+    )
     artifact.listen(Waiting(holders=("another batch",)))
     problem, plan = two_jobs_each("nightly")
     artifact.listen(Planned(problem=problem, plan=plan, why="start"))
     artifact.listen(Planned(problem=problem, plan=plan, why="a job is slower than planned"))
-    assert shown == [(plan.method, "H100")]
+    assert shown == [("nightly", "H100")]
 
 
 def test_only_a_batch_alone_on_a_pool_reads_what_more_devices_would_gain(monkeypatch):
