@@ -133,11 +133,12 @@ def plan_markdown(
     picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
     bound = "-" if plan.lower_bound_s is None else f"{plan.lower_bound_s:.1f} s"
     gap = "-" if plan.gap is None else f"{plan.gap:.2%}"
+    size = f"{counted(len(problem.jobs), 'job')} on {counted(problem.num_devices, 'device')}"
     lines = [
         f"# Plan of {problem.name}",
         "",
-        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {counted(len(problem.jobs), 'job')} on "
-        f"{counted(problem.num_devices, 'device')}, {counted(plan.num_switches, 'switch', 'switches')}. Found by {plan.method}.",
+        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {size}, "
+        f"{counted(plan.num_switches, 'switch', 'switches')}. Found by {plan.method}.",
         *(["", f"{prediction_text(prediction)}."] if prediction is not None else []),
         *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",
