@@ -1,11 +1,13 @@
 """What becomes of allocations, by what Slurm says of their jobs."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 from ringmaster.tasks.execution.engines.context import NodeRun
 from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
+from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused
 from ringmaster.tasks.pool.providers.slurm.machines import END_GRACE_S, SlurmMachines
 from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, SlurmNode, comment_of, infrastructure_of
 
@@ -19,7 +21,7 @@ class FakeSlurm:
     def __init__(self) -> None:
         self.known: dict[int, SlurmJob] = {}
         self.states = {"n1": SlurmNode(name="n1", states=frozenset({"ALLOCATED"}))}
-        self.is_away = False
+        self.is_away = self.refuses = False
         self.asked: list[tuple[str, int]] = []
 
     def has(self, *jobs):
@@ -35,9 +37,13 @@ class FakeSlurm:
 
     def end(self, job):
         self.asked.append(("end", job))
+        if self.refuses:
+            raise SlurmRefused("Slurm refuses scancel: Access/permission denied")
 
     def cancel(self, job):
         self.asked.append(("cancel", job))
+        if self.refuses:
+            raise SlurmRefused("Slurm refuses scancel: Access/permission denied")
 
 
 @pytest.fixture
@@ -142,6 +148,23 @@ def test_jobs_of_others_are_left_alone(site, slurm):
     slurm.has(replace(JOB, comment="nightly", num_restarts=3))
     assert not look(site)
     assert not slurm.asked
+
+
+def test_a_job_of_another_users_pool_is_left_alone(site, slurm):
+    slurm.has(replace(JOB, user_id=os.getuid() + 1, num_restarts=1))
+    assert not look(site)
+    assert not slurm.asked
+    slurm.has(replace(JOB, user_id=os.getuid(), num_restarts=1))
+    assert look(site) and slurm.asked == [("cancel", 7)]
+
+
+def test_a_job_that_slurm_refuses_to_end_leaves_the_others_their_turn(site, slurm, caplog):
+    slurm.has(replace(JOB, num_restarts=1), replace(JOB, id=8, num_restarts=1))
+    slurm.refuses = True
+    assert look(site).keys() == {"slurm:7", "slurm:8"}
+    site.end("slurm:7")
+    assert slurm.asked == [("cancel", 7), ("cancel", 8), ("end", 7)]
+    assert caplog.text.count("permission denied") == 3
 
 
 def test_a_job_is_ended_in_order_and_cancelled_where_it_does_not_end(site, slurm):
