@@ -23,6 +23,7 @@ from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.execution.engines.context import NodeRun
 
 FLOW = DEPLOYMENT = "serve-node"
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 
@@ -36,11 +37,19 @@ class PrefectNodeRuns:
         """Returns the runs that have not ended, oldest first."""
         state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
         with self._prefect() as client:
-            runs = client.read_flow_runs(
-                flow_run_filter=state,
-                deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[DEPLOYMENT])),
-            )
-        return [_as_node_run(run) for run in sorted(runs, key=_begin)]
+            found: list[FlowRun] = []
+            while True:
+                page = client.read_flow_runs(
+                    flow_run_filter=state,
+                    deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[DEPLOYMENT])),
+                    limit=RUNS_AT_ONCE,
+                    offset=len(found),
+                )
+                found += page
+                if len(page) < RUNS_AT_ONCE:
+                    break
+        runs = {run.id: run for run in found}  # one that was created between two pages may be in both
+        return [_as_node_run(run) for run in sorted(runs.values(), key=_begin)]
 
     def start(self) -> str:
         """Starts one more run, and returns its id; the work pool's worker starts a machine for it."""
