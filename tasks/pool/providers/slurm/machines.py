@@ -124,6 +124,8 @@ class SlurmMachines:
             return self._ended(job, f"{name} was requeued{reason}", nodes)
         if job.has_ended:
             return self._ended(job, f"{name} has ended: {job.state}, {job.exit}{reason}", nodes)
+        if self._seen[job.id].ended_at_s is not None:
+            return AllocationStatus.LEAVING, f"{name} was given back"
         if job.is_waiting:
             return AllocationStatus.PENDING, f"{name} waits{reason}"
         if "RUNNING" not in job.states:
