@@ -13,6 +13,7 @@ from ringmaster.tasks.pool.providers.slurm.records import SlurmNode, SlurmPartit
 from ringmaster.tasks.pool.providers.slurm.times import seconds_of
 
 _GRES = re.compile(r"(?:gres[:/])?(?P<name>[a-z]\w*)(?::(?P<type>[a-z_]\w*))?(?::(?P<number>\d+))?(?:\(.*\))?", re.I)
+_ASKS_FOR_GPUS = re.compile(r"(^|\s)(--gpus|-G|(--gres|--tres-per-\w+)[= ]\S*gpu)")
 _SEPARATOR = re.compile(r",(?![^(]*\))")  # no comma in parentheses, as in gpu:8(S:0,1)
 
 UNAVAILABLE = "Requested node configuration is not available"
@@ -24,11 +25,17 @@ class JobRequest:
 
     time: a time limit as sbatch reads it, or as in 8h.
     gres: generic resources, as in gpu:8.
+    num_gpus: how many GPUs are to serve; 0 where that depends on what Slurm gives.
+    has_whole_node: whether the job has its node, with all GPUs, for itself.
+    script: the batch script, whose lines may ask for more.
     """
 
     partition: str = ""
     time: str = ""
     gres: str = ""
+    num_gpus: int = 0
+    has_whole_node: bool = False
+    script: str = ""
 
 
 def faults(
@@ -55,7 +62,8 @@ def faults(
         partition_faults = _partition_faults(names, partitions)
         time_faults = _time_faults(request.time, allowed)
         gres_faults = _gres_faults(request.gres, allowed, nodes)
-        found = [*partition_faults, *time_faults, *gres_faults]
+        gpu_faults = _gpu_faults(request, options(request), allowed, nodes)
+        found = [*partition_faults, *time_faults, *gres_faults, *gpu_faults]
         if partition_faults and not default:
             return found
         rest = JobRequest(
@@ -104,6 +112,28 @@ def _gres_faults(gres: str, allowed: Sequence[SlurmPartition], nodes: Sequence[S
         return []
     there = " or ".join(sorted({node.gres or "nothing" for node in own})) or "no generic resources"
     return [f"--gres {gres}: no node of partition {_names(allowed)} has that. To fix: a node there has {there}"]
+
+
+def _gpu_faults(
+    request: JobRequest, options: Sequence[str], allowed: Sequence[SlurmPartition], nodes: Sequence[SlurmNode]
+) -> Sequence[str]:
+    """Returns the fault of a job whose node would not see the GPUs that are to serve, as nothing asks for them.
+
+    A job that has its node for itself is given all GPUs of it. Where Slurm does not know of GPUs, it hides none.
+    """
+    directives = [line.removeprefix("#SBATCH") for line in request.script.splitlines() if line.startswith("#SBATCH")]
+    if not request.num_gpus or _ASKS_FOR_GPUS.search(" ".join([*options, *directives])):
+        return []
+    own = [node for node in nodes if node.partitions & {each.name for each in allowed}]
+    have_gpus = all(_has(node, {("gpu", ""): request.num_gpus}) for node in own)
+    knows_gpus = any(_has(node, {("gpu", ""): 1}) for node in nodes)
+    if not knows_gpus or (request.has_whole_node and have_gpus):
+        return []
+    number = request.num_gpus
+    return [
+        f"--node-devices gpu:{number}: nothing asks Slurm for GPUs, so that a node may be given none. "
+        f"To fix: --gres gpu:{number}"
+    ]
 
 
 def _names(partitions: Sequence[SlurmPartition]) -> str:

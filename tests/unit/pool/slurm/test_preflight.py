@@ -137,3 +137,32 @@ def test_generic_resources_are_counted_by_name_and_type():
     assert numbers_of("gpu:a100:4(S:0,1),gpu:t4:2,nvme") == {("gpu", "a100"): 4, ("gpu", "t4"): 2, ("nvme", ""): 1}
     assert numbers_of("gres:gpu:2") == {("gpu", ""): 2}
     assert numbers_of("") == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "is_fault"),
+    [
+        ({"partition": "gpu"}, [], True),  # a job that shares its node is given none
+        ({"partition": "gpu", "has_whole_node": True}, [], False),
+        ({"partition": "cpu,gpu", "has_whole_node": True}, [], True),  # it may start on c1
+        ({"partition": "gpu", "gres": "gpu:2"}, ["--gres=gpu:2"], False),
+        ({"partition": "gpu"}, ["--gpus-per-node=2"], False),
+        ({"partition": "gpu"}, ["-G", "2"], False),
+        ({"partition": "gpu"}, ["--tres-per-node", "gres:gpu:2"], False),
+        ({"partition": "gpu", "script": "#!/bin/sh\n#SBATCH --gres=gpu:2\n"}, [], False),
+        ({"partition": "gpu", "script": "#!/bin/sh\n# --gres=gpu:2\n"}, ["--partition=gpu", "--gres=nvme:1"], True),
+    ],
+)
+def test_gpus_that_are_to_serve_have_to_be_asked_for(asked, options, is_fault):
+    request = JobRequest(num_gpus=2, **asked)
+    found = faults(Slurm(run=Site().run), request, options=lambda _: options, lacking=list)
+    assert [fault.startswith("--node-devices gpu:2: nothing asks Slurm for GPUs") for fault in found] == [
+        True
+    ] * is_fault
+    assert all("To fix: --gres gpu:2" in fault for fault in found)
+
+
+def test_gpus_of_which_slurm_does_not_know_need_not_be_asked_for():
+    site = Site()
+    site.said["node"] = "NodeName=c1 Gres=(null) State=IDLE Partitions=cpu\n"
+    assert faults(Slurm(run=site.run), JobRequest(num_gpus=8), options=lambda _: [], lacking=list) == []
