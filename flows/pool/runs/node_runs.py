@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.exceptions import PrefectException
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelling, Scheduled
 
 from ringmaster.flows.pool.runs.open_client import OpenClient
@@ -61,6 +61,15 @@ class PrefectNodeRuns:
         """Cancels a run: the work pool's worker ends its machine in order."""
         with self._prefect() as client:
             client.set_flow_run_state(UUID(id), Cancelling(message="the pool needs fewer nodes"))
+
+    def why_ended(self, id: str) -> str:
+        """Returns the state of a run that has ended, with its message; empty for a run that is not there any more."""
+        with self._prefect() as client:
+            try:
+                state = client.read_flow_run(UUID(id)).state
+            except ObjectNotFound:
+                return ""
+        return "" if state is None or not state.is_final() else f"{state.name}: {state.message or 'without a message'}"
 
     @contextmanager
     def _prefect(self) -> Iterator[SyncPrefectClient]:

@@ -212,6 +212,7 @@ def test_a_job_that_was_given_back_leaves_until_it_has_ended_and_its_replacement
     provider.request(1)
     provider.look()
     runs.submit()
+    provider.served({"slurm:1"})
     provider.look()
     provider.release("slurm:1")
     provider.look()
