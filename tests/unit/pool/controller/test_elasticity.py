@@ -187,6 +187,25 @@ def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkey
     assert JobStatus.WAITING in pool.statuses().values()
 
 
+def test_no_node_comes_for_a_batch_that_waits_to_be_profiled_while_nodes_cost_more_than_the_budget(
+    database, engine, monkeypatch, caplog
+):
+    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
+    pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.pass_seconds(COME_S + IDLE_S + 5)
+    num_lent = engine.num_lent
+    requests = wishes.Requests(pool.database)
+    number = requests.ask(wishes.RequestKind.NODE, {"beats": 0})
+    with caplog.at_level("INFO"):
+        for _ in range(10):
+            assert requests.renew(number)
+            pool.pass_seconds(COME_S)
+    assert (engine.asked, engine.num_lent) == (0, num_lent)
+    assert caplog.text.count("no node is requested for a batch that waits to be profiled") == 1
+
+
 def test_one_node_comes_for_a_batch_that_waits_to_be_profiled(pool, engine):
     number = wishes.Requests(pool.database).ask(wishes.RequestKind.NODE, {"beats": 0})
     pool.pass_seconds(COME_S + 2)
