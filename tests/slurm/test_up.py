@@ -2,24 +2,33 @@
 
 import json
 import os
+import shlex
+import sys
 
 import pytest
 
 from tests.cluster.machines import SOURCE
 from tests.cluster.waiting import until
-from tests.pool_home import Home
+from tests.pool_home import END_PATIENCE_S, UP_PATIENCE_S, Home
 from tests.slurm.pools import collections_plugin
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
-def home(cluster, pool_postgresql, tmp_path):
+def folder(cluster, tmp_path):
+    """A home without a pool."""
     home = Home(tmp_path)
     home.environment |= {
         **cluster.environment,
         "PYTHONPATH": os.pathsep.join([str(SOURCE / "src"), str(collections_plugin(tmp_path))]),
     }
+    return home
+
+
+@pytest.fixture
+def home(folder, pool_postgresql):
+    home = folder
     options = ("--engine", "slurm", "--max-nodes", "2", "--node-devices", "cpu:2", "--time", "2h", "--idle", "5")
     try:
         done = home.up("--database", pool_postgresql.create("up"), "--partition", "batch", *options)
@@ -38,3 +47,27 @@ def test_a_batch_is_trained_on_nodes_that_slurm_lends_and_they_are_given_back(cl
     assert jobs
     until("the nodes are given back", lambda: all(cluster.is_over(job.id) for job in jobs))
     assert {cluster.job(job.id).state for job in jobs} == {"COMPLETED"}
+
+
+def test_a_pool_in_a_job_of_its_own_trains_on_other_jobs_and_ends_in_order(cluster, folder, pool_postgresql):
+    words = [sys.executable, "-m", "ringmaster.flows.entry", *folder.up_words(), "--wait"]
+    words += ["--database", pool_postgresql.create("up_in_a_job"), "--engine", "slurm", "--max-nodes", "1"]
+    words += ["--node-devices", "cpu:2", "--time", "2h", "--idle", "5"]
+    names = ("RINGMASTER_HOME", "PYTHONPATH", *cluster.environment)
+    exports = [f"export {name}={shlex.quote(folder.environment[name])}" for name in names]
+    script = "\n".join(["#!/bin/sh", *exports, f"exec {shlex.join(words)}", ""])
+    job = cluster.submit("--nodelist=n1", "--exclusive", "--time=60", script=script)
+    try:
+        until(f"the pool is up\n{cluster.output(job)}", (folder.folder / "pool.json").exists, seconds=UP_PATIENCE_S)
+        done = folder.ringmaster("run", str(SOURCE / "examples" / "tiny_batch.yaml"), "--json")
+        assert done.returncode == 0, done.stderr
+        assert {each["status"] for each in json.loads(done.stdout)["jobs"]} == {"done"}
+        assert {each.node for each in cluster.slurm.jobs() if each.flow_run} == {"n2"}
+        assert "RUNNING" in cluster.job(job).states
+        cluster.slurm.end(job)
+        until("the job is over", lambda: cluster.is_over(job), seconds=END_PATIENCE_S)
+        assert "COMPLETED" in cluster.job(job).states, cluster.output(job)
+        assert "the pool is down" in cluster.output(job)
+        folder.wait_until_nobody_is_left()
+    finally:
+        folder.down()
