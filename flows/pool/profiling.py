@@ -73,19 +73,20 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
     """
     journal = Journal(database, batch=key)
     failed: list[str] = []
+    left: set[str] = set()
     while len(failed) < MOST_ATTEMPTS:
-        nodes = one_of_each_kind(serving(batch, database), avoid=set(failed))
+        nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
         gone = _measure_here(batch, journal, database) if any(is_here(node) for node in missing.values()) else {}
-        names = {missing[kind].name: run for kind, run in elsewhere.items()}
-        waited = {name: _wait(run, node=name, database=database) for name, run in names.items()}
+        waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
             return merged(found)
         # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
-        failed += [name for name, fault in faults.items() if name not in gone and GONE not in fault]
+        left = {name for name, fault in faults.items() if name in gone or GONE in fault}
+        failed += [name for name in faults if name not in left]
         notices()(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
     raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
 
@@ -236,8 +237,8 @@ def _start(node: str, key: str) -> FlowRun:
     return flow_run
 
 
-def _wait(run: FlowRun, *, node: str, database: Database) -> str:
-    """Waits until a node's flow run has ended; returns what went wrong, or an empty text.
+def _wait(run: FlowRun, node: NodeRecord, database: Database) -> str:
+    """Waits until a node's flow run has ended; returns what went wrong, with GONE if the node has left; else "".
 
     A run that had not begun when its node left the pool is cancelled, as no other node serves its queue.
     """
@@ -247,9 +248,18 @@ def _wait(run: FlowRun, *, node: str, database: Database) -> str:
             with suppress(httpx.HTTPError, PrefectException):  # the server is away, and is read again later
                 state = client.read_flow_run(run.id).state
                 if state is not None and state.is_final():
-                    return "" if state.is_completed() else f"{state.name}: {state.message}"
+                    said = f"{state.name}: {state.message}"
+                    return "" if state.is_completed() else said if _serves(node, database) else f"{GONE} ({said})"
                 is_begun = state is not None and state.is_running()
-                if not is_begun and node not in {each.name for each in Nodes(database).all()}:
+                if not is_begun and node.name not in {each.name for each in Nodes(database).all()}:
                     client.set_flow_run_state(run.id, Cancelled(message=GONE))
                     return GONE
             clock.wait(LOOK_EVERY_S)
+
+
+def _serves(node: NodeRecord, database: Database) -> bool:
+    """Returns whether the same worker serves a node still."""
+    return any(
+        each.status == NodeStatus.SERVING and (each.name, each.incarnation) == (node.name, node.incarnation)
+        for each in Nodes(database).all()
+    )
