@@ -107,11 +107,14 @@ def test_a_job_goes_on_beyond_the_time_limit_of_its_node(pool, bench, tmp_path, 
     pool.prepare(time="3m", notice_s=30)
     try:
         job, batch, node = running(pool, "limited", num_steps=1000)
-        number, pid = pool.jobs_of_nodes()[node].id, pool.trace.of(job="limited")[-1]["pid"]
+        limited = pool.jobs_of_nodes()[node]
+        number, pid = limited.id, pool.trace.of(job="limited")[-1]["pid"]
+        end_s = limited.end_s - time.time() + time.monotonic()  # by the clock of traces
         ended = until("its job ends", lambda: (found := pool.cluster.job(number)).has_ended and found)
         assert "COMPLETED" in ended.states, "it left before Slurm had to end it"
         again = pool.trains(job.name, not_by=pid)
         last_s = max(step["s"] for step in pool.trace.of(job=job.name) if step["pid"] == pid)
+        assert last_s < end_s, "it was stopped before the end of its node"
         recovered("a node's time limit: from the job's last step there to its next one elsewhere", again["s"] - last_s)
     finally:
         pool.prepare()
