@@ -154,9 +154,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
 
 def _measure(node_context: NodeContext, database: Database) -> Profiled:
     notice, node = current_view.get().notice, node_context.cluster.nodes[0]
-    serving = [healthy(each) for each in Nodes(database).all() if each.status == NodeStatus.SERVING]
     kind = node_context.cluster.device_kind()
-    alike = [each for each in serving if _is_like(each, node, kind)]
     return profile_task(
         node_context.batch.jobs,
         environment=node_context.environment,
@@ -164,9 +162,18 @@ def _measure(node_context: NodeContext, database: Database) -> Profiled:
         known=node_context.known,
         notice=notice,
         lend=node_context.lend,
-        num_nodes=max(len(alike), 1),
+        num_nodes=_num_alike(node, kind, Nodes(database)),
         share=node_context.batch.profiling_share,
     )
+
+
+def _num_alike(node: Node, kind: str, nodes: Nodes) -> int:
+    """Returns over how many nodes like this one a gang may span: those that are there, or that the engine may lend."""
+    serving = [each for each in nodes.all() if each.status == NodeStatus.SERVING]
+    alike = [each for each in serving if _is_like(healthy(each), node, kind)]
+    own = [each for each in alike if not each.allocation]
+    is_lent = len(own) < len(alike)
+    return max(len(alike), len(own) + nodes.most_lent() if is_lent else 0, 1)
 
 
 def _is_like(node: Node, other: Node, kind: str) -> bool:

@@ -242,6 +242,25 @@ def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkey
     assert all(one != other for one, other in itertools.pairwise(started)), "one that leaves is avoided"
 
 
+@pytest.mark.parametrize(
+    ("own", "lent", "most_lent", "num_nodes"),
+    [(1, 0, 0, 1), (2, 0, 4, 2), (0, 1, 4, 4), (2, 1, 4, 6), (0, 3, 2, 3), (0, 1, 0, 1)],
+)
+def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatch, own, lent, most_lent, num_nodes):
+    nodes, found = Nodes(database), []
+    for number in range(own + lent):
+        allocation = "" if number < own else f"slurm:{number}"
+        nodes.register(replace(node(f"n{number}"), allocation=allocation))
+    nodes.register(replace(node("smaller", num_devices=1), allocation="slurm:9"))
+    nodes.note_most_lent(7)
+    nodes.note_most_lent(most_lent)
+    monkeypatch.setattr(profiling, "profile_task", lambda jobs, **options: found.append(options["num_nodes"]))
+    cluster = Cluster(nodes=(healthy(node("n0")),))
+    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
+    profiling._measure(context, database)
+    assert found == [num_nodes]
+
+
 def test_a_batch_for_devices_that_the_pool_lacks_is_refused(database):
     Nodes(database).register(node("n1"))
     batch = replace(BATCH, devices={"cpu": 2})

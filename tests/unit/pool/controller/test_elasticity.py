@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller import node_worth
@@ -21,6 +23,7 @@ from ringmaster.tasks.pool.controller.elasticity import (
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import at_once
+from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
 
 BEGUN_S = Clock().now_s
@@ -147,6 +150,16 @@ def test_a_short_batch_gets_one_node(pool, engine):
     pool.submit(submission(jobs=("a", "b"), num_steps=10))
     run(pool)
     assert engine.num_lent == 1
+
+
+def test_a_job_that_no_single_node_can_train_gets_as_many_as_it_needs(database, engine):
+    make_plan = partial(checked_plan, work_s=1.0, seed=0, objective="makespan")
+    pool = PoolBench(database, Clock(), make_plan=make_plan, engine=engine, elasticity=OPTIONS)
+    profiles = {"a": (replace(profile("ddp", num_devices=4), num_nodes=2),), "b": (profile(),)}
+    pool.submit(submission(profiles=profiles, num_steps=5))
+    run(pool)
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
+    assert engine.num_lent == 2
 
 
 def test_a_node_with_work_is_kept(pool, engine):
