@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.pool.providers.provider import EngineAway
 from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused, lacking_commands
 from ringmaster.tasks.pool.providers.slurm.records import SlurmNode, SlurmPartition
@@ -16,6 +17,7 @@ _GRES = re.compile(r"(?:gres[:/])?(?P<name>[a-z]\w*)(?::(?P<type>[a-z_]\w*))?(?:
 _ASKS_FOR_GPUS = re.compile(r"(^|\s)(--gpus|-G|(--gres|--tres-per-\w+)[= ]\S*gpu)")
 _SEPARATOR = re.compile(r",(?![^(]*\))")  # no comma in parentheses, as in gpu:8(S:0,1)
 
+LEAST_TIME_S = EMPTY_BEFORE_S + 60.0  # before anything was measured, a node would otherwise leave as it comes
 UNAVAILABLE = "Requested node configuration is not available"
 
 
@@ -98,6 +100,9 @@ def _time_faults(time: str, allowed: Sequence[SlurmPartition]) -> Sequence[str]:
         asked_s = seconds_of(time)
     except ValueError:
         return [f"--time {time} is no time. To fix: write it as in 30m, 8h, 2d or 1-12:00:00"]
+    if asked_s < LEAST_TIME_S:
+        least = f"To fix: at least --time {LEAST_TIME_S // 60:.0f}m"
+        return [f"--time {time} is too short: a node is emptied {EMPTY_BEFORE_S:.0f} s before its end. {least}"]
     limit_s = max((each.max_time_s for each in allowed), default=math.inf)
     if asked_s <= limit_s:
         return []

@@ -48,6 +48,7 @@ class Site:
         {},
         {"partition": "gpu", "time": "8h", "gres": "gpu:4"},
         {"partition": "gpu", "gres": "gpu:t4:2,nvme"},
+        {"time": "3m"},
         {"partition": "cpu,gpu", "time": "1-0", "gres": "gpu:A100:3"},
     ],
 )
@@ -74,6 +75,7 @@ def test_all_faults_are_found_at_once_and_each_has_a_remedy():
         ({"partition": "gpus"}, "--partition gpus is not in this cluster. To fix: choose one of cpu, gpu, old"),
         ({"partition": "old"}, "--partition old starts no jobs at present"),
         ({"time": "8x"}, "--time 8x is no time"),
+        ({"time": "2m"}, "--time 2m is too short: a node is emptied 120 s before its end. To fix: at least --time 3m"),
         ({"gres": "gpu:1"}, "no node of partition cpu has that. To fix: a node there has nothing"),
         ({"partition": "gpu", "gres": "gpu:t4:3"}, "no node of partition gpu"),
         ({"partition": "gpu", "gres": "gpu:4,nvme:1"}, "no node of partition gpu"),
