@@ -23,6 +23,7 @@ from ringmaster.tasks.pool.providers.provider import GONE, Allocation, Allocatio
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
+MOST_REMEMBERED = 10_000
 FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
 """The delay before the next flow run where the last one ended before its node came; doubled each time."""
 
@@ -52,13 +53,16 @@ class MachinesOfRuns:
         self._seen: dict[str, Allocation] = {}
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
-        """Returns the allocations of all flow runs that live, or lived before."""
+        """Returns the allocations of all flow runs that live, and of those that lived before, as far as remembered."""
         for allocation in self._seen.values():
             why = "its flow run has ended"
             self._seen[allocation.id] = replace(allocation, status=AllocationStatus.LEAVING, why=why)
         for run in runs:
             status = AllocationStatus.RUNNING if run.is_begun else AllocationStatus.PENDING
+            self._seen.pop(run.id, None)  # the run that was seen last is the last to be forgotten
             self._seen[run.id] = Allocation(id=run.id, status=status)
+        for id in list(self._seen)[: max(len(self._seen) - max(MOST_REMEMBERED, len(runs)), 0)]:
+            del self._seen[id]
         return dict(self._seen)
 
     def allocation_of(self, run: NodeRun) -> str:

@@ -234,6 +234,16 @@ def test_a_node_whose_flow_run_has_ended_leaves_where_nothing_else_is_known(pool
     assert statuses == {first: AllocationStatus.LEAVING, second: AllocationStatus.RUNNING}
 
 
+def test_flow_runs_that_ended_long_ago_are_forgotten(pool, monkeypatch):
+    monkeypatch.setattr("ringmaster.tasks.pool.providers.work_pool.MOST_REMEMBERED", 3)
+    machines = MachinesOfRuns(pool)
+    runs = [NodeRun(id=f"run-{number}") for number in range(6)]
+    for first in range(5):
+        machines.look([runs[5], runs[first]])
+    assert machines.look([runs[5]]).keys() == {"run-3", "run-4", "run-5"}
+    assert machines.look(runs).keys() == {run.id for run in runs}, "whatever lives is reported"
+
+
 def test_an_unexpected_error_is_reported(pool):
     failed = []
     pool.look = lambda runs: 1 / 0
