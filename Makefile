@@ -56,10 +56,10 @@ test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their fau
 
 # QUICK=1 leaves out those that wait for Slurm's own timeouts.
 test-slurm: $(READY)  ## Run the tests with a real Slurm cluster on this machine, as root, about 20 minutes (QUICK=1: 3)
-	$(BIN)/python -m pytest -m 'slurm$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
+	$(BIN)/python -m pytest -rs -m 'slurm$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
 
 test-ray: $(READY)  ## Run the tests with a Ray cluster on this machine, and its faults, about 6 minutes (QUICK=1: 3)
-	$(BIN)/python -m pytest -m 'ray$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
+	$(BIN)/python -m pytest -rs -m 'ray$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
 
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
 	$(BIN)/python -m pytest -m browser --session-timeout 3000 $(TESTS)

@@ -42,10 +42,13 @@ class Home:
         )
 
     def up(self, *arguments):
+        return self.ringmaster(*self.up_words(), *arguments)
+
+    def up_words(self):
+        """The words of `up` on the free ports."""
         prefect, mlflow = self.ports
         ports = {"prefect": prefect, "mlflow": mlflow, "metrics": self.port_metrics}
-        options = [word for name, port in ports.items() for word in (f"--port-{name}", str(port))]
-        return self.ringmaster("up", *options, *arguments)
+        return ["up", *(word for name, port in ports.items() for word in (f"--port-{name}", str(port)))]
 
     def down(self):
         return self.ringmaster("down")

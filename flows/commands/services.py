@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
 
 
 def up(
+    context: typer.Context,
     database: Annotated[
         str | None,
         typer.Option(
@@ -101,17 +103,24 @@ def up(
             help=f"Of all logs: text, or json, one object a line; by default what {LOG_FORMAT} says, or text."
         ),
     ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Stay until SIGTERM or Ctrl-C, and then end the pool, as a batch job needs it."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.services import databases as pool_databases
-    from ringmaster.flows.services import needed, passwords, up_and_down
+    from ringmaster.flows.services import foreground, needed, passwords, up_and_down
     from ringmaster.flows.services.engine_options import EngineOptions
 
     home = settings.home()
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
+        _print_ignored(context)
         _print_address(home, as_json)
+        if wait:
+            raise typer.Exit(0 if foreground.stay(home) else 1)
         return
     engine_options = EngineOptions(
         name=engine,
@@ -145,9 +154,12 @@ def up(
         log_format=log_format or format_of_environment(),
     )
     announce("starting Prefect, MLflow and the controller, usually 20 to 40 s")
-    if not up_and_down.start(options, database_server=database):
-        raise typer.Exit(1)
-    _print_address(home, as_json)
+    with foreground.sigterm_as_interrupt() if wait else nullcontext():
+        if not up_and_down.start(options, database_server=database):
+            raise typer.Exit(1)
+        _print_address(home, as_json)
+        if wait:
+            raise typer.Exit(0 if foreground.stay(home) else 1)
 
 
 def down() -> None:
@@ -155,6 +167,25 @@ def down() -> None:
     from ringmaster.flows.services import up_and_down
 
     raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)
+
+
+def _print_ignored(context: typer.Context) -> None:
+    """Names the options that were given to an `up` of a pool that is up already."""
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in ("wait", "as_json")
+        and (source := context.get_parameter_source(parameter.name or "")) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        error_console().print(
+            f"the pool was up already, with the options of its start: {', '.join(given)} without effect. To fix: "
+            "`ringmaster down`, then `ringmaster up` with all options; jobs continue from their checkpoints",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _print_address(home: Path, as_json: bool) -> None:

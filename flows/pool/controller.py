@@ -39,6 +39,7 @@ from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.batching_database import BatchingDatabase
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -81,6 +82,8 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
             led = BatchingDatabase(leadership.guarded(database, on_deposed=_end_at_once))
             with suppress(DatabaseClosed):  # the database was away when we were asked to end
                 led.write(note_release)
+                elasticity = settings.elasticity()
+                Nodes(led).note_most_lent(elasticity.max_nodes if elasticity is not None else 0)
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))
                 timeouts_fault = threading.Timer(FAREWELL_S, database.close)
                 timeouts_fault.daemon = True

@@ -73,19 +73,20 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
     """
     journal = Journal(database, batch=key)
     failed: list[str] = []
+    left: set[str] = set()
     while len(failed) < MOST_ATTEMPTS:
-        nodes = one_of_each_kind(serving(batch, database), avoid=set(failed))
+        nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
         gone = _measure_here(batch, journal, database) if any(is_here(node) for node in missing.values()) else {}
-        names = {missing[kind].name: run for kind, run in elsewhere.items()}
-        waited = {name: _wait(run, node=name, database=database) for name, run in names.items()}
+        waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
             return merged(found)
         # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
-        failed += [name for name, fault in faults.items() if name not in gone and GONE not in fault]
+        left = {name for name, fault in faults.items() if name in gone or GONE in fault}
+        failed += [name for name in faults if name not in left]
         notices()(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
     raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
 
@@ -153,9 +154,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
 
 def _measure(node_context: NodeContext, database: Database) -> Profiled:
     notice, node = current_view.get().notice, node_context.cluster.nodes[0]
-    serving = [healthy(each) for each in Nodes(database).all() if each.status == NodeStatus.SERVING]
     kind = node_context.cluster.device_kind()
-    alike = [each for each in serving if _is_like(each, node, kind)]
     return profile_task(
         node_context.batch.jobs,
         environment=node_context.environment,
@@ -163,9 +162,18 @@ def _measure(node_context: NodeContext, database: Database) -> Profiled:
         known=node_context.known,
         notice=notice,
         lend=node_context.lend,
-        num_nodes=max(len(alike), 1),
+        num_nodes=_num_alike(node, kind, Nodes(database)),
         share=node_context.batch.profiling_share,
     )
+
+
+def _num_alike(node: Node, kind: str, nodes: Nodes) -> int:
+    """Returns over how many nodes like this one a gang may span: those that are there, or that the engine may lend."""
+    serving = [each for each in nodes.all() if each.status == NodeStatus.SERVING]
+    alike = [each for each in serving if _is_like(healthy(each), node, kind)]
+    own = [each for each in alike if not each.allocation]
+    is_lent = len(own) < len(alike)
+    return max(len(alike), len(own) + nodes.most_lent() if is_lent else 0, 1)
 
 
 def _is_like(node: Node, other: Node, kind: str) -> bool:
@@ -236,8 +244,8 @@ def _start(node: str, key: str) -> FlowRun:
     return flow_run
 
 
-def _wait(run: FlowRun, *, node: str, database: Database) -> str:
-    """Waits until a node's flow run has ended; returns what went wrong, or an empty text.
+def _wait(run: FlowRun, node: NodeRecord, database: Database) -> str:
+    """Waits until a node's flow run has ended; returns what went wrong, with GONE if the node has left; else "".
 
     A run that had not begun when its node left the pool is cancelled, as no other node serves its queue.
     """
@@ -247,9 +255,18 @@ def _wait(run: FlowRun, *, node: str, database: Database) -> str:
             with suppress(httpx.HTTPError, PrefectException):  # the server is away, and is read again later
                 state = client.read_flow_run(run.id).state
                 if state is not None and state.is_final():
-                    return "" if state.is_completed() else f"{state.name}: {state.message}"
+                    said = f"{state.name}: {state.message}"
+                    return "" if state.is_completed() else said if _serves(node, database) else f"{GONE} ({said})"
                 is_begun = state is not None and state.is_running()
-                if not is_begun and node not in {each.name for each in Nodes(database).all()}:
+                if not is_begun and node.name not in {each.name for each in Nodes(database).all()}:
                     client.set_flow_run_state(run.id, Cancelled(message=GONE))
                     return GONE
             clock.wait(LOOK_EVERY_S)
+
+
+def _serves(node: NodeRecord, database: Database) -> bool:
+    """Returns whether the same worker serves a node still."""
+    return any(
+        each.status == NodeStatus.SERVING and (each.name, each.incarnation) == (node.name, node.incarnation)
+        for each in Nodes(database).all()
+    )

@@ -37,7 +37,14 @@ def _slurm_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
         return job.arguments(flow_run="preflight", log_dir=home / "slurm")
 
     wanted = {name: given.get(name) or "" for name in ("partition", "time", "gres")}
-    return faults(Slurm(), JobRequest(**wanted), options=options)
+    kind, _, number = engine.devices.partition(":")
+    request = JobRequest(
+        **wanted,
+        num_gpus=(int(number) if number.isdigit() else 1) if kind == "gpu" else 0,
+        has_whole_node=bool(given.get("exclusive", True)),
+        script=str(given.get("batch_script", "")),
+    )
+    return faults(Slurm(), request, options=options)
 
 
 def _defaults(template: Path | None) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import NODES
+from ringmaster.tasks.storage.schema import ABOUT, NODES
 from ringmaster.techniques.interface.values import from_json, to_json
 
 
@@ -48,6 +48,7 @@ class NodeRecord:
 
 KnownDevices = dict[str, tuple[Any, tuple[Device, ...]]]
 """By name of a node, the stored form of its devices, and the devices."""
+MOST_LENT = "most lent nodes"
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
@@ -105,6 +106,20 @@ class Nodes:
         """Returns the incarnations whose workers have ended in order lately."""
         query = select(NODES.c.incarnation).where(NODES.c.status == NodeStatus.LEFT)
         return frozenset(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+
+    def note_most_lent(self, num_nodes: int) -> None:
+        """Stores how many nodes the pool's engine lends at most; 0 for an engine that lends none."""
+
+        def act(connection: Connection) -> None:
+            connection.execute(delete(ABOUT).where(ABOUT.c.key == MOST_LENT))
+            connection.execute(insert(ABOUT).values(key=MOST_LENT, value=str(num_nodes)))
+
+        self._database.write(act)
+
+    def most_lent(self) -> int:
+        """Returns how many nodes the pool's engine lends at most, by the controller that led last."""
+        query = select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)
+        return int(self._database.read(lambda connection: connection.execute(query).scalar()) or 0)
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""

@@ -126,8 +126,13 @@ def profile_jobs(
         measure=bench.measure if may_try else None,
         notice=notice,
     )
-    homeless = [job for job in jobs if not profiles[job.name]]
-    profiles |= _over_nodes(homeless, environment=environment, cluster=cluster, num_nodes=num_nodes, notice=notice)
+    profiles |= _over_nodes(
+        _too_large(jobs, profiles, searches_of),
+        environment=environment,
+        cluster=cluster,
+        num_nodes=num_nodes,
+        notice=notice,
+    )
     for name, mine in searches_of.items():
         if not profiles[name]:
             faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in mine for f in s.failures])
@@ -175,6 +180,18 @@ def _classes(
     """Returns the classes of jobs that can be trained together, by the layout of their gang."""
     found = layouts(len(cluster.nodes[0].devices))
     return {layout: classes(jobs, preflights, profiles, keys=keys, layout=layout) for layout in found}
+
+
+def _too_large(
+    jobs: Sequence[Job], profiles: Mapping[str, Sequence[Profile]], searches_of: Mapping[str, Sequence[ConfigSearch]]
+) -> list[Job]:
+    """Returns the jobs that one node cannot train for want of memory: another error would end a larger gang, too."""
+    failures = {name: [failure for search in mine for failure in search.failures] for name, mine in searches_of.items()}
+    return [
+        job
+        for job in jobs
+        if not profiles[job.name] and not any(failure.kind == "failed" for failure in failures[job.name])
+    ]
 
 
 def _over_nodes(

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
+from ringmaster.flows.pool.alarms import LOOK_EVERY_S as ALARMS_EVERY_S
 from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT
 from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
@@ -102,6 +104,11 @@ class ElasticPool(Pool):
         """Returns how many alarms the controllers have raised so far."""
         file = self.folder / "controller.log"
         return file.read_text(errors="replace").count("alarm: ") if file.exists() else 0
+
+    def alarms_since_nodes_left(self):
+        """Returns how many alarms there are, once those of nodes that have left by now would have been raised."""
+        threading.Event().wait(2 * ALARMS_EVERY_S)  # nothing is written down where there is no alarm
+        return self.num_alarms()
 
     def steps_lost(self, batch):
         """Returns how many steps of a batch were trained more than once."""

@@ -12,6 +12,8 @@ from tests.cluster.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 
+DRAINED_WITHIN_S = 60  # what people who drain a node can rely on
+
 
 def slow_job(pool, name, *, num_steps=400):
     """Returns a job that trains for minutes, unless it may hurry."""
@@ -42,7 +44,7 @@ def test_nodes_come_while_jobs_need_them_and_are_given_back(pool, bench, tmp_pat
     lent = [job for job in pool.cluster.slurm.jobs() if job.node and job.id not in earlier]
     assert [job.state for job in lent] == ["COMPLETED"] * 2
     assert_well(pool, batch, jobs, bench, tmp_path)
-    assert pool.num_alarms() == before, "nodes that leave in order raise no alarm"
+    assert pool.alarms_since_nodes_left() == before, "nodes that leave in order raise no alarm"
 
 
 def test_a_preempted_node_loses_no_step(pool, bench, tmp_path, recovered):
@@ -55,7 +57,7 @@ def test_a_preempted_node_loses_no_step(pool, bench, tmp_path, recovered):
     pool.finish(batch)
     assert "preempted" in pool.outcomes(batch)
     assert pool.steps_lost(batch) == 0
-    assert pool.num_alarms() == before
+    assert pool.alarms_since_nodes_left() == before
     assert_well(pool, batch, [job], bench, tmp_path)
 
 
@@ -69,7 +71,7 @@ def test_scancel_of_all_nodes_loses_no_step(pool, bench, tmp_path, recovered):
     recovered("all nodes cancelled by scancel: the job trains again", again["s"] - began_s)
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
-    assert pool.num_alarms() == before
+    assert pool.alarms_since_nodes_left() == before
     assert_well(pool, batch, [job], bench, tmp_path)
 
 
@@ -81,7 +83,7 @@ def test_a_drained_node_is_emptied(pool, bench, tmp_path, recovered):
     again = pool.trains_again(job.name, after_s=began_s)
     assert again["node"] != node
     recovered("a node drained: its job trains elsewhere", again["s"] - began_s)
-    until("the drained node is empty", lambda: node not in pool.jobs_of_nodes())
+    until("the drained node is empty", lambda: node not in pool.jobs_of_nodes(), seconds=DRAINED_WITHIN_S)
     recovered("a node drained: it is given back", time.monotonic() - began_s)
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
@@ -107,17 +109,33 @@ def test_a_job_goes_on_beyond_the_time_limit_of_its_node(pool, bench, tmp_path, 
     pool.prepare(time="3m", notice_s=30)
     try:
         job, batch, node = running(pool, "limited", num_steps=1000)
-        number, pid = pool.jobs_of_nodes()[node].id, pool.trace.of(job="limited")[-1]["pid"]
+        limited = pool.jobs_of_nodes()[node]
+        number, pid = limited.id, pool.trace.of(job="limited")[-1]["pid"]
+        end_s = limited.end_s - time.time() + time.monotonic()  # by the clock of traces
         ended = until("its job ends", lambda: (found := pool.cluster.job(number)).has_ended and found)
         assert "COMPLETED" in ended.states, "it left before Slurm had to end it"
         again = pool.trains(job.name, not_by=pid)
         last_s = max(step["s"] for step in pool.trace.of(job=job.name) if step["pid"] == pid)
+        assert last_s < end_s, "it was stopped before the end of its node"
         recovered("a node's time limit: from the job's last step there to its next one elsewhere", again["s"] - last_s)
     finally:
         pool.prepare()
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
-    assert pool.num_alarms() == before
+    assert pool.alarms_since_nodes_left() == before
+    assert_well(pool, batch, [job], bench, tmp_path)
+
+
+@pytest.mark.full
+def test_a_node_whose_processes_are_killed(pool, bench, tmp_path, recovered):
+    job, batch, node = running(pool, "killed")
+    number, began_s = pool.jobs_of_nodes()[node].id, time.monotonic()
+    pool.cluster.command("scancel", "--full", "--signal=KILL", str(number))
+    again = pool.trains_again(job.name, after_s=began_s)
+    recovered("all processes of a node killed: its job trains again", again["s"] - began_s)
+    log = (pool.folder / "controller.log").read_text(errors="replace")
+    assert f"is gone: its Slurm job {number} has ended" in log, "Slurm's word is enough: nobody waits for silence"
+    pool.finish(batch)
     assert_well(pool, batch, [job], bench, tmp_path)
 
 

@@ -16,13 +16,14 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.exceptions import PrefectException
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelling, Scheduled
 
 from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.execution.engines.context import NodeRun
 
 FLOW = DEPLOYMENT = "serve-node"
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 
@@ -36,11 +37,19 @@ class PrefectNodeRuns:
         """Returns the runs that have not ended, oldest first."""
         state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
         with self._prefect() as client:
-            runs = client.read_flow_runs(
-                flow_run_filter=state,
-                deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[DEPLOYMENT])),
-            )
-        return [_as_node_run(run) for run in sorted(runs, key=_begin)]
+            found: list[FlowRun] = []
+            while True:
+                page = client.read_flow_runs(
+                    flow_run_filter=state,
+                    deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[DEPLOYMENT])),
+                    limit=RUNS_AT_ONCE,
+                    offset=len(found),
+                )
+                found += page
+                if len(page) < RUNS_AT_ONCE:
+                    break
+        runs = {run.id: run for run in found}  # one that was created between two pages may be in both
+        return [_as_node_run(run) for run in sorted(runs.values(), key=_begin)]
 
     def start(self) -> str:
         """Starts one more run, and returns its id; the work pool's worker starts a machine for it."""
@@ -52,6 +61,15 @@ class PrefectNodeRuns:
         """Cancels a run: the work pool's worker ends its machine in order."""
         with self._prefect() as client:
             client.set_flow_run_state(UUID(id), Cancelling(message="the pool needs fewer nodes"))
+
+    def why_ended(self, id: str) -> str:
+        """Returns the state of a run that has ended, with its message; empty for a run that is not there any more."""
+        with self._prefect() as client:
+            try:
+                state = client.read_flow_run(UUID(id)).state
+            except ObjectNotFound:
+                return ""
+        return "" if state is None or not state.is_final() else f"{state.name}: {state.message or 'without a message'}"
 
     @contextmanager
     def _prefect(self) -> Iterator[SyncPrefectClient]:

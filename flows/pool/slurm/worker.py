@@ -108,9 +108,19 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         return SlurmWorkerResult(identifier=infrastructure_of(job), status_code=0)
 
     async def _submit(self, flow_run: FlowRun, configuration: SlurmJobConfiguration, options: Sequence[str]) -> int:
+        """Returns the number of the run's job. Raises SlurmRefused.
+
+        An answer of sbatch may be lost after Slurm has accepted the job, which is then found by its comment.
+        """
         script, environment = configuration.batch_script, configuration.environment(os.environ)
+        may_be_there = False
         while True:
             try:
+                if may_be_there:
+                    jobs = jobs_by_run(await asyncio.to_thread(self._slurm.jobs))
+                    if (job := jobs.get(str(flow_run.id))) is not None:
+                        return job.id
+                may_be_there = True
                 return await asyncio.to_thread(self._slurm.submit, options, script=script, environment=environment)
             except EngineAway as error:
                 self.get_flow_run_logger(flow_run).warning("waiting until a job can be submitted: %s", error)

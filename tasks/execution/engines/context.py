@@ -47,6 +47,9 @@ class NodeRuns(Protocol):
     def cancel(self, id: str) -> None:
         """Cancels a flow run; its process is ended in order."""
 
+    def why_ended(self, id: str) -> str:
+        """Returns how a flow run has ended, for people; empty if that is not known."""
+
 
 Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
 """Runs a function in the background, under a label that a person sees."""

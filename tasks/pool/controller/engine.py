@@ -106,6 +106,7 @@ class PoolEngine:
         with self._changed:
             gone = self._watch.look(ended=ended)
             self._nodes = self._watch.there
+            self._provider.served({record.allocation for record in self._nodes.values() if record.allocation})
             if gone:
                 self.catch_up()
             for each in gone:

@@ -1,7 +1,13 @@
-"""Plans for nodes that end: no segment outlasts its node, and each has time to write a checkpoint before."""
+"""Plans for nodes that end: where the work allows it, no segment outlasts its node.
+
+Whoever executes a plan empties each node before its end, whatever is planned there, so that its gangs have time to
+write checkpoints.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -10,13 +16,19 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.plans.checked import bounded
 
+logger = logging.getLogger(__name__)
+
 HEED_S = 10.0
 """Time for the controller to notice that a node is about to end, and for its gangs to hear of it."""
 SAFETY = 2.0  # checkpoints of several gangs share one storage
+STAYING = 0.5
+"""The share of the time of the node that stays longest, from which on nodes are planned as if they stayed, where the
+work outlasts all nodes. Nodes that were lent at the same time end almost together, and share the work.
+"""
 
 
 def empty_before_s(job_table: JobTable) -> float:
-    """Returns how long before its end a node is emptied: the time for the current step and a checkpoint of any job.
+    """Returns how long before its end a node is emptied: 10 s, and twice the longest step and checkpoint of any job.
 
     A fixed time before anything was measured.
     """
@@ -31,8 +43,8 @@ def plan_before_ends(
 ) -> Plan:
     """Returns a plan in which no segment outlasts its node, with a bound and a certificate for `problem`.
 
-    Where there is no such plan, because all nodes end before the jobs do, the plan is made as if nodes stayed: whoever
-    executes it empties each node before its end, and the jobs wait for another one.
+    Where there is no such plan, because all nodes end before the jobs do, those that stay longest are planned as if
+    they did not end, and the others as before. The jobs stop at checkpoints there, and continue on another node.
 
     ends_s: by node, the end of its last segment, in the time of the problem; nodes that stay are left out.
     make_plan: plans a problem. Raises ProblemError where there is no plan.
@@ -42,12 +54,26 @@ def plan_before_ends(
         segment.end_s > ends_s[node] for segment in plan.segments for node, _ in segment.devices if node in ends_s
     ):
         return plan
+    longest_s = max(ends_s.get(node.id, math.inf) for node in problem.nodes)
+    staying = {node for node, end_s in ends_s.items() if end_s >= STAYING * longest_s}
+    for without in [set[str](), staying] if staying else [set[str]()]:
+        try:
+            limited = make_plan(_ending(problem, {node: s for node, s in ends_s.items() if node not in without}))
+        except ProblemError:
+            continue
+        if without:
+            logger.info(
+                "jobs outlast all nodes: they stop at checkpoints on %s, and continue on others",
+                ", ".join(sorted(staying)),
+            )
+        return bounded(limited, problem, objective=objective)
+    logger.info("jobs outlast all nodes: they stop at checkpoints before their nodes end, and continue on others")
+    return plan
+
+
+def _ending(problem: Problem, ends_s: Mapping[str, float]) -> Problem:
     nodes = tuple(
         replace(node, available_until_s=max(ends_s[node.id], 0.0)) if node.id in ends_s else node
         for node in problem.nodes
     )
-    try:
-        limited = make_plan(replace(problem, nodes=nodes))
-    except ProblemError:
-        return plan
-    return bounded(limited, problem, objective=objective)
+    return replace(problem, nodes=nodes)

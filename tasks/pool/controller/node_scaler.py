@@ -46,6 +46,7 @@ class NodeScaler:
         self._lent: frozenset[str] = frozenset()
         self._like: EngineNode | None = None  # the last node that the engine lent
         self._num_requested: int | None = None
+        self._is_withheld = False  # whether a batch waits to be profiled, and gets no node
         self._worth = NodeWorth(options.prices, clock=clock) if options.prices is not None else None
 
     def look(self, *, is_node_awaited: bool, lends: Callable[[str], bool]) -> None:
@@ -64,12 +65,13 @@ class NodeScaler:
         num_own_devices = sum(len(node.devices) for node in own)
         jobs = demands(self._executor.job_table)
         num_wanted = self._num_wanted(jobs, own=own, num_own_devices=num_own_devices)
+        exceeds_budget = bool(jobs) and self._worth is not None and self._worth.exceeds_budget
         if is_node_awaited and not num_own_devices:
-            num_wanted = max(num_wanted, 1)
+            num_wanted = max(num_wanted, self._num_for_profiling(exceeds_budget=exceeds_budget))
         self._request(num_wanted, num_jobs=len(jobs), now_s=now_s)
         idle = [each.name for each in serving if self._executor.is_free(each.name) and not lends(each.name)]
         self._idle.note(idle, now_s=now_s)
-        if jobs and self._worth is not None and self._worth.exceeds_budget:
+        if exceeds_budget:
             for node in serving:  # also those with work, which ends at checkpoints
                 logger.info("node %s is given back: it would cost more than the budget", node.name)
                 self._known_nodes.give_back(node.name)
@@ -100,6 +102,13 @@ class NodeScaler:
             lambda: NodeQuestion.of(job_table, own, lent=like, least=least, most=most, come_s=come_s),
         )
         return least if worth is None else min(worth, most)
+
+    def _num_for_profiling(self, *, exceeds_budget: bool) -> int:
+        """Returns how many nodes a batch gets that waits to be profiled: none while those of the jobs cost too much."""
+        if exceeds_budget and not self._is_withheld:
+            logger.info("no node is requested for a batch that waits to be profiled: nodes cost more than the budget")
+        self._is_withheld = exceeds_budget
+        return 0 if exceeds_budget else 1
 
     def _request(self, num_nodes: int, *, num_jobs: int, now_s: float) -> None:
         if num_nodes != self._num_requested:

@@ -217,7 +217,10 @@ class RequestHandler:
     # -- requests for idle devices -----------------------------------------------------------------------------------
 
     def take_loans(self, standing: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
-        """Takes in the requests for devices; ends those whose node is gone or that are not renewed."""
+        """Takes in the requests for devices; ends those whose node is gone or that are not renewed.
+
+        Refuses new ones of a node that leaves. Those that were granted before end with their trials.
+        """
         loans = {}
         lend = [each for each in standing if each.kind == RequestKind.LEND]
         asked = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
@@ -229,6 +232,9 @@ class RequestHandler:
                 self._requests.answer(
                     request.id, status=RequestStatus.REFUSED if is_open else RequestStatus.WITHDRAWN, answer=answer
                 )
+            elif is_open and there[node].is_leaving:
+                answer = {"message": f"node {node} is leaving the pool"}
+                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=answer)
             elif request.id in silent:
                 answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
                 self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer=answer)

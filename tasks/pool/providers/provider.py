@@ -7,7 +7,7 @@ provider reports what the engine says about the machine: how long it is lent, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -64,6 +64,9 @@ class NodeProvider(Protocol):
     def allocations(self) -> Mapping[str, Allocation]:
         """Returns the allocations that the engine last reported, by id: all that live, and those that ended lately."""
 
+    def served(self, allocations: Collection[str]) -> None:
+        """Notes under which allocations nodes have registered: those have come, and others may yet fail to."""
+
     def close(self) -> None:
         """Stops asking the engine. Allocations stay: the next controller's provider finds them again."""
 
@@ -80,6 +83,9 @@ class NoProvider:
     def allocations(self) -> Mapping[str, Allocation]:
         """Returns none."""
         return {}
+
+    def served(self, allocations: Collection[str]) -> None:
+        """Does nothing."""
 
     def close(self) -> None:
         """Does nothing."""

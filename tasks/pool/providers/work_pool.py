@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Protocol
@@ -23,8 +23,9 @@ from ringmaster.tasks.pool.providers.provider import GONE, Allocation, Allocatio
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
+MOST_REMEMBERED = 10_000
 FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
-"""The delay before the next flow run where the last one ended before it began; doubled each time."""
+"""The delay before the next flow run where the last one ended before its node came; doubled each time."""
 
 
 class Machines(Protocol):
@@ -52,13 +53,16 @@ class MachinesOfRuns:
         self._seen: dict[str, Allocation] = {}
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
-        """Returns the allocations of all flow runs that live, or lived before."""
+        """Returns the allocations of all flow runs that live, and of those that lived before, as far as remembered."""
         for allocation in self._seen.values():
             why = "its flow run has ended"
             self._seen[allocation.id] = replace(allocation, status=AllocationStatus.LEAVING, why=why)
         for run in runs:
             status = AllocationStatus.RUNNING if run.is_begun else AllocationStatus.PENDING
+            self._seen.pop(run.id, None)  # the run that was seen last is the last to be forgotten
             self._seen[run.id] = Allocation(id=run.id, status=status)
+        for id in list(self._seen)[: max(len(self._seen) - max(MOST_REMEMBERED, len(runs)), 0)]:
+            del self._seen[id]
         return dict(self._seen)
 
     def allocation_of(self, run: NodeRun) -> str:
@@ -93,7 +97,8 @@ class WorkPoolProvider:
     ) -> None:
         self._node_runs, self._machines, self._look_every_s = node_runs, machines, look_every_s
         self._clock = clock
-        self._starting: set[str] = set()  # runs that were started and have not begun
+        self._starting: dict[str, str] = {}  # by run that was started and has no node yet, its allocation or ""
+        self._served: set[str] = set()
         self._num_failures, self._not_before_s = 0, -math.inf
         self._lock = threading.Lock()
         self._num_wanted: int | None = None  # until the controller has asked for a number, nothing is started or ended
@@ -127,6 +132,11 @@ class WorkPoolProvider:
     def allocations(self) -> Mapping[str, Allocation]:
         """Returns what the engine last reported; see `NodeProvider`."""
         return self._allocations
+
+    def served(self, allocations: Collection[str]) -> None:
+        """Notes which nodes have come; see `NodeProvider`."""
+        with self._lock:
+            self._served |= set(allocations)
 
     def close(self) -> None:
         """Ends the thread, once its question is answered."""
@@ -170,26 +180,39 @@ class WorkPoolProvider:
         alive = [run for run in runs if self._is_alive(run) and self._machines.allocation_of(run) not in to_release]
         if self._clock() >= self._not_before_s:
             for _ in range(len(alive), num_wanted):
-                self._starting.add(self._node_runs.start())
+                self._starting[self._node_runs.start()] = ""
         waiting = [run for run in alive if not run.is_begun]
         for run in waiting[: max(len(alive) - num_wanted, 0)]:
-            self._starting.discard(run.id)
+            self._starting.pop(run.id, None)
             self._node_runs.cancel(run.id)
 
     def _count_failures(self, runs: Sequence[NodeRun]) -> None:
-        """Delays further runs where one has ended before it began, for example because its job was refused."""
-        begun, live = {run.id for run in runs if run.is_begun}, {run.id for run in runs}
-        if begun & self._starting:
+        """Delays further runs where one has ended before its node has registered, whatever the cause."""
+        for run in runs:
+            if run.id in self._starting:
+                self._starting[run.id] = self._machines.allocation_of(run) or self._starting[run.id]
+        live = {run.id for run in runs}
+        with self._lock:
+            served = set(self._served)
+        come = {id for id, allocation in self._starting.items() if allocation in served}
+        failed = self._starting.keys() - live - come
+        said = self._why(min(failed)) if failed else ""
+        with self._lock:
+            self._served -= served
+        self._starting = {id: each for id, each in self._starting.items() if id in live - come}
+        if come:
             self._num_failures, self._not_before_s = 0, -math.inf
-        failed = self._starting - live
-        self._starting &= live - begun
         if failed:
             delay_s = min(FIRST_DELAY_S * 2**self._num_failures, LONGEST_DELAY_S)
             self._num_failures, self._not_before_s = self._num_failures + 1, self._clock() + delay_s
-            one = min(failed)
-            said = self._allocations[one].why if one in self._allocations else ""
-            why = said or f"the log of flow run {one} in Prefect says why"
-            logger.error("%d nodes could not be started: %s. The next attempt is in %.0f s", len(failed), why, delay_s)
+            logger.error("%d nodes could not be started: %s. The next attempt is in %.0f s", len(failed), said, delay_s)
+
+    def _why(self, run: str) -> str:
+        """Returns why a run has ended before its node came. Raises ConnectionError."""
+        machine = self._allocations.get(self._starting[run] or run)
+        why = [self._node_runs.why_ended(run), machine.why if machine is not None else ""]
+        found = "; ".join(filter(None, why))
+        return f"{run}: {found}" if found else f"the log of flow run {run} in Prefect says why"
 
     def _is_alive(self, run: NodeRun) -> bool:
         """Returns whether a flow run serves a node that takes segments, or will."""

@@ -16,6 +16,7 @@ class FakeWorkPool:
     def __init__(self) -> None:
         self.runs: dict[str, NodeRun] = {}
         self.machines: dict[str, Allocation] = {}
+        self.ends: dict[str, str] = {}
         self.numbers = itertools.count(1)
         self.is_prefect_away = self.is_engine_away = False
 
@@ -31,6 +32,9 @@ class FakeWorkPool:
 
     def cancel(self, id: str) -> None:
         del self.runs[id]
+
+    def why_ended(self, id: str) -> str:
+        return self.ends.get(id, "")
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         if self.is_engine_away:
@@ -133,10 +137,46 @@ def test_runs_that_end_before_they_begin_are_started_again_ever_later(pool, prov
     now_s[0] += 1000.0
     provider.look()
     pool.serve()
+    provider.served(pool.machines)
     provider.look()
     pool.finish(next(iter(pool.machines)))
     provider.look()
-    assert len(pool.runs) == 1, "one that had begun is replaced at once"
+    assert len(pool.runs) == 1, "one whose node had come is replaced at once"
+
+
+def test_runs_that_begin_and_end_before_their_node_comes_are_started_ever_later_and_say_why(
+    pool, provider, now_s, caplog
+):
+    provider.request(1)
+    starts = []
+    while now_s[0] < 10 * FIRST_DELAY_S:
+        provider.look()
+        if pool.runs:
+            starts.append(now_s[0])
+            pool.serve()
+            provider.look()
+            (run,) = pool.runs
+            pool.ends[run] = "Failed: --devices gpu:8: there are 0 GPUs"
+            pool.finish(f"slurm:{run}")
+        now_s[0] += 1.0
+    waits = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert waits == sorted(waits) and waits[0] >= FIRST_DELAY_S and waits[1] >= 2 * FIRST_DELAY_S
+    assert "run-1: Failed: --devices gpu:8: there are 0 GPUs; cancelled" in caplog.text
+
+
+def test_the_end_of_a_run_is_asked_for_until_prefect_answers(pool, provider, caplog):
+    def away(run):
+        raise ConnectionError("Prefect is away")
+
+    provider.request(1)
+    provider.look()
+    pool.runs.clear()
+    pool.why_ended = away
+    with pytest.raises(ConnectionError):
+        provider.look()
+    pool.why_ended = lambda id: "Crashed: no worker"
+    provider.look()
+    assert caplog.text.count("Crashed: no worker") == 1
 
 
 def test_the_engine_is_asked_while_prefect_is_away(pool, provider):
@@ -192,6 +232,16 @@ def test_a_node_whose_flow_run_has_ended_leaves_where_nothing_else_is_known(pool
     provider.look()
     statuses = {id: each.status for id, each in provider.allocations().items()}
     assert statuses == {first: AllocationStatus.LEAVING, second: AllocationStatus.RUNNING}
+
+
+def test_flow_runs_that_ended_long_ago_are_forgotten(pool, monkeypatch):
+    monkeypatch.setattr("ringmaster.tasks.pool.providers.work_pool.MOST_REMEMBERED", 3)
+    machines = MachinesOfRuns(pool)
+    runs = [NodeRun(id=f"run-{number}") for number in range(6)]
+    for first in range(5):
+        machines.look([runs[5], runs[first]])
+    assert machines.look([runs[5]]).keys() == {"run-3", "run-4", "run-5"}
+    assert machines.look(runs).keys() == {run.id for run in runs}, "whatever lives is reported"
 
 
 def test_an_unexpected_error_is_reported(pool):

@@ -1,9 +1,15 @@
 """Options over several nodes, for jobs that no single node can train."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import GUESSED_STEP_S, predicted_profiles, shapes_over_nodes
+from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.stage import _too_large
 from ringmaster.techniques.interface.preflight import Candidate, Forecast, Preflight
 from ringmaster.techniques.interface.technique import GangShape
 from tests.unit.execution.fakes import job, profile
@@ -21,6 +27,24 @@ def candidate(technique="fsdp", num_devices=8, step_s=None, **changes):
         step_s=step_s,
         **changes,
     )
+
+
+def search(*kinds):
+    return SimpleNamespace(failures=[Failure(kind=kind, message="why") for kind in kinds])
+
+
+@pytest.mark.parametrize(
+    ("profiles", "kinds", "is_too_large"),
+    [
+        ([profile()], [], False),
+        ([], [], True),  # no trial was made: nothing fits
+        ([], ["out_of_memory", "killed"], True),
+        ([], ["out_of_memory", "failed"], False),
+    ],
+)
+def test_a_job_whose_trials_fail_for_another_reason_than_memory_gets_no_larger_gang(profiles, kinds, is_too_large):
+    found = _too_large([job("a")], {"a": profiles}, {"a": [search(), search(*kinds)]})
+    assert [each.name for each in found] == ["a"] * is_too_large
 
 
 def preflight(*candidates):

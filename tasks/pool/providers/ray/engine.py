@@ -35,7 +35,7 @@ class Broker(Protocol):
 class RayActors:
     """The actors of a pool on a Ray cluster, each of which serves a node; implements `NodeRuns` and `Machines`.
 
-    An actor is its own allocation. All methods but `live` and `allocation_of` raise EngineAway.
+    An actor is its own allocation. All methods but `live`, `allocation_of` and `why_ended` raise EngineAway.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -71,6 +71,10 @@ class RayActors:
     def cancel(self, id: str) -> None:
         """Ends an actor whose node does not serve yet."""
         self._broker.ask("end", id)
+
+    def why_ended(self, id: str) -> str:
+        """Returns nothing: the actor's allocation says why."""
+        return ""
 
 
 class RayProvider(WorkPoolProvider):

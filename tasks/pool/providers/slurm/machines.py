@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.execution.engines.context import NodeRun
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused
 from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, SlurmNode, infrastructure_of, job_number
+
+logger = logging.getLogger(__name__)
 
 END_GRACE_S = 120.0  # for a job to end in order, before it is cancelled
 MOST_REMEMBERED = 10_000
@@ -37,10 +41,15 @@ class SlurmMachines:
     A job serves one node once. If Slurm requeues it, another one is requested, and it is cancelled.
 
     slurm: the commands. clock: monotonic seconds.
+    user_id: the user whose jobs are the pool's; None for the user of this process. Slurm lists the jobs of all users,
+        and the jobs of their pools have the same kind of comment.
     """
 
-    def __init__(self, slurm: Slurm, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, slurm: Slurm, *, clock: Callable[[], float] = time.monotonic, user_id: int | None = None
+    ) -> None:
         self._slurm, self._clock = slurm, clock
+        self._user_id = os.getuid() if user_id is None else user_id
         self._seen: dict[int, _Seen] = {}
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
@@ -50,7 +59,7 @@ class SlurmMachines:
         """
         wanted = {number for run in runs if (number := job_number(run.infrastructure)) is not None}
         known = {job.id: job for job in self._slurm.jobs()}
-        jobs = [job for job in known.values() if job.flow_run or job.id in wanted]
+        jobs = [job for job in known.values() if (job.flow_run and self._is_own(job)) or job.id in wanted]
         for job in jobs:
             self._remember(job)
         current = {job.id for job in jobs} | wanted
@@ -73,11 +82,17 @@ class SlurmMachines:
         seen = self._seen.get(number, _Seen())
         if seen.ended_at_s is not None:
             return
-        if seen.node:
-            self._slurm.end(number)
-        else:
-            self._slurm.cancel(number)  # it waits: nothing would receive a signal
+        try:
+            if seen.node:
+                self._slurm.end(number)
+            else:
+                self._slurm.cancel(number)  # it waits: nothing would receive a signal
+        except SlurmRefused as error:  # concerns this job alone
+            logger.warning("Slurm job %d cannot be ended: %s", number, error)
         self._seen[number] = replace(seen, ended_at_s=self._clock())
+
+    def _is_own(self, job: SlurmJob) -> bool:
+        return job.user_id in (None, self._user_id)
 
     def _remember(self, job: SlurmJob) -> None:
         seen = self._seen.pop(job.id, _Seen())  # the job that was seen last is the last to be forgotten
@@ -89,7 +104,10 @@ class SlurmMachines:
         asked_s = self._seen[job.id].ended_at_s
         is_late = asked_s is not None and self._clock() - asked_s > END_GRACE_S
         if not job.has_ended and not job.is_completing and (job.num_restarts or is_late):
-            self._slurm.cancel(job.id)
+            try:
+                self._slurm.cancel(job.id)
+            except SlurmRefused as error:
+                logger.warning("Slurm job %d cannot be cancelled: %s", job.id, error)
 
     def _allocation(self, job: SlurmJob, nodes: Mapping[str, SlurmNode]) -> Allocation:
         status, why = self._status(job, nodes)
@@ -106,6 +124,8 @@ class SlurmMachines:
             return self._ended(job, f"{name} was requeued{reason}", nodes)
         if job.has_ended:
             return self._ended(job, f"{name} has ended: {job.state}, {job.exit}{reason}", nodes)
+        if self._seen[job.id].ended_at_s is not None:
+            return AllocationStatus.LEAVING, f"{name} was given back"
         if job.is_waiting:
             return AllocationStatus.PENDING, f"{name} waits{reason}"
         if "RUNNING" not in job.states:

@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.pool.providers.provider import EngineAway
 from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused, lacking_commands
 from ringmaster.tasks.pool.providers.slurm.records import SlurmNode, SlurmPartition
 from ringmaster.tasks.pool.providers.slurm.times import seconds_of
 
 _GRES = re.compile(r"(?:gres[:/])?(?P<name>[a-z]\w*)(?::(?P<type>[a-z_]\w*))?(?::(?P<number>\d+))?(?:\(.*\))?", re.I)
+_ASKS_FOR_GPUS = re.compile(r"(^|\s)(--gpus|-G|(--gres|--tres-per-\w+)[= ]\S*gpu)")
 _SEPARATOR = re.compile(r",(?![^(]*\))")  # no comma in parentheses, as in gpu:8(S:0,1)
 
+LEAST_TIME_S = EMPTY_BEFORE_S + 60.0  # before anything was measured, a node would otherwise leave as it comes
 UNAVAILABLE = "Requested node configuration is not available"
 
 
@@ -24,11 +27,17 @@ class JobRequest:
 
     time: a time limit as sbatch reads it, or as in 8h.
     gres: generic resources, as in gpu:8.
+    num_gpus: how many GPUs are to serve; 0 where that depends on what Slurm gives.
+    has_whole_node: whether the job has its node, with all GPUs, for itself.
+    script: the batch script, whose lines may ask for more.
     """
 
     partition: str = ""
     time: str = ""
     gres: str = ""
+    num_gpus: int = 0
+    has_whole_node: bool = False
+    script: str = ""
 
 
 def faults(
@@ -55,7 +64,8 @@ def faults(
         partition_faults = _partition_faults(names, partitions)
         time_faults = _time_faults(request.time, allowed)
         gres_faults = _gres_faults(request.gres, allowed, nodes)
-        found = [*partition_faults, *time_faults, *gres_faults]
+        gpu_faults = _gpu_faults(request, options(request), allowed, nodes)
+        found = [*partition_faults, *time_faults, *gres_faults, *gpu_faults]
         if partition_faults and not default:
             return found
         rest = JobRequest(
@@ -90,6 +100,9 @@ def _time_faults(time: str, allowed: Sequence[SlurmPartition]) -> Sequence[str]:
         asked_s = seconds_of(time)
     except ValueError:
         return [f"--time {time} is no time. To fix: write it as in 30m, 8h, 2d or 1-12:00:00"]
+    if asked_s < LEAST_TIME_S:
+        least = f"To fix: at least --time {LEAST_TIME_S // 60:.0f}m"
+        return [f"--time {time} is too short: a node is emptied {EMPTY_BEFORE_S:.0f} s before its end. {least}"]
     limit_s = max((each.max_time_s for each in allowed), default=math.inf)
     if asked_s <= limit_s:
         return []
@@ -104,6 +117,28 @@ def _gres_faults(gres: str, allowed: Sequence[SlurmPartition], nodes: Sequence[S
         return []
     there = " or ".join(sorted({node.gres or "nothing" for node in own})) or "no generic resources"
     return [f"--gres {gres}: no node of partition {_names(allowed)} has that. To fix: a node there has {there}"]
+
+
+def _gpu_faults(
+    request: JobRequest, options: Sequence[str], allowed: Sequence[SlurmPartition], nodes: Sequence[SlurmNode]
+) -> Sequence[str]:
+    """Returns the fault of a job whose node would not see the GPUs that are to serve, as nothing asks for them.
+
+    A job that has its node for itself is given all GPUs of it. Where Slurm does not know of GPUs, it hides none.
+    """
+    directives = [line.removeprefix("#SBATCH") for line in request.script.splitlines() if line.startswith("#SBATCH")]
+    if not request.num_gpus or _ASKS_FOR_GPUS.search(" ".join([*options, *directives])):
+        return []
+    own = [node for node in nodes if node.partitions & {each.name for each in allowed}]
+    have_gpus = all(_has(node, {("gpu", ""): request.num_gpus}) for node in own)
+    knows_gpus = any(_has(node, {("gpu", ""): 1}) for node in nodes)
+    if not knows_gpus or (request.has_whole_node and have_gpus):
+        return []
+    number = request.num_gpus
+    return [
+        f"--node-devices gpu:{number}: nothing asks Slurm for GPUs, so that a node may be given none. "
+        f"To fix: --gres gpu:{number}"
+    ]
 
 
 def _names(partitions: Sequence[SlurmPartition]) -> str:

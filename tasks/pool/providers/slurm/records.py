@@ -42,6 +42,7 @@ class SlurmJob:
 
     states: its state, such as RUNNING, and flags such as COMPLETING: its processes are being ended.
     node: the name of its node; empty while it waits.
+    user_id: the number of the user who submitted it; None where Slurm does not say.
     comment: the comment that it was submitted with.
     num_restarts: how many times it was requeued after it had started.
     end_s: when it ended, or has to, in seconds since the epoch; None while it waits.
@@ -53,6 +54,7 @@ class SlurmJob:
     id: int
     states: frozenset[str]
     node: str = ""
+    user_id: int | None = None
     comment: str = ""
     num_restarts: int = 0
     end_s: float | None = None
@@ -205,10 +207,12 @@ def _job(row: Mapping[str, Any]) -> SlurmJob:
     is_waiting = bool(states & WAITING)
     reason = str(row.get("state_reason") or "")
     description = str(row.get("state_description") or "")
+    user_id = _number(row.get("user_id"))
     return SlurmJob(
         id=int(_number(row["job_id"]) or 0),
         states=states | flags,
         node=str(row.get("nodes") or ""),
+        user_id=None if user_id is None else int(user_id),
         comment=_text(row.get("comment")),
         num_restarts=int(_number(row.get("restart_cnt")) or 0),
         end_s=None if is_waiting else _number(row.get("end_time")) or None,

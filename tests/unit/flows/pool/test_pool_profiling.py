@@ -1,5 +1,6 @@
 """Profiling of a batch on a pool: choice of nodes, devices held free for it, and nodes of several kinds."""
 
+import itertools
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
@@ -128,7 +129,7 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
         return name
 
     monkeypatch.setattr(profiling, "_start", start)
-    monkeypatch.setattr(profiling, "_wait", lambda name, **_: "Crashed: it is gone" if len(started) == 1 else "")
+    monkeypatch.setattr(profiling, "_wait", lambda run, *_: "Crashed: it is broken" if len(started) == 1 else "")
     profiled = profile_on_pool(BATCH, key="nightly-1", database=database)
     assert sorted(started) == ["n1", "n2"]
     assert profiled.profiles["a"] == (profile(),)
@@ -182,7 +183,7 @@ class Prefect:
     ("states", "fault", "told"),
     [
         ([Scheduled()], profiling.GONE, [StateType.CANCELLED]),
-        ([Running(), Running(), Crashed(message="no sign of life")], "Crashed: no sign of life", []),
+        ([Running(), Crashed(message="no sign of life")], f"{profiling.GONE} (Crashed: no sign of life)", []),
         ([Completed()], "", []),
     ],
     ids=["not-begun", "begun", "done"],
@@ -191,7 +192,7 @@ def test_a_run_that_no_worker_will_take_any_more_is_not_waited_for(database, mon
     server = Prefect(*states)
     monkeypatch.setattr(profiling, "get_client", lambda **_: server)
     monkeypatch.setattr(profiling, "LOOK_EVERY_S", 0.01)
-    assert profiling._wait(SimpleNamespace(id="run-1"), node="n1", database=database) == fault
+    assert profiling._wait(SimpleNamespace(id="run-1"), node("n1"), database) == fault
     assert server.told == told
 
 
@@ -199,7 +200,65 @@ def test_a_run_is_waited_for_as_long_as_its_node_is_there(database, monkeypatch)
     Nodes(database).register(node("n1"))
     monkeypatch.setattr(profiling, "get_client", lambda **_: Prefect(Scheduled(), Scheduled(), Running(), Completed()))
     monkeypatch.setattr(profiling, "LOOK_EVERY_S", 0.01)
-    assert profiling._wait(SimpleNamespace(id="run-1"), node="n1", database=database) == ""
+    assert profiling._wait(SimpleNamespace(id="run-1"), node("n1"), database) == ""
+
+
+@pytest.mark.parametrize(
+    ("now", "is_gone"),
+    [
+        (NodeRecord(name="n1", incarnation="1", address="", devices=()), False),
+        (NodeRecord(name="n1", incarnation="2", address="", devices=()), True),
+        (NodeRecord(name="n1", incarnation="1", address="", devices=(), status=NodeStatus.LEAVING), True),
+    ],
+    ids=["serves", "another-worker", "leaves"],
+)
+def test_a_run_that_ends_with_its_node_says_so(database, monkeypatch, now, is_gone):
+    Nodes(database).register(now)
+    monkeypatch.setattr(profiling, "get_client", lambda **_: Prefect(Crashed(message="exit status 143")))
+    said = profiling._wait(SimpleNamespace(id="run-1"), node("n1"), database)
+    assert (profiling.GONE in said) == is_gone
+    assert "Crashed: exit status 143" in said
+
+
+def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkeypatch):
+    for name in ("n1", "n2"):
+        Nodes(database).register(node(name))
+    journal = Journal(database, batch="nightly-1")
+    started = []
+
+    def start(name, key):
+        started.append(name)
+        return name
+
+    def wait(run, *_):
+        if len(started) > profiling.MOST_ATTEMPTS:
+            journal.put("profiled:A100", to_json(MEASURED))
+            return ""
+        return f"{profiling.GONE} (Crashed: exit status 143)"
+
+    monkeypatch.setattr(profiling, "_start", start)
+    monkeypatch.setattr(profiling, "_wait", wait)
+    assert profile_on_pool(BATCH, key="nightly-1", database=database).num_trials == MEASURED.num_trials
+    assert all(one != other for one, other in itertools.pairwise(started)), "one that leaves is avoided"
+
+
+@pytest.mark.parametrize(
+    ("own", "lent", "most_lent", "num_nodes"),
+    [(1, 0, 0, 1), (2, 0, 4, 2), (0, 1, 4, 4), (2, 1, 4, 6), (0, 3, 2, 3), (0, 1, 0, 1)],
+)
+def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatch, own, lent, most_lent, num_nodes):
+    nodes, found = Nodes(database), []
+    for number in range(own + lent):
+        allocation = "" if number < own else f"slurm:{number}"
+        nodes.register(replace(node(f"n{number}"), allocation=allocation))
+    nodes.register(replace(node("smaller", num_devices=1), allocation="slurm:9"))
+    nodes.note_most_lent(7)
+    nodes.note_most_lent(most_lent)
+    monkeypatch.setattr(profiling, "profile_task", lambda jobs, **options: found.append(options["num_nodes"]))
+    cluster = Cluster(nodes=(healthy(node("n0")),))
+    context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
+    profiling._measure(context, database)
+    assert found == [num_nodes]
 
 
 def test_a_batch_for_devices_that_the_pool_lacks_is_refused(database):

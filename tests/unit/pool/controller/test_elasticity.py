@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller import node_worth
@@ -151,6 +153,16 @@ def test_a_short_batch_gets_one_node(pool, engine):
     assert engine.num_lent == 1
 
 
+def test_a_job_that_no_single_node_can_train_gets_as_many_as_it_needs(database, engine):
+    make_plan = partial(checked_plan, work_s=1.0, seed=0, objective="makespan")
+    pool = PoolBench(database, Clock(), make_plan=make_plan, engine=engine, elasticity=OPTIONS)
+    profiles = {"a": (replace(profile("ddp", num_devices=4), num_nodes=2),), "b": (profile(),)}
+    pool.submit(submission(profiles=profiles, num_steps=5))
+    run(pool)
+    assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.DONE}
+    assert engine.num_lent == 2
+
+
 def test_a_node_with_work_is_kept(pool, engine):
     pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
     pool.pass_seconds(60)
@@ -212,6 +224,25 @@ def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkey
     pool.pass_seconds(IDLE_S + 5)
     assert not engine.there
     assert JobStatus.WAITING in pool.statuses().values()
+
+
+def test_no_node_comes_for_a_batch_that_waits_to_be_profiled_while_nodes_cost_more_than_the_budget(
+    database, engine, monkeypatch, caplog
+):
+    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
+    pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.pass_seconds(COME_S + IDLE_S + 5)
+    num_lent = engine.num_lent
+    requests = wishes.Requests(pool.database)
+    number = requests.ask(wishes.RequestKind.NODE, {"beats": 0})
+    with caplog.at_level("INFO"):
+        for _ in range(10):
+            assert requests.renew(number)
+            pool.pass_seconds(COME_S)
+    assert (engine.asked, engine.num_lent) == (0, num_lent)
+    assert caplog.text.count("no node is requested for a batch that waits to be profiled") == 1
 
 
 def test_one_node_comes_for_a_batch_that_waits_to_be_profiled(pool, engine):

@@ -43,6 +43,21 @@ def test_where_all_nodes_end_too_early_the_plan_is_made_as_if_they_stayed():
     assert made.makespan_s == pytest.approx(100.0)
 
 
+def test_work_that_outlasts_all_nodes_is_on_the_one_that_stays_longest(caplog):
+    given = problem(100.0, 100.0, 1000.0)
+    with caplog.at_level("INFO"):
+        made = plan(given, {"n1": 60.0, "n2": 600.0})
+    assert last_s(made, "n1") <= 60.0 + 1e-6
+    assert last_s(made, "n2") >= 1000.0
+    assert not verify(made, given), "its bound and certificate are those of the problem"
+    assert "outlast all nodes: they stop at checkpoints on n2" in caplog.text
+
+
+def test_nodes_that_end_almost_together_share_the_work_that_outlasts_them():
+    made = plan(problem(100.0, 100.0), {"n1": 50.0, "n2": 60.0})
+    assert made.makespan_s == pytest.approx(100.0)
+
+
 def test_a_node_that_is_about_to_end_gets_nothing():
     made = plan(problem(30.0, 30.0), {"n1": -5.0})
     assert last_s(made, "n1") == 0.0

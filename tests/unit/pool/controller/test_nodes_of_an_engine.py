@@ -130,6 +130,24 @@ def test_a_node_that_leaves_is_emptied_and_given_back(pool, engine):
     assert started(pool) == {"a": ["n1"], "b": ["n2", "n1"]}
 
 
+def test_devices_of_a_node_that_leaves_are_not_lent(pool, engine):
+    engine.add("n1")
+    pool.pass_seconds(1)
+    lent = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)  # so that the node stays
+    assert lent.status == wishes.RequestStatus.GRANTED
+    waits = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
+    assert waits.status == wishes.RequestStatus.OPEN
+    engine.leave("n1")
+    pool.pass_seconds(1)
+    for refused in (
+        Requests(pool.database).read(waits.id),
+        pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1),
+    ):
+        assert refused.status == wishes.RequestStatus.REFUSED
+        assert "n1 is leaving the pool" in refused.answer["message"]
+    assert Requests(pool.database).read(lent.id).status == wishes.RequestStatus.GRANTED
+
+
 def test_a_node_that_leaves_is_not_given_back_while_its_devices_are_lent(pool, engine):
     engine.add("n1")
     pool.pass_seconds(1)

@@ -63,6 +63,7 @@ def serving(provider, ray, *, num_nodes):
     provider.request(num_nodes)
     provider.look()
     ray.become(AllocationStatus.RUNNING, *ray.actors)
+    provider.served(ray.actors)
     assert statuses(provider) == [AllocationStatus.RUNNING] * num_nodes
 
 

@@ -1,13 +1,16 @@
 """What becomes of allocations, by what Slurm says of their jobs."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 from ringmaster.tasks.execution.engines.context import NodeRun
 from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
+from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused
 from ringmaster.tasks.pool.providers.slurm.machines import END_GRACE_S, SlurmMachines
 from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, SlurmNode, comment_of, infrastructure_of
+from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
 
 PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus
 JOB = SlurmJob(id=7, states=frozenset({"RUNNING"}), node="n1", comment=comment_of("abc"), end_s=500.0)
@@ -19,7 +22,7 @@ class FakeSlurm:
     def __init__(self) -> None:
         self.known: dict[int, SlurmJob] = {}
         self.states = {"n1": SlurmNode(name="n1", states=frozenset({"ALLOCATED"}))}
-        self.is_away = False
+        self.is_away = self.refuses = False
         self.asked: list[tuple[str, int]] = []
 
     def has(self, *jobs):
@@ -35,9 +38,40 @@ class FakeSlurm:
 
     def end(self, job):
         self.asked.append(("end", job))
+        if self.refuses:
+            raise SlurmRefused("Slurm refuses scancel: Access/permission denied")
 
     def cancel(self, job):
         self.asked.append(("cancel", job))
+        if self.refuses:
+            raise SlurmRefused("Slurm refuses scancel: Access/permission denied")
+
+
+class FakeNodeRuns:
+    """Flow runs, for each of which `submit` starts a job of a cluster."""
+
+    def __init__(self, slurm):
+        self.slurm, self.there, self.num_started = slurm, {}, 0
+
+    def live(self):
+        return list(self.there.values())
+
+    def start(self):
+        self.num_started += 1
+        id = f"run-{self.num_started}"
+        self.there[id] = NodeRun(id=id)
+        return id
+
+    def cancel(self, id):
+        del self.there[id]
+
+    def submit(self):
+        """Starts the jobs of the runs: the first runs, the others wait."""
+        for id, run in self.there.items():
+            number = int(id.removeprefix("run-"))
+            self.there[id] = replace(run, infrastructure=infrastructure_of(number), is_begun=number == 1)
+            job = JOB if number == 1 else in_state("PENDING", node="")
+            self.slurm.known[number] = replace(job, id=number, comment=comment_of(id))
 
 
 @pytest.fixture
@@ -144,6 +178,23 @@ def test_jobs_of_others_are_left_alone(site, slurm):
     assert not slurm.asked
 
 
+def test_a_job_of_another_users_pool_is_left_alone(site, slurm):
+    slurm.has(replace(JOB, user_id=os.getuid() + 1, num_restarts=1))
+    assert not look(site)
+    assert not slurm.asked
+    slurm.has(replace(JOB, user_id=os.getuid(), num_restarts=1))
+    assert look(site) and slurm.asked == [("cancel", 7)]
+
+
+def test_a_job_that_slurm_refuses_to_end_leaves_the_others_their_turn(site, slurm, caplog):
+    slurm.has(replace(JOB, num_restarts=1), replace(JOB, id=8, num_restarts=1))
+    slurm.refuses = True
+    assert look(site).keys() == {"slurm:7", "slurm:8"}
+    site.end("slurm:7")
+    assert slurm.asked == [("cancel", 7), ("cancel", 8), ("end", 7)]
+    assert caplog.text.count("permission denied") == 3
+
+
 def test_a_job_is_ended_in_order_and_cancelled_where_it_does_not_end(site, slurm):
     slurm.has(JOB)
     look(site)
@@ -153,6 +204,24 @@ def test_a_job_is_ended_in_order_and_cancelled_where_it_does_not_end(site, slurm
     site.now[0] = END_GRACE_S + 1
     look(site)
     assert slurm.asked == [("end", 7), ("cancel", 7)]
+
+
+def test_a_job_that_was_given_back_leaves_until_it_has_ended_and_its_replacement_stays(site, slurm):
+    runs = FakeNodeRuns(slurm)
+    provider = WorkPoolProvider(node_runs=runs, machines=site)
+    provider.request(1)
+    provider.look()
+    runs.submit()
+    provider.served({"slurm:1"})
+    provider.look()
+    provider.release("slurm:1")
+    provider.look()
+    runs.submit()
+    del runs.there["run-1"]  # its agent has left, and its job ends for some seconds more
+    for _ in range(3):
+        provider.look()
+        assert provider.allocations()["slurm:1"].status == LEAVING
+    assert list(runs.there) == ["run-2"], "the one that replaces it"
 
 
 def test_a_job_that_waits_is_cancelled_as_nothing_would_receive_a_signal(site, slurm):

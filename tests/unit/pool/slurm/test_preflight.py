@@ -48,6 +48,7 @@ class Site:
         {},
         {"partition": "gpu", "time": "8h", "gres": "gpu:4"},
         {"partition": "gpu", "gres": "gpu:t4:2,nvme"},
+        {"time": "3m"},
         {"partition": "cpu,gpu", "time": "1-0", "gres": "gpu:A100:3"},
     ],
 )
@@ -74,6 +75,7 @@ def test_all_faults_are_found_at_once_and_each_has_a_remedy():
         ({"partition": "gpus"}, "--partition gpus is not in this cluster. To fix: choose one of cpu, gpu, old"),
         ({"partition": "old"}, "--partition old starts no jobs at present"),
         ({"time": "8x"}, "--time 8x is no time"),
+        ({"time": "2m"}, "--time 2m is too short: a node is emptied 120 s before its end. To fix: at least --time 3m"),
         ({"gres": "gpu:1"}, "no node of partition cpu has that. To fix: a node there has nothing"),
         ({"partition": "gpu", "gres": "gpu:t4:3"}, "no node of partition gpu"),
         ({"partition": "gpu", "gres": "gpu:4,nvme:1"}, "no node of partition gpu"),
@@ -137,3 +139,32 @@ def test_generic_resources_are_counted_by_name_and_type():
     assert numbers_of("gpu:a100:4(S:0,1),gpu:t4:2,nvme") == {("gpu", "a100"): 4, ("gpu", "t4"): 2, ("nvme", ""): 1}
     assert numbers_of("gres:gpu:2") == {("gpu", ""): 2}
     assert numbers_of("") == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "is_fault"),
+    [
+        ({"partition": "gpu"}, [], True),  # a job that shares its node is given none
+        ({"partition": "gpu", "has_whole_node": True}, [], False),
+        ({"partition": "cpu,gpu", "has_whole_node": True}, [], True),  # it may start on c1
+        ({"partition": "gpu", "gres": "gpu:2"}, ["--gres=gpu:2"], False),
+        ({"partition": "gpu"}, ["--gpus-per-node=2"], False),
+        ({"partition": "gpu"}, ["-G", "2"], False),
+        ({"partition": "gpu"}, ["--tres-per-node", "gres:gpu:2"], False),
+        ({"partition": "gpu", "script": "#!/bin/sh\n#SBATCH --gres=gpu:2\n"}, [], False),
+        ({"partition": "gpu", "script": "#!/bin/sh\n# --gres=gpu:2\n"}, ["--partition=gpu", "--gres=nvme:1"], True),
+    ],
+)
+def test_gpus_that_are_to_serve_have_to_be_asked_for(asked, options, is_fault):
+    request = JobRequest(num_gpus=2, **asked)
+    found = faults(Slurm(run=Site().run), request, options=lambda _: options, lacking=list)
+    assert [fault.startswith("--node-devices gpu:2: nothing asks Slurm for GPUs") for fault in found] == [
+        True
+    ] * is_fault
+    assert all("To fix: --gres gpu:2" in fault for fault in found)
+
+
+def test_gpus_of_which_slurm_does_not_know_need_not_be_asked_for():
+    site = Site()
+    site.said["node"] = "NodeName=c1 Gres=(null) State=IDLE Partitions=cpu\n"
+    assert faults(Slurm(run=site.run), JobRequest(num_gpus=8), options=lambda _: [], lacking=list) == []

@@ -18,6 +18,7 @@ OLD = {  # as squeue 22.05 prints it
     "job_id": 7,
     "job_state": "RUNNING",
     "nodes": "n2",
+    "user_id": 1000,
     "comment": comment_of("abc"),
     "restart_cnt": 1,
     "end_time": 1795472903,
@@ -50,6 +51,7 @@ def test_both_forms_say_the_same():
     assert one(OLD) == one(NEW)
     job = one(OLD)
     assert (job.id, job.node, job.flow_run, job.num_restarts, job.end_s) == (7, "n2", "abc", 1, 1795472903.0)
+    assert job.user_id == 1000
     assert (job.is_waiting, job.is_completing, job.has_ended, job.is_preempted, job.reason) == (*[False] * 4, "")
 
 

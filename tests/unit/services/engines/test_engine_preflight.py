@@ -57,6 +57,15 @@ def test_defaults_of_a_template_count_unless_an_option_says_otherwise(site, tmp_
     assert "--account=ml" in (site / "asked").read_text()
 
 
+def test_gpus_that_nothing_asks_for_are_refused_where_jobs_share_nodes(site, tmp_path):
+    assert engine_faults(slurm(devices="gpu:2"), home=tmp_path) == []
+    template = tmp_path / "template.json"
+    template.write_text(json.dumps({"variables": {"properties": {"exclusive": {"default": False}}}}))
+    (fault,) = engine_faults(slurm(devices="gpu:2", work_pool_template=template), home=tmp_path)
+    assert "nothing asks Slurm for GPUs" in fault
+    assert engine_faults(slurm(devices="gpu:2", gres="gpu:2", work_pool_template=template), home=tmp_path) == []
+
+
 def test_up_refuses_all_faults_at_once_and_starts_nothing(site, tmp_path):
     options = PoolOptions(
         home=tmp_path,
