@@ -57,6 +57,16 @@ class RowTokenizer:
         return found
 
     @property
+    def end_text(self) -> str:
+        """The token that ends a text as it is written; empty if there is none."""
+        return self._tokenizer.eos_token or ""
+
+    @property
+    def start_ids(self) -> list[int]:
+        """The special tokens before a text, such as the beginning of a text (BOS)."""
+        return self._single[0]
+
+    @property
     def pad_id(self) -> int:
         """The token that fills up shorter texts: the end of a text where the tokenizer has none for it."""
         own = self._tokenizer.pad_token_id

@@ -217,7 +217,19 @@ def test_a_prompt_is_what_both_texts_begin_with(tmp_path):
     rows = [{"chosen": "Human: hi Assistant: yes", "rejected": "Human: hi Assistant: no"}] * 3
     _, training, tokenizer = opened(tmp_path, "preference", rows)
     said = [tokenizer.decode(labels[labels != IGNORED]) for labels in training[0]["labels"]]
-    assert said == ["yes<|endoftext|>", "no<|endoftext|>"]
+    assert said == [" yes<|endoftext|>", " no<|endoftext|>"]
+
+
+def test_texts_begin_with_the_tokenizers_special_token_and_are_encoded_as_one(tmp_path, bert_tokenizer):
+    row = {"prompt": "what is three", "completion": "two", "chosen": "two", "rejected": " it"}
+    whole = ["[CLS]", "what", "is", "three", "##two"]
+    _, training, tokenizer = opened(tmp_path, "completion", [row] * 3, tokenizer=bert_tokenizer)
+    assert tokenizer.convert_ids_to_tokens(training[0]["input_ids"].tolist()) == whole
+    assert training[0]["labels"].tolist() == [IGNORED] * 4 + tokenizer.convert_tokens_to_ids(["##two"])
+    _, training, _ = opened(tmp_path, "preference", [row] * 3, tokenizer=bert_tokenizer)
+    assert tokenizer.convert_ids_to_tokens(training[0]["input_ids"][0].tolist()) == whole
+    _, training, _ = opened(tmp_path, "prompt", [{"prompt": row["prompt"]}] * 3, tokenizer=bert_tokenizer)
+    assert tokenizer.convert_ids_to_tokens(training[0]["input_ids"][:4].tolist()) == whole[:4]
 
 
 def test_pairs_have_masks_and_no_labels(tmp_path):
