@@ -17,7 +17,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
-CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 Message = Mapping[str, Any]
 
@@ -228,3 +228,14 @@ def give_chat_template(folder: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(str(folder))
+
+
+def turn_end_of(folder: Path) -> int | None:
+    """Returns the token that ends a turn by ChatML, if the chat template of the tokenizer in `folder` writes it."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    if TURN_END not in str(tokenizer.chat_template):
+        return None
+    number: int | None = tokenizer.get_vocab().get(TURN_END)
+    return number
