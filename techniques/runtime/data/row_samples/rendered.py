@@ -55,7 +55,7 @@ class RenderedEncoder:
             self._pieces = None
 
     def __call__(self, text: str, spans: Sequence[Span]) -> tuple[Ids, Marks]:
-        """Returns the token ids of a text, and which tokens begin in one of the spans: [tokens] each.
+        """Returns the token ids of a text, and which tokens have a part in one of the spans: [tokens] each.
 
         spans: in order, apart from one another.
         """
@@ -67,10 +67,11 @@ class RenderedEncoder:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return np.asarray(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
+        places = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        starts, ends = places[:, 0], np.maximum(places[:, 1], places[:, 0] + 1)
         marks = np.zeros(len(starts), dtype=bool)
         for span in spans:
-            marks |= (span.first <= starts) & (starts < span.end)
+            marks |= (span.first < ends) & (starts < span.end)
         return np.asarray(encoded["input_ids"], dtype=np.int64), marks
 
     def _by_pieces(self, text: str, spans: Sequence[Span]) -> tuple[Ids, Marks] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +14,16 @@ from ringmaster.techniques.runtime.data.row_samples.rendered import Ids, Marks, 
 from ringmaster.techniques.runtime.data.rows import DataFault
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
 TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+_MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 Message = Mapping[str, Any]
 
@@ -124,57 +130,101 @@ class RowTokenizer:
 
         [tokens] each.
 
-        The assistant's part of a turn begins after the generation prompt, and ends with the turn. It is found in the
-        rendered text, so the tokens are those of the whole conversation.
+        The assistant's parts are those between {% generation %} and {% endgeneration %} of the template, as in TRL. In
+        a template without these, such a part begins after the generation prompt, and ends with what is rendered for the
+        message. They are found in the rendered text, so the tokens are those of the whole conversation.
 
-        Raises ValueError where there is no template, where it refuses the messages, or where a turn is rendered in
-        another way once others follow.
+        Raises ValueError where there is no template, where it refuses the messages, or where the assistant's parts
+        cannot be told apart.
         """
-        text = self._rendered(messages, tools=tools)
-        written = [
-            self._span(messages, turn, text, tools)
-            for turn, message in enumerate(messages)
-            if message["role"] == "assistant"
-        ]
+        text, written = self._rendered(messages, tools=tools, finds_answers=True)
+        if written is None:
+            written = [
+                self._span(messages, turn, text, tools)
+                for turn, message in enumerate(messages)
+                if message["role"] == "assistant"
+            ]
         return self._rendered_encoder(text, written)
 
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
         """Returns the tokens of a conversation up to where the assistant's answer begins."""
-        text = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        text, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
         tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
         return tokens
 
     def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
-        before = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+        """The assistant's part of a message, by rendering the conversation up to it."""
+        first: int | None
+        if turn == 0:
+            first = self._end_of_header(messages, text, tools)
+        else:
+            before, _ = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+            first = len(before) if text.startswith(before) else None
         is_last = turn + 1 == len(messages)
-        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)
-        if not text.startswith(upto) or not upto.startswith(before):
+        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)[0]
+        if first is None or not text.startswith(upto) or len(upto) < first:
             raise ValueError(
                 f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
-                "so that the assistant's tokens cannot be told apart. To fix: give a chat template that renders each "
-                "message by itself, or one conversation a row for each answer"
+                "or without what begins an answer, so that the assistant's tokens cannot be told apart. To fix: give "
+                "a chat template that marks answers with {% generation %}, or one conversation a row for each answer"
             )
-        return Span(first=len(before), end=len(upto))
+        return Span(first=first, end=len(upto))
 
-    def _rendered(self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> str:
+    def _end_of_header(self, messages: Sequence[Message], text: str, tools: Any) -> int | None:
+        """Where the first message begins behind what the template begins an answer with; None where that is unknown."""
+        prompt, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        header = prompt.removeprefix(text)
+        return text.index(header) + len(header) if header != prompt and header and header in text else None
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        finds_answers: bool = False,
+    ) -> tuple[str, list[Span] | None]:
+        """A conversation as text; with `finds_answers` also the parts that the template marks as the assistant's.
+
+        These are None where the template marks nothing at all.
+        """
         from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
 
         if self._tokenizer.chat_template is None:
             raise DataFault(
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )
-        if not messages:
-            return ""
+        template = self._tokenizer.get_chat_template(None, tools)
+        finds_answers = finds_answers and _MARKS_ANSWERS.search(template) is not None
         try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            rendered, found = render_jinja_template(
+                conversations=[list(messages)],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=finds_answers,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # such as a content that is a list, where a text is expected
             raise ValueError(
                 f"the chat template refuses the messages: {error}. To fix: correct the messages"
             ) from error
-        return rendered
+        if not finds_answers:
+            return rendered[0], None
+        spans = [Span(first=first, end=end) for first, end in found[0] if first < end]
+        if not spans:
+            raise ValueError(
+                "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
+                "To fix: remove the row, or correct its {% generation %}"
+            )
+        return rendered[0], spans
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, Any]:
+        """The special tokens by the names that chat templates read."""
+        return dict(self._tokenizer.special_tokens_map)
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [ids.tolist() for ids in self._encoder(texts)]

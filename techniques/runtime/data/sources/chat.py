@@ -32,6 +32,7 @@ class Chat(RowSource):
     encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
+    version = 2
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the contents of the messages."""

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,6 +184,44 @@ def test_a_template_of_the_tokenizers_own_is_used(tmp_path, chat_tokenizer):
     labels = training[1]["labels"]
     assert tokenizer.decode(labels[labels != IGNORED]) == "it is 1 ; yes ;"
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(chat_tokenizer).chat_template
+
+
+def test_an_answer_may_come_first(tmp_path, chat_tokenizer):
+    turns = [{"role": "assistant", "content": "yes it is"}, *conversation(1)[1:3]]
+    given = tmp_path / "given"
+    shutil.copytree(chat_tokenizer, given)
+    template = given / "chat_template.jinja"
+    template.write_text("system : what ; " + template.read_text())
+    for tokenizer in (given, chat_tokenizer):
+        _, training, loaded = opened(tmp_path, "chat", [{"messages": turns}] * 4, tokenizer=str(tokenizer))
+        labels = training[1]["labels"]
+        assert loaded.decode(labels[labels != IGNORED]) == "yes it is ; it is 1 ;"
+    template.write_text(template.read_text().replace("assistant : ", ""))
+    said = refused(tmp_path, "chat", [{"messages": turns}] * 4, tokenizer=str(given))
+    assert "row 1: message 1 is rendered in another way" in said
+
+
+REASONING = (
+    "{% for m in messages %}{{ m.role + ' : ' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ ('1 ' if loop.last else '') + m.content + ' ; ' }}{% endgeneration %}{% else %}{{ m.content + ' ; ' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+
+
+def test_answers_that_a_template_marks_may_depend_on_what_follows(tmp_path, chat_tokenizer):
+    """As those of templates that leave the reasoning of earlier answers out."""
+    template = Path(chat_tokenizer) / "chat_template.jinja"
+    rows = [{"messages": conversation(i)} for i in range(4)]
+    template.write_text(REASONING)
+    _, training, tokenizer = opened(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    labels = training[1]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "it is 1 ; 1 yes ;"
+    whole = tokenizer.apply_chat_template(rows[1]["messages"], return_dict=True)["input_ids"]
+    assert training[1]["input_ids"].tolist() == whole
+    template.write_text(REASONING.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
+    said = refused(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    assert "row 1: message 3 is rendered in another way" in said
+    assert "marks answers with {% generation %}" in said
 
 
 def test_conversations_in_share_gpts_format_are_read(tmp_path):
@@ -452,6 +491,11 @@ def test_a_dataset_names_its_classes(tmp_path):
         ("chat", {"messages": []}, "row 1: messages are no list with a message"),
         ("chat", {"messages": [{"role": "user"}]}, "message 1 has neither content nor tool_calls"),
         ("chat", {"messages": [{"content": "a"}]}, "message 1 has no role"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]},
+            "row 1: the chat template refuses the messages: can only concatenate.* To fix: correct the messages",
+        ),
         ("chat", {"messages": [{"role": "user", "content": "a"}]}, "no message is the assistant's"),
         (
             "preference",

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +110,26 @@ def test_prompts(tmp_path, tokenizer):
     for sample, row in zip(ours(tmp_path, tokenizer, "prompt", rows), rows, strict=True):
         tokens = sample["input_ids"][sample["attention_mask"].bool()].tolist()
         assert tokens == reference(text=row["prompt"])["input_ids"]
+
+
+@pytest.mark.parametrize("template", ["qwen3_training", "qwen2_5_training", "llama3_training", "phi3_training"])
+def test_conversations_whose_template_marks_answers(tmp_path, tokenizer, template):
+    import trl
+
+    given = tmp_path / "given"
+    shutil.copytree(tokenizer, given)
+    file = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
+    shutil.copyfile(file, given / "chat_template.jinja")
+    turns = [
+        {"role": "system", "content": "the  worlds"},
+        {"role": "user", "content": "what is 3?"},
+        {"role": "assistant", "content": "<think>\nhello\n</think>\n\nit is naïve\n"},
+        {"role": "user", "content": "\n and 4"},
+        {"role": "assistant", "content": "\n\nit ends"},
+    ]
+    rows = [{"messages": turns[start:stop]} for start in (0, 1) for stop in (3, 4, 5)]
+    expected = theirs(tmp_path, str(given), rows, trainer="SFTTrainer", config="SFTConfig", assistant_only_loss=True)
+    for sample, row in zip(ours(tmp_path, str(given), "chat", rows), expected, strict=True):
+        num = len(row["input_ids"])
+        assert sample["input_ids"][:num].tolist() == row["input_ids"]
+        assert sample["labels"][:num].tolist() == row["labels"]
