@@ -25,6 +25,8 @@ TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 _MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+CALLS = "tool_calls"
+
 Message = Mapping[str, Any]
 
 
@@ -138,6 +140,7 @@ class RowTokenizer:
         cannot be told apart.
         """
         text, written = self._rendered(messages, tools=tools, finds_answers=True)
+        self._check_is_rendered(text, messages, tools)
         if written is None:
             written = [
                 self._span(messages, turn, text, tools)
@@ -149,8 +152,30 @@ class RowTokenizer:
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
         """Returns the tokens of a conversation up to where the assistant's answer begins."""
         text, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        self._check_is_rendered(text, messages, tools, add_generation_prompt=True)
         tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
         return tokens
+
+    def _check_is_rendered(
+        self, text: str, messages: Sequence[Message], tools: Any, *, add_generation_prompt: bool = False
+    ) -> None:
+        """Raises ValueError where the chat template ignores tools, or tool calls."""
+        cases: list[tuple[str, Sequence[Message], Any]] = [("tools", messages, None)] if tools else []
+        if any(each.get(CALLS) for each in messages):
+            without = [
+                {"content": "", **{key: item for key, item in each.items() if key != CALLS}} for each in messages
+            ]
+            cases.append((CALLS, without, tools))
+        for what, others, their_tools in cases:
+            try:
+                rendered, _ = self._rendered(others, tools=their_tools, add_generation_prompt=add_generation_prompt)
+            except ValueError:  # the template needs them
+                continue
+            if rendered == text:
+                raise ValueError(
+                    f"the chat template ignores {what}. To fix: set data.tokenizer to one whose template renders them, "
+                    "or remove them"
+                )
 
     def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
         """The assistant's part of a message, by rendering the conversation up to it."""

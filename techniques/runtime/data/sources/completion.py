@@ -10,7 +10,14 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
-from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, texts_of
+from ringmaster.techniques.runtime.data.sources.chat import (
+    answered_chat,
+    as_messages,
+    refuse_tools,
+    texts_of,
+    tools_of,
+    with_system,
+)
 from ringmaster.techniques.runtime.data.sources.text_classification import text_of
 
 
@@ -18,7 +25,8 @@ class Completion(RowSource):
     """The tokens of a prompt and of its completion. The prompt has no labels.
 
     Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
-    chat template renders. The `input` of an instruction, as in Alpaca's files, follows the prompt after an empty line.
+    chat template renders, with the row's `tools`. The `input` of an instruction, as in Alpaca's files, follows the
+    prompt after an empty line, and `system` precedes it. Rows with a `history` of turns are refused.
     """
 
     name = "completion"
@@ -26,8 +34,11 @@ class Completion(RowSource):
         "prompt": ("prompt", "instruction", "question"),
         "completion": ("completion", "response", "output", "answer"),
         "input": ("input",),
+        "tools": ("tools",),
+        "system": ("system",),
+        "history": ("history",),
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"input"})
+    optional: ClassVar[frozenset[str]] = frozenset({"input", "tools", "system", "history"})
     needs_tokenizer = True
     is_causal = True
     packs = True
@@ -47,17 +58,25 @@ class Completion(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
+        if row["history"]:
+            raise ValueError(
+                "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
+            )
         if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
-            return answered_chat(as_messages(row["prompt"]), as_messages(row["completion"]), context)
-        text_of(row, "prompt")
-        if row["input"]:
-            text_of(row, "input")
+            prompt = with_system(as_messages(row["prompt"]), row["system"])
+            return answered_chat(prompt, as_messages(row["completion"]), context, tools=tools_of(row["tools"]))
+        refuse_tools(row)
+        for role in ("prompt", *(role for role in ("input", "system") if row[role])):
+            text_of(row, role)
         return answered(_prompt_of(row), [text_of(row, "completion")], context)[0]
 
 
 def _prompt_of(row: Mapping[str, Any]) -> Any:
-    """The prompt, with its input behind an empty line."""
-    return f"{row['prompt']}\n\n{row['input']}" if row["input"] else row["prompt"]
+    """The prompt, with what belongs to it before and behind it, after empty lines; unchanged where it is no text."""
+    if not isinstance(row["prompt"], str):
+        return row["prompt"]
+    parts = (row["system"] or None, row["prompt"], row["input"] or None)
+    return "\n\n".join(str(part) for part in parts if part is not None)
 
 
 def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> list[dict[str, list[int]]]:

@@ -12,7 +12,7 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
-from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, texts_of
+from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, refuse_tools, texts_of, tools_of
 from ringmaster.techniques.runtime.data.sources.completion import answered, num_common
 
 
@@ -20,7 +20,7 @@ class Preference(RowSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
     The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
-    renders. Without a prompt, it is the common beginning of `chosen` and `rejected`.
+    renders with the row's `tools`. Without a prompt, it is the common beginning of `chosen` and `rejected`.
     """
 
     name = "preference"
@@ -28,8 +28,9 @@ class Preference(RowSource):
         "prompt": ("prompt", "question"),
         "chosen": ("chosen",),
         "rejected": ("rejected",),
+        "tools": ("tools",),
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    optional: ClassVar[frozenset[str]] = frozenset({"prompt", "tools"})
     needs_tokenizer = True
     is_causal = True
     version = 2
@@ -39,7 +40,7 @@ class Preference(RowSource):
         if spec.tokenizer is not None and all(isinstance(row[role], str) for role in ("chosen", "rejected")):
             prompt, *answers = _parts(row)
             return (prompt, *(prompt + answer for answer in answers)) if isinstance(prompt, str) else ()  # as encoded
-        return texts_of(row.values(), spec=spec)
+        return texts_of((row["prompt"], row["chosen"], row["rejected"]), spec=spec)
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
         """Gives a tokenizer that was trained on the data a chat template."""
@@ -60,6 +61,7 @@ class Preference(RowSource):
 
 
 def _texts(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
+    refuse_tools(row)
     prompt, chosen, rejected = _parts(row)
     if not isinstance(prompt, str):
         raise ValueError("the prompt is no text, and the answers are. To fix: give three texts, or three lists")
@@ -93,4 +95,5 @@ def _conversations(row: Mapping[str, Any], context: SampleContext) -> list[dict[
         prompt = as_messages(row["prompt"])
     if not prompt or not chosen or not rejected:
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
-    return [answered_chat(prompt, answer, context) for answer in (chosen, rejected)]
+    tools = tools_of(row["tools"])
+    return [answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]

@@ -231,6 +231,80 @@ def test_conversations_in_share_gpts_format_are_read(tmp_path):
     assert tokenizer.decode(labels[labels != IGNORED]) == "hello<|im_end|>\n"
 
 
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool.name + ' ' }}{% endfor %}{% for m in messages %}{{ m.role + ' : ' }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name + ' ' }}{% endfor %}{{ (m.content or '') + ' ; ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+TOOLS = [{"name": "three"}]
+
+
+@pytest.fixture
+def tool_tokenizer(chat_tokenizer):
+    """A tokenizer whose chat template renders tools and their calls."""
+    (Path(chat_tokenizer) / "chat_template.jinja").write_text(WITH_TOOLS)
+    return chat_tokenizer
+
+
+def test_calls_and_results_in_share_gpts_format_are_tool_calls(tmp_path, tool_tokenizer):
+    turns = [
+        {"from": "human", "value": "what is it"},
+        {"from": "function_call", "value": json.dumps({"name": "three", "arguments": {}})},
+        {"from": "observation", "value": "one"},
+        {"from": "gpt", "value": "it is one"},
+    ]
+    _, training, tokenizer = opened(tmp_path, "chat", [{"conversations": turns}] * 3, tokenizer=tool_tokenizer)
+    labels = training[0]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "three ; it is one ;"
+    wrong = [{**turns[0], "from": "humam"}, *turns[1:]]
+    assert "row 1: message 1 is from 'humam'. To fix: give one of human, gpt" in refused(
+        tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
+    )
+    wrong = [turns[0], {**turns[1], "value": "three()"}, *turns[2:]]
+    assert "row 1: message 2 is no function_call. To fix: give JSON" in refused(
+        tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
+    )
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS), None, "", [], " "])
+@pytest.mark.parametrize("kind", ["chat", "completion", "preference"])
+def test_tools_are_rendered_for_every_kind_of_conversation(tmp_path, tool_tokenizer, kind, tools):
+    prompt, answer = ([{"role": role, "content": "it"}] for role in ("user", "assistant"))
+    row = {"messages": prompt + answer, "prompt": prompt, "completion": answer, "chosen": answer, "rejected": answer}
+    row["rejected"] = [{"role": "assistant", "content": "one"}]
+    _, training, tokenizer = opened(tmp_path, kind, [{**row, "tools": tools}] * 3, tokenizer=tool_tokenizer)
+    tokens = training[0]["input_ids"].reshape(-1, training[0]["input_ids"].shape[-1])[0]
+    said = tokenizer.decode(tokens, skip_special_tokens=False).split()
+    assert (said[0] == "three") == (tools in (TOOLS, json.dumps(TOOLS)))
+
+
+def test_what_a_template_does_not_render_is_refused(tmp_path, chat_tokenizer):
+    rows = [{"messages": conversation(1), "tools": TOOLS}, {"messages": conversation(1), "tools": None}]
+    said = refused(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    assert "row 1: the chat template ignores tools. To fix: set data.tokenizer to one whose" in said
+    call = {"role": "assistant", "content": "one", "tool_calls": [{"function": {"name": "three"}}]}
+    said = refused(tmp_path, "chat", [{"messages": [*conversation(1), call]}], tokenizer=chat_tokenizer)
+    assert "row 1: the chat template ignores tool_calls. To fix: " in said
+    said = refused(tmp_path, "chat", [{"messages": conversation(1), "tools": "three()"}], tokenizer=chat_tokenizer)
+    assert "row 1: tools are 'three()'. To fix: give a list of functions" in said
+    texts = {"prompt": "what", "completion": "one", "chosen": "one", "rejected": "two", "tools": TOOLS}
+    for kind in ("completion", "preference"):
+        assert "row 1: a row of texts has tools" in refused(tmp_path, kind, [texts], tokenizer=chat_tokenizer)
+
+
+def test_a_system_prompt_may_have_a_column(tmp_path, chat_tokenizer):
+    rows = [{"system": "one two", "messages": conversation(i)[i % 2 :]} for i in range(2)]
+    _, training, tokenizer = opened(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    said = [tokenizer.decode(training[i]["input_ids"]).split(" ; ")[0] for i in range(2)]
+    assert [each.endswith("one two") for each in said] == [False, True]
+    row = {"instruction": "say it", "input": "ho", "output": "ho", "system": "be brief", "history": []}
+    _, training, tokenizer = opened(tmp_path, "completion", [row] * 3)
+    text = tokenizer.decode(training[0]["input_ids"], skip_special_tokens=True)
+    assert text == "be brief\n\nsay it\n\nhoho"
+    said = refused(tmp_path, "completion", [{**row, "history": [["a", "b"]]}])
+    assert "row 1: a row has a history. To fix: make its turns messages" in said
+
+
 def test_both_answers_are_rows_of_a_sample(tmp_path):
     rows = [{"prompt": f"q {i}", "chosen": " yes, I know", "rejected": " no"} for i in range(NUM_ROWS)]
     prepared, training, tokenizer = opened(tmp_path, "preference", rows)
