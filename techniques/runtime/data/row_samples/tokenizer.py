@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -306,11 +307,18 @@ def give_chat_template(folder: Path) -> None:
 
 
 def turn_end_of(folder: Path) -> int | None:
-    """Returns the token that ends a turn by ChatML, if the chat template of the tokenizer in `folder` writes it."""
-    from transformers import AutoTokenizer
+    """Returns the token that ends a turn by ChatML, if the chat template of the tokenizer in `folder` writes it.
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    if TURN_END not in str(tokenizer.chat_template):
+    Only files are read, as a tokenizer takes long to load.
+    """
+    template, settings, tokens = (
+        folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
+    )
+    if template.is_file():
+        said = template.read_text()
+    else:
+        said = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
+    if TURN_END not in said or not tokens.is_file():
         return None
-    number: int | None = tokenizer.get_vocab().get(TURN_END)
-    return number
+    added = json.loads(tokens.read_text()).get("added_tokens") or ()
+    return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)
