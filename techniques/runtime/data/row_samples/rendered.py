@@ -41,12 +41,12 @@ class RenderedEncoder:
 
     def __init__(self, tokenizer: Any, encoder: TextEncoder) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder
-        self._special: dict[str, int] = {}
+        self._special: dict[str, NDArray[np.uint32]] = {}
         self._pieces: re.Pattern[str] | None = None
         added = getattr(tokenizer, "added_tokens_decoder", {})
         if encoder.words is None or not all(map(_is_plain, added.values())):
             return
-        self._special = {str(token): number for number, token in added.items()}
+        self._special = {str(token): np.array([number], dtype=np.uint32) for number, token in added.items()}
         # The longest of those that begin at one place is found, as by the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pieces = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "(?!)()")
@@ -100,10 +100,7 @@ class RenderedEncoder:
         if not parts:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
         encoded = iter(self._encoder([part for part in parts if part not in self._special]))
-        ids = [
-            np.array([self._special[part]], dtype=np.uint32) if part in self._special else next(encoded)
-            for part in parts
-        ]
+        ids = [next(encoded) if (special := self._special.get(part)) is None else special for part in parts]
         return np.concatenate(ids).astype(np.int64), np.repeat(is_marked, [len(each) for each in ids])
 
 

@@ -86,7 +86,8 @@ def messages_of(value: Any) -> list[Message]:
         if message.get("content") is None and not message.get("tool_calls"):
             raise ValueError(f"message {number} has neither content nor tool_calls. To fix: add one, or remove it")
         # Tables fill up keys that other messages have with null.
-        found.append({key: item for key, item in message.items() if item is not None})
+        is_filled = None in message.values()
+        found.append({key: item for key, item in message.items() if item is not None} if is_filled else message)
     return found
 
 
