@@ -16,10 +16,12 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.data.row_samples.tokenizer import turn_end_of
 from ringmaster.techniques.runtime.models.architectures import instantiate
 from ringmaster.techniques.runtime.models.build import WEIGHTS, no_progress_bar, skeleton
 
 FACTORY = "model.json"
+GENERATION = "generation_config.json"
 PROCESSOR_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -49,7 +51,10 @@ def export_model(
     processor of its data or, where the data has none, of its base. A factory's model is written as `model.safetensors`,
     with a `model.json` that names the factory.
 
-    model: the trained model. Only its config is used; its weights are not read.
+    How it generates is kept as well: its `generation_config`, with the token that ends a turn of a chat template of the
+    data's among those that end a text.
+
+    model: the trained model. Only its configs are used; its weights are not read.
     state: full tensors under the model's own names, on any device.
     base: the folder or hub name whose weights the training began with.
     """
@@ -58,6 +63,7 @@ def export_model(
             _save_factory(aside, spec, skeleton(spec, prepared), state)
         else:
             _save_pretrained(aside, model.config, state)
+            _save_generation(aside, model, prepared)
             copy_processors(aside, prepared=prepared, base=base)
 
 
@@ -87,6 +93,21 @@ def _save_pretrained(folder: Path, trained: Any, state: Mapping[str, Tensor]) ->
         whole: Any = instantiate(config)
     with no_progress_bar():
         whole.save_pretrained(folder, state_dict=_untied(whole, state))
+
+
+def _save_generation(folder: Path, model: Any, prepared: PreparedData) -> None:
+    """Writes how the trained model generates, in place of what transformers makes of its config."""
+    file, trained = folder / GENERATION, getattr(model, "generation_config", None)
+    if trained is None or not file.is_file():  # it does not generate
+        return
+    config = copy.deepcopy(trained)
+    of_turn = None if prepared.tokenizer_dir is None else turn_end_of(prepared.tokenizer_dir)
+    if of_turn is not None:
+        named = config.eos_token_id
+        ends = [] if named is None else list(named) if isinstance(named, (list, tuple)) else [named]
+        config.eos_token_id = list(dict.fromkeys([*ends, of_turn]))
+    # Not `save_pretrained`, which refuses settings that many models of the hub have, such as a temperature for nothing.
+    config.to_json_file(file)
 
 
 def _save_factory(folder: Path, spec: ModelSpec, whole: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -32,21 +32,27 @@ class WordEncoder:
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text [tokens]."""
-        words = self._words(texts)
-        known = self._ids.__getitem__
-        return [np.frombuffer(b"".join(map(known, each)), dtype=np.uint32) for each in words]
+        words: list[list[str]] = [self.rule.words.findall(text) for text in texts]
+        try:
+            return self._joined(words)  # without a set of the words, as all of most short texts are known
+        except KeyError:
+            self._learn_of(words)
+            return self._joined(words)
 
     def learn(self, texts: Sequence[str]) -> None:
         """Encodes the words of texts together, which is faster than a few of them with each text."""
-        self._words(texts)
+        self._learn_of([self.rule.words.findall(text) for text in texts])
 
-    def _words(self, texts: Sequence[str]) -> list[list[str]]:
-        """The words of each text, whose ids are known now."""
-        words: list[list[str]] = [self.rule.words.findall(text) for text in texts]
+    def _joined(self, words: Sequence[Sequence[str]]) -> list[Ids]:
+        """The ids of the words of each text. Raises KeyError where one is unknown."""
+        known = self._ids.__getitem__
+        return [np.frombuffer(b"".join(map(known, each)), dtype=np.uint32) for each in words]
+
+    def _learn_of(self, words: Sequence[Sequence[str]]) -> None:
+        """Encodes those of the words of texts that are unknown."""
         used = set(chain.from_iterable(words))
         if unknown := used.difference(self._ids):
             self._learn(unknown, used)
-        return words
 
     def _learn(self, unknown: set[str], used: set[str]) -> None:
         if len(self._ids) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:

@@ -41,12 +41,12 @@ class RenderedEncoder:
 
     def __init__(self, tokenizer: Any, encoder: TextEncoder) -> None:
         self._tokenizer, self._encoder = tokenizer, encoder
-        self._special: dict[str, int] = {}
+        self._special: dict[str, NDArray[np.uint32]] = {}
         self._pieces: re.Pattern[str] | None = None
         added = getattr(tokenizer, "added_tokens_decoder", {})
         if encoder.words is None or not all(map(_is_plain, added.values())):
             return
-        self._special = {str(token): number for number, token in added.items()}
+        self._special = {str(token): np.array([number], dtype=np.uint32) for number, token in added.items()}
         # The longest of those that begin at one place is found, as by the tokenizer.
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pieces = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "(?!)()")
@@ -55,7 +55,7 @@ class RenderedEncoder:
             self._pieces = None
 
     def __call__(self, text: str, spans: Sequence[Span]) -> tuple[Ids, Marks]:
-        """Returns the token ids of a text, and which tokens begin in one of the spans: [tokens] each.
+        """Returns the token ids of a text, and which tokens have a part in one of the spans: [tokens] each.
 
         spans: in order, apart from one another.
         """
@@ -67,10 +67,11 @@ class RenderedEncoder:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return np.asarray(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        starts = np.array([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
+        places = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        starts, ends = places[:, 0], np.maximum(places[:, 1], places[:, 0] + 1)
         marks = np.zeros(len(starts), dtype=bool)
         for span in spans:
-            marks |= (span.first <= starts) & (starts < span.end)
+            marks |= (span.first < ends) & (starts < span.end)
         return np.asarray(encoded["input_ids"], dtype=np.int64), marks
 
     def _by_pieces(self, text: str, spans: Sequence[Span]) -> tuple[Ids, Marks] | None:
@@ -99,10 +100,7 @@ class RenderedEncoder:
         if not parts:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
         encoded = iter(self._encoder([part for part in parts if part not in self._special]))
-        ids = [
-            np.array([self._special[part]], dtype=np.uint32) if part in self._special else next(encoded)
-            for part in parts
-        ]
+        ids = [next(encoded) if (special := self._special.get(part)) is None else special for part in parts]
         return np.concatenate(ids).astype(np.int64), np.repeat(is_marked, [len(each) for each in ids])
 
 

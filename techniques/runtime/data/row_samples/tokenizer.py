@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +15,18 @@ from ringmaster.techniques.runtime.data.row_samples.rendered import Ids, Marks, 
 from ringmaster.techniques.runtime.data.rows import DataFault
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
-CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+_MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+CALLS = "tool_calls"
 
 Message = Mapping[str, Any]
 
@@ -55,6 +64,16 @@ class RowTokenizer:
         """The token that ends a text, if there is one."""
         found: int | None = self._tokenizer.eos_token_id
         return found
+
+    @property
+    def end_text(self) -> str:
+        """The token that ends a text as it is written; empty if there is none."""
+        return self._tokenizer.eos_token or ""
+
+    @property
+    def start_ids(self) -> list[int]:
+        """The special tokens before a text, such as the beginning of a text (BOS)."""
+        return self._single[0]
 
     @property
     def pad_id(self) -> int:
@@ -114,57 +133,124 @@ class RowTokenizer:
 
         [tokens] each.
 
-        The assistant's part of a turn begins after the generation prompt, and ends with the turn. It is found in the
-        rendered text, so the tokens are those of the whole conversation.
+        The assistant's parts are those between {% generation %} and {% endgeneration %} of the template, as in TRL. In
+        a template without these, such a part begins after the generation prompt, and ends with what is rendered for the
+        message. They are found in the rendered text, so the tokens are those of the whole conversation.
 
-        Raises ValueError where there is no template, where it refuses the messages, or where a turn is rendered in
-        another way once others follow.
+        Raises ValueError where there is no template, where it refuses the messages, or where the assistant's parts
+        cannot be told apart.
         """
-        text = self._rendered(messages, tools=tools)
-        written = [
-            self._span(messages, turn, text, tools)
-            for turn, message in enumerate(messages)
-            if message["role"] == "assistant"
-        ]
+        text, written = self._rendered(messages, tools=tools, finds_answers=True)
+        self._check_is_rendered(text, messages, tools)
+        if written is None:
+            written = [
+                self._span(messages, turn, text, tools)
+                for turn, message in enumerate(messages)
+                if message["role"] == "assistant"
+            ]
         return self._rendered_encoder(text, written)
 
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
         """Returns the tokens of a conversation up to where the assistant's answer begins."""
-        text = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        text, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        self._check_is_rendered(text, messages, tools, add_generation_prompt=True)
         tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
         return tokens
 
+    def _check_is_rendered(
+        self, text: str, messages: Sequence[Message], tools: Any, *, add_generation_prompt: bool = False
+    ) -> None:
+        """Raises ValueError where the chat template ignores tools, or tool calls."""
+        cases: list[tuple[str, Sequence[Message], Any]] = [("tools", messages, None)] if tools else []
+        if any(each.get(CALLS) for each in messages):
+            without = [
+                {"content": "", **{key: item for key, item in each.items() if key != CALLS}} for each in messages
+            ]
+            cases.append((CALLS, without, tools))
+        for what, others, their_tools in cases:
+            try:
+                rendered, _ = self._rendered(others, tools=their_tools, add_generation_prompt=add_generation_prompt)
+            except ValueError:  # the template needs them
+                continue
+            if rendered == text:
+                raise ValueError(
+                    f"the chat template ignores {what}. To fix: set data.tokenizer to one whose template renders them, "
+                    "or remove them"
+                )
+
     def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
-        before = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+        """The assistant's part of a message, by rendering the conversation up to it."""
+        first: int | None
+        if turn == 0:
+            first = self._end_of_header(messages, text, tools)
+        else:
+            before, _ = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+            first = len(before) if text.startswith(before) else None
         is_last = turn + 1 == len(messages)
-        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)
-        if not text.startswith(upto) or not upto.startswith(before):
+        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)[0]
+        if first is None or not text.startswith(upto) or len(upto) < first:
             raise ValueError(
                 f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
-                "so that the assistant's tokens cannot be told apart. To fix: give a chat template that renders each "
-                "message by itself, or one conversation a row for each answer"
+                "or without what begins an answer, so that the assistant's tokens cannot be told apart. To fix: give "
+                "a chat template that marks answers with {% generation %}, or one conversation a row for each answer"
             )
-        return Span(first=len(before), end=len(upto))
+        return Span(first=first, end=len(upto))
 
-    def _rendered(self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> str:
+    def _end_of_header(self, messages: Sequence[Message], text: str, tools: Any) -> int | None:
+        """Where the first message begins behind what the template begins an answer with; None where that is unknown."""
+        prompt, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        header = prompt.removeprefix(text)
+        return text.index(header) + len(header) if header != prompt and header and header in text else None
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        finds_answers: bool = False,
+    ) -> tuple[str, list[Span] | None]:
+        """A conversation as text; with `finds_answers` also the parts that the template marks as the assistant's.
+
+        These are None where the template marks nothing at all.
+        """
         from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
 
         if self._tokenizer.chat_template is None:
             raise DataFault(
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )
-        if not messages:
-            return ""
+        template = self._tokenizer.get_chat_template(None, tools)
+        finds_answers = finds_answers and _MARKS_ANSWERS.search(template) is not None
         try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            rendered, found = render_jinja_template(
+                conversations=[list(messages)],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=finds_answers,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # such as a content that is a list, where a text is expected
             raise ValueError(
                 f"the chat template refuses the messages: {error}. To fix: correct the messages"
             ) from error
-        return rendered
+        if not finds_answers:
+            return rendered[0], None
+        spans = [Span(first=first, end=end) for first, end in found[0] if first < end]
+        if not spans:
+            raise ValueError(
+                "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
+                "To fix: remove the row, or correct its {% generation %}"
+            )
+        return rendered[0], spans
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, Any]:
+        """The special tokens by the names that chat templates read."""
+        return dict(self._tokenizer.special_tokens_map)
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [ids.tolist() for ids in self._encoder(texts)]
@@ -218,3 +304,21 @@ def give_chat_template(folder: Path) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(str(folder))
+
+
+def turn_end_of(folder: Path) -> int | None:
+    """Returns the token that ends a turn by ChatML, if the chat template of the tokenizer in `folder` writes it.
+
+    Only files are read, as a tokenizer takes long to load.
+    """
+    template, settings, tokens = (
+        folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
+    )
+    if template.is_file():
+        said = template.read_text()
+    else:
+        said = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
+    if TURN_END not in said or not tokens.is_file():
+        return None
+    added = json.loads(tokens.read_text()).get("added_tokens") or ()
+    return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)

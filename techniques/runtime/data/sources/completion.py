@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,15 +10,23 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
-from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, texts_of
+from ringmaster.techniques.runtime.data.sources.chat import (
+    answered_chat,
+    as_messages,
+    refuse_tools,
+    texts_of,
+    tools_of,
+    with_system,
+)
 from ringmaster.techniques.runtime.data.sources.text_classification import text_of
 
 
 class Completion(RowSource):
     """The tokens of a prompt and of its completion. The prompt has no labels.
 
-    Both are texts, and the completion ends with the end of text; or both are lists of messages, which the tokenizer's
-    chat template renders. The `input` of an instruction, as in Alpaca's files, follows the prompt after an empty line.
+    Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
+    chat template renders, with the row's `tools`. The `input` of an instruction, as in Alpaca's files, follows the
+    prompt after an empty line, and `system` precedes it. Rows with a `history` of turns are refused.
     """
 
     name = "completion"
@@ -26,16 +34,22 @@ class Completion(RowSource):
         "prompt": ("prompt", "instruction", "question"),
         "completion": ("completion", "response", "output", "answer"),
         "input": ("input",),
+        "tools": ("tools",),
+        "system": ("system",),
+        "history": ("history",),
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"input"})
+    optional: ClassVar[frozenset[str]] = frozenset({"input", "tools", "system", "history"})
     needs_tokenizer = True
     is_causal = True
     packs = True
+    version = 2
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
-        prompt = f"{row['prompt']}\n\n{row['input']}" if row["input"] else row["prompt"]
-        return texts_of((prompt, row["completion"]), spec=spec)
+        prompt, completion = _prompt_of(row), row["completion"]
+        if spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
+            return (prompt, prompt + completion)  # which are encoded
+        return texts_of((prompt, completion), spec=spec)
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
         """Gives a tokenizer that was trained on the data a chat template."""
@@ -44,20 +58,45 @@ class Completion(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
+        if row["history"]:
+            raise ValueError(
+                "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
+            )
         if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
-            return answered_chat(as_messages(row["prompt"]), as_messages(row["completion"]), context)
-        prompt = text_of(row, "prompt")
-        if row["input"]:
-            prompt = f"{prompt}\n\n{text_of(row, 'input')}"
-        return answered(context.tokenizer.encode(prompt), completion_of(text_of(row, "completion"), context))
+            prompt = with_system(as_messages(row["prompt"]), row["system"])
+            return answered_chat(prompt, as_messages(row["completion"]), context, tools=tools_of(row["tools"]))
+        refuse_tools(row)
+        for role in ("prompt", *(role for role in ("input", "system") if row[role])):
+            text_of(row, role)
+        return answered(_prompt_of(row), [text_of(row, "completion")], context)[0]
 
 
-def completion_of(text: str, context: SampleContext) -> list[int]:
-    """Returns the tokens of a completion with the end of text."""
-    end = context.tokenizer.end_id
-    return context.tokenizer.encode(text) + ([] if end is None else [end])
+def _prompt_of(row: Mapping[str, Any]) -> Any:
+    """The prompt, with what belongs to it before and behind it, after empty lines; unchanged where it is no text."""
+    if not isinstance(row["prompt"], str):
+        return row["prompt"]
+    parts = (row["system"] or None, row["prompt"], row["input"] or None)
+    return "\n\n".join(str(part) for part in parts if part is not None)
 
 
-def answered(prompt: list[int], completion: list[int]) -> dict[str, list[int]]:
-    """Returns the tokens of a prompt and its completion, with labels for the completion alone."""
-    return {"input_ids": prompt + completion, "labels": [IGNORED] * len(prompt) + completion}
+def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> list[dict[str, list[int]]]:
+    """Returns the tokens of a prompt with each of its answers, with labels for the answer alone.
+
+    The tokens are those of TRL: special tokens before the text (BOS), then prompt and answer encoded as one text, then
+    the end of text, once. Where the last token of the prompt has grown into an answer, all answers begin with it.
+    """
+    tokenizer = context.tokenizer
+    end = [] if tokenizer.end_id is None else [tokenizer.end_id]
+    alone = tokenizer.encode(prompt)
+    whole = [tokenizer.encode(prompt + answer.removesuffix(tokenizer.end_text)) for answer in answers]
+    num_of_prompt = len(tokenizer.start_ids) + min(num_common(alone, each) for each in whole)
+    tokens = [[*tokenizer.start_ids, *each, *end] for each in whole]
+    return [{"input_ids": each, "labels": [IGNORED] * num_of_prompt + each[num_of_prompt:]} for each in tokens]
+
+
+def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """Returns the number of items at the start that are equal in both."""
+    if one == two[: len(one)]:
+        return len(one)
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))

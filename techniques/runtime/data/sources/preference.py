@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,15 +12,15 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
-from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, texts_of
-from ringmaster.techniques.runtime.data.sources.completion import answered, completion_of
+from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, refuse_tools, texts_of, tools_of
+from ringmaster.techniques.runtime.data.sources.completion import answered, num_common
 
 
 class Preference(RowSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
     The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
-    renders. Without a prompt, it is the common beginning of `chosen` and `rejected`.
+    renders with the row's `tools`. Without a prompt, it is the common beginning of `chosen` and `rejected`.
     """
 
     name = "preference"
@@ -28,14 +28,19 @@ class Preference(RowSource):
         "prompt": ("prompt", "question"),
         "chosen": ("chosen",),
         "rejected": ("rejected",),
+        "tools": ("tools",),
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"prompt"})
+    optional: ClassVar[frozenset[str]] = frozenset({"prompt", "tools"})
     needs_tokenizer = True
     is_causal = True
+    version = 2
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
-        return texts_of(row.values(), spec=spec)
+        if spec.tokenizer is not None and all(isinstance(row[role], str) for role in ("chosen", "rejected")):
+            prompt, *answers = _parts(row)
+            return (prompt, *(prompt + answer for answer in answers)) if isinstance(prompt, str) else ()  # as encoded
+        return texts_of((row["prompt"], row["chosen"], row["rejected"]), spec=spec)
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
         """Gives a tokenizer that was trained on the data a chat template."""
@@ -56,30 +61,39 @@ class Preference(RowSource):
 
 
 def _texts(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
-    chosen, rejected = row["chosen"], row["rejected"]
-    prompt = row["prompt"]
-    if prompt is None:
-        prompt = chosen[: _common(chosen, rejected)]
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    refuse_tools(row)
+    prompt, chosen, rejected = _parts(row)
     if not isinstance(prompt, str):
         raise ValueError("the prompt is no text, and the answers are. To fix: give three texts, or three lists")
-    tokens = context.tokenizer.encode(prompt)
-    return [answered(tokens, completion_of(answer, context)) for answer in (chosen, rejected)]
+    return answered(prompt, [chosen, rejected], context)
+
+
+def _parts(row: Mapping[str, Any]) -> tuple[Any, str, str]:
+    """The prompt and both answers, of texts.
+
+    Without a prompt, it is what both answers begin with, as in TRL: without a space at its end, which belongs to the
+    next word. An answer that the other one begins with keeps its last character.
+    """
+    prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
+    if prompt is None:
+        length = num_common(chosen, rejected)
+        if length == min(len(chosen), len(rejected)):
+            length = max(length - 1, 0)
+        elif chosen[:length].endswith(" "):
+            length -= 1
+        prompt = chosen[:length]
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    return prompt, chosen, rejected
 
 
 def _conversations(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
     chosen, rejected = as_messages(row["chosen"]), as_messages(row["rejected"])
     if row["prompt"] is None:
-        prompt = chosen[: _common(chosen, rejected)]
+        prompt = chosen[: num_common(chosen, rejected)]
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
         prompt = as_messages(row["prompt"])
     if not prompt or not chosen or not rejected:
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
-    return [answered_chat(prompt, answer, context) for answer in (chosen, rejected)]
-
-
-def _common(one: Sequence[Any], two: Sequence[Any]) -> int:
-    """The number of items at the start that are equal in both."""
-    pairs = enumerate(zip(one, two, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))
+    tools = tools_of(row["tools"])
+    return [answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]

@@ -63,6 +63,7 @@ class Prompt(RowSource):
     name = "prompt"
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {PROMPT: ("prompt", "messages", "question", "instruction")}
     needs_tokenizer = True
+    version = 2
     samples_class = _Prompts
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
@@ -92,7 +93,8 @@ class Prompt(RowSource):
         """Returns the prompt's tokens and mask, and the row as bytes."""
         prompt = row[PROMPT]
         if isinstance(prompt, str):
-            tokens = context.tokenizer.encode(prompt)
+            encoded = context.tokenizer.encode(prompt)
+            tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
             prompt = messages_of(prompt)
             tokens = context.tokenizer.prompt(prompt)

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,11 +186,123 @@ def test_a_template_of_the_tokenizers_own_is_used(tmp_path, chat_tokenizer):
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(chat_tokenizer).chat_template
 
 
+def test_an_answer_may_come_first(tmp_path, chat_tokenizer):
+    turns = [{"role": "assistant", "content": "yes it is"}, *conversation(1)[1:3]]
+    given = tmp_path / "given"
+    shutil.copytree(chat_tokenizer, given)
+    template = given / "chat_template.jinja"
+    template.write_text("system : what ; " + template.read_text())
+    for tokenizer in (given, chat_tokenizer):
+        _, training, loaded = opened(tmp_path, "chat", [{"messages": turns}] * 4, tokenizer=str(tokenizer))
+        labels = training[1]["labels"]
+        assert loaded.decode(labels[labels != IGNORED]) == "yes it is ; it is 1 ;"
+    template.write_text(template.read_text().replace("assistant : ", ""))
+    said = refused(tmp_path, "chat", [{"messages": turns}] * 4, tokenizer=str(given))
+    assert "row 1: message 1 is rendered in another way" in said
+
+
+REASONING = (
+    "{% for m in messages %}{{ m.role + ' : ' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ ('1 ' if loop.last else '') + m.content + ' ; ' }}{% endgeneration %}{% else %}{{ m.content + ' ; ' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+
+
+def test_answers_that_a_template_marks_may_depend_on_what_follows(tmp_path, chat_tokenizer):
+    """As those of templates that leave the reasoning of earlier answers out."""
+    template = Path(chat_tokenizer) / "chat_template.jinja"
+    rows = [{"messages": conversation(i)} for i in range(4)]
+    template.write_text(REASONING)
+    _, training, tokenizer = opened(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    labels = training[1]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "it is 1 ; 1 yes ;"
+    whole = tokenizer.apply_chat_template(rows[1]["messages"], return_dict=True)["input_ids"]
+    assert training[1]["input_ids"].tolist() == whole
+    template.write_text(REASONING.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
+    said = refused(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    assert "row 1: message 3 is rendered in another way" in said
+    assert "marks answers with {% generation %}" in said
+
+
 def test_conversations_in_share_gpts_format_are_read(tmp_path):
     turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
     _, training, tokenizer = opened(tmp_path, "chat", [{"conversations": turns}] * 4, vocab_size=270)
     labels = training[0]["labels"]
     assert tokenizer.decode(labels[labels != IGNORED]) == "hello<|im_end|>\n"
+
+
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool.name + ' ' }}{% endfor %}{% for m in messages %}{{ m.role + ' : ' }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name + ' ' }}{% endfor %}{{ (m.content or '') + ' ; ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+TOOLS = [{"name": "three"}]
+
+
+@pytest.fixture
+def tool_tokenizer(chat_tokenizer):
+    """A tokenizer whose chat template renders tools and their calls."""
+    (Path(chat_tokenizer) / "chat_template.jinja").write_text(WITH_TOOLS)
+    return chat_tokenizer
+
+
+def test_calls_and_results_in_share_gpts_format_are_tool_calls(tmp_path, tool_tokenizer):
+    turns = [
+        {"from": "human", "value": "what is it"},
+        {"from": "function_call", "value": json.dumps({"name": "three", "arguments": {}})},
+        {"from": "observation", "value": "one"},
+        {"from": "gpt", "value": "it is one"},
+    ]
+    _, training, tokenizer = opened(tmp_path, "chat", [{"conversations": turns}] * 3, tokenizer=tool_tokenizer)
+    labels = training[0]["labels"]
+    assert tokenizer.decode(labels[labels != IGNORED]) == "three ; it is one ;"
+    wrong = [{**turns[0], "from": "humam"}, *turns[1:]]
+    assert "row 1: message 1 is from 'humam'. To fix: give one of human, gpt" in refused(
+        tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
+    )
+    wrong = [turns[0], {**turns[1], "value": "three()"}, *turns[2:]]
+    assert "row 1: message 2 is no function_call. To fix: give JSON" in refused(
+        tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
+    )
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS), None, "", [], " "])
+@pytest.mark.parametrize("kind", ["chat", "completion", "preference"])
+def test_tools_are_rendered_for_every_kind_of_conversation(tmp_path, tool_tokenizer, kind, tools):
+    prompt, answer = ([{"role": role, "content": "it"}] for role in ("user", "assistant"))
+    row = {"messages": prompt + answer, "prompt": prompt, "completion": answer, "chosen": answer, "rejected": answer}
+    row["rejected"] = [{"role": "assistant", "content": "one"}]
+    _, training, tokenizer = opened(tmp_path, kind, [{**row, "tools": tools}] * 3, tokenizer=tool_tokenizer)
+    tokens = training[0]["input_ids"].reshape(-1, training[0]["input_ids"].shape[-1])[0]
+    said = tokenizer.decode(tokens, skip_special_tokens=False).split()
+    assert (said[0] == "three") == (tools in (TOOLS, json.dumps(TOOLS)))
+
+
+def test_what_a_template_does_not_render_is_refused(tmp_path, chat_tokenizer):
+    rows = [{"messages": conversation(1), "tools": TOOLS}, {"messages": conversation(1), "tools": None}]
+    said = refused(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    assert "row 1: the chat template ignores tools. To fix: set data.tokenizer to one whose" in said
+    call = {"role": "assistant", "content": "one", "tool_calls": [{"function": {"name": "three"}}]}
+    said = refused(tmp_path, "chat", [{"messages": [*conversation(1), call]}], tokenizer=chat_tokenizer)
+    assert "row 1: the chat template ignores tool_calls. To fix: " in said
+    said = refused(tmp_path, "chat", [{"messages": conversation(1), "tools": "three()"}], tokenizer=chat_tokenizer)
+    assert "row 1: tools are 'three()'. To fix: give a list of functions" in said
+    texts = {"prompt": "what", "completion": "one", "chosen": "one", "rejected": "two", "tools": TOOLS}
+    for kind in ("completion", "preference"):
+        assert "row 1: a row of texts has tools" in refused(tmp_path, kind, [texts], tokenizer=chat_tokenizer)
+
+
+def test_a_system_prompt_may_have_a_column(tmp_path, chat_tokenizer):
+    rows = [{"system": "one two", "messages": conversation(i)[i % 2 :]} for i in range(2)]
+    _, training, tokenizer = opened(tmp_path, "chat", rows, tokenizer=chat_tokenizer)
+    said = [tokenizer.decode(training[i]["input_ids"]).split(" ; ")[0] for i in range(2)]
+    assert [each.endswith("one two") for each in said] == [False, True]
+    row = {"instruction": "say it", "input": "ho", "output": "ho", "system": "be brief", "history": []}
+    _, training, tokenizer = opened(tmp_path, "completion", [row] * 3)
+    text = tokenizer.decode(training[0]["input_ids"], skip_special_tokens=True)
+    assert text == "be brief\n\nsay it\n\nhoho"
+    said = refused(tmp_path, "completion", [{**row, "history": [["a", "b"]]}])
+    assert "row 1: a row has a history. To fix: make its turns messages" in said
 
 
 def test_both_answers_are_rows_of_a_sample(tmp_path):
@@ -217,7 +330,19 @@ def test_a_prompt_is_what_both_texts_begin_with(tmp_path):
     rows = [{"chosen": "Human: hi Assistant: yes", "rejected": "Human: hi Assistant: no"}] * 3
     _, training, tokenizer = opened(tmp_path, "preference", rows)
     said = [tokenizer.decode(labels[labels != IGNORED]) for labels in training[0]["labels"]]
-    assert said == ["yes<|endoftext|>", "no<|endoftext|>"]
+    assert said == [" yes<|endoftext|>", " no<|endoftext|>"]
+
+
+def test_texts_begin_with_the_tokenizers_special_token_and_are_encoded_as_one(tmp_path, bert_tokenizer):
+    row = {"prompt": "what is three", "completion": "two", "chosen": "two", "rejected": " it"}
+    whole = ["[CLS]", "what", "is", "three", "##two"]
+    _, training, tokenizer = opened(tmp_path, "completion", [row] * 3, tokenizer=bert_tokenizer)
+    assert tokenizer.convert_ids_to_tokens(training[0]["input_ids"].tolist()) == whole
+    assert training[0]["labels"].tolist() == [IGNORED] * 4 + tokenizer.convert_tokens_to_ids(["##two"])
+    _, training, _ = opened(tmp_path, "preference", [row] * 3, tokenizer=bert_tokenizer)
+    assert tokenizer.convert_ids_to_tokens(training[0]["input_ids"][0].tolist()) == whole
+    _, training, _ = opened(tmp_path, "prompt", [{"prompt": row["prompt"]}] * 3, tokenizer=bert_tokenizer)
+    assert tokenizer.convert_ids_to_tokens(training[0]["input_ids"][:4].tolist()) == whole[:4]
 
 
 def test_pairs_have_masks_and_no_labels(tmp_path):
@@ -440,6 +565,11 @@ def test_a_dataset_names_its_classes(tmp_path):
         ("chat", {"messages": []}, "row 1: messages are no list with a message"),
         ("chat", {"messages": [{"role": "user"}]}, "message 1 has neither content nor tool_calls"),
         ("chat", {"messages": [{"content": "a"}]}, "message 1 has no role"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]},
+            "row 1: the chat template refuses the messages: can only concatenate.* To fix: correct the messages",
+        ),
         ("chat", {"messages": [{"role": "user", "content": "a"}]}, "no message is the assistant's"),
         (
             "preference",

@@ -87,6 +87,38 @@ def test_a_classifier_whose_tokenizer_pads_nothing_is_exported_for_batches(tmp_p
     assert [each["score"] for each in together] == pytest.approx([each["score"] for each in alone], abs=1e-5)
 
 
+def chats(folder):
+    """The prepared data of a few conversations, and with them a trained tokenizer."""
+    turns = [{"role": "user", "content": "many a word"}, {"role": "assistant", "content": "and a few more"}]
+    (folder / "a.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 40)
+    spec = DataSpec(path=str(folder / "a.jsonl"), kind="chat", vocab_size=280, held_out=0)
+    return prepare(spec, cache_dir=folder / "c")
+
+
+def test_a_base_keeps_how_it_generates(tmp_path):
+    """Also what transformers would refuse to save: a temperature where nothing is sampled."""
+    data = prepare(DataSpec(source="python-stdlib", seq_len=8, vocab_size=280), cache_dir=tmp_path / "c")
+    base = build_model(LLAMA, data=data, seed=0)
+    base.save_pretrained(tmp_path / "base")
+    said = {"eos_token_id": [1, 3], "temperature": 0.7, "top_p": 0.9, "do_sample": False}
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(said))
+    spec = ModelSpec(from_pretrained=str(tmp_path / "base"))
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "m").generation_config
+    assert {name: getattr(found, name) for name in said} == said
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GPT2])
+def test_a_model_of_chats_stops_at_the_end_of_its_turn(tmp_path, spec):
+    data = chats(tmp_path)
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    found = getattr(transformers, spec.architecture).from_pretrained(tmp_path / "m").generation_config
+    assert found.eos_token_id == [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+
+
 def test_a_factorys_model_names_its_factory(users, tmp_path):
     spec = ModelSpec(factory=f"{users}:tied", kwargs={"width": 4})
     model = build_model(spec, data=TOKENS, seed=0)

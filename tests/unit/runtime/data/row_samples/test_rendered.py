@@ -34,7 +34,8 @@ def reference(tokenizer, text, spans):
     """The ids and marks by the offsets of the tokenizer, character by character."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     inside = {place for span in spans for place in range(span.first, span.end)}
-    return encoded["input_ids"], [start in inside for start, _ in encoded["offset_mapping"]]
+    marks = [not inside.isdisjoint(range(start, end)) for start, end in encoded["offset_mapping"]]
+    return encoded["input_ids"], marks
 
 
 def chatml(turns, answers):
