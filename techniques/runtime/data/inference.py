@@ -12,7 +12,7 @@ from ringmaster.techniques.interface.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data.row_samples.row_columns import columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources.image_classification import PROCESSOR, images_of
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING, data_source_named
+from ringmaster.techniques.runtime.data.sources.registry import ALIASES, LANGUAGE_MODELING, data_source_named
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -116,9 +116,12 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def encodes_text(spec: DataSpec) -> bool:
-    """Returns whether the samples of a spec are made of text by a tokenizer. Raises ValueError on an unknown kind."""
-    if spec.kind in (None, LANGUAGE_MODELING):
-        return spec.path is not None or spec.source == "python-stdlib"
+    """Returns whether the samples of a spec are made of text by a tokenizer. Raises ValueError on an unknown kind.
+
+    True also for a Hugging Face data set of unknown kind: whether it has text is known once it is loaded.
+    """
+    if spec.kind in (None, *ALIASES, LANGUAGE_MODELING):
+        return spec.path is not None or spec.dataset is not None or spec.source == "python-stdlib"
     source = data_source_named(spec.kind)
     return isinstance(source, RowSource) and source.needs_tokenizer
 

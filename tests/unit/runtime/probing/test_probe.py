@@ -1,7 +1,9 @@
 """The probe, a tiny step of a job: its errors with remedies, and its findings on dividing the job's batch."""
 
+import shutil
 from dataclasses import replace
 
+import datasets
 import pytest
 import transformers
 from torch import nn
@@ -153,6 +155,22 @@ def test_a_pretrained_model_without_a_tokenizer_learns_no_tokens_of_a_new_one(su
     with pytest.raises(StepFault, match=r"llama holds no tokenizer.* To fix: set data.tokenizer .*vocab_size to 400"):
         surveyed(spec, prose)
     surveyed(spec, replace(prose, vocab_size=400))
+
+
+def test_a_pretrained_model_learns_no_tokens_of_another_tokenizer(surveyed, prose, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, vocab_size=400)).save_pretrained(tmp_path / "llama")
+    data = prepare(replace(prose, vocab_size=400), cache_dir=tmp_path)
+    shutil.copytree(data.tokenizer_dir, tmp_path / "llama", dirs_exist_ok=True)
+    spec = ModelSpec(from_pretrained=str(tmp_path / "llama"))
+    with pytest.raises(StepFault, match=r"llama was trained with another tokenizer .* To fix: set data.tokenizer"):
+        surveyed(spec, replace(prose, vocab_size=380))
+    surveyed(spec, replace(prose, vocab_size=380, tokenizer=str(tmp_path / "llama")))
+
+
+def test_a_pretrained_model_learns_token_ids_of_a_data_set_without_a_tokenizer(surveyed, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, vocab_size=400)).save_pretrained(tmp_path / "llama")
+    datasets.Dataset.from_dict({"input_ids": [[n % 90] * 24 for n in range(60)]}).save_to_disk(tmp_path / "ids")
+    surveyed(ModelSpec(from_pretrained=str(tmp_path / "llama")), DataSpec(dataset=str(tmp_path / "ids"), seq_len=24))
 
 
 @pytest.mark.parametrize(

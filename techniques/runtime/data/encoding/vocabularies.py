@@ -1,0 +1,24 @@
+"""Compares the vocabularies of tokenizers in folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TOKENIZER = "tokenizer.json"
+
+
+def have_other_tokens(one: Path, other: Path | None) -> bool:
+    """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known."""
+    if other is None:
+        return False
+    files = [folder / TOKENIZER for folder in (one, other)]
+    if not all(file.is_file() for file in files):
+        return False
+    first, second = map(_vocabulary, files)
+    return first != second
+
+
+def _vocabulary(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab")
