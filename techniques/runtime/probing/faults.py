@@ -19,6 +19,8 @@ from ringmaster.techniques.runtime.data.inference import encodes_text, has_token
 from ringmaster.techniques.runtime.training.losses import Loss, logits_of
 from ringmaster.techniques.runtime.training.named_losses import ADDED
 
+MASKED = "ForMaskedLM"
+
 
 class StepFault(ValueError):
     """Raised when a job cannot take a step. `faults`: messages, each with the job's key concerned and a remedy."""
@@ -66,6 +68,12 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
         named = "dpo, orpo or simpo" if "labels" in batch else "contrastive"
         yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
         return
+    if type(model).__name__.endswith(MASKED) and pairs is not None and _are_equal(batch.get("labels"), pairs):
+        yield (
+            f"data: labels are the tokens that {type(model).__name__} reads, none of which is masked, so that it would "
+            "learn to copy them. To fix: mask tokens in a data.factory, with labels of -100 for all others; or train a "
+            "causal language model"
+        )
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     tokens = batch.get("input_ids")
     if isinstance(vocab_size, int) and tokens is not None and not tokens.is_floating_point() and tokens.numel():
@@ -75,6 +83,10 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
                 f"data: input_ids are {least} to {most}, and the model has tokens 0 to {vocab_size - 1}. To fix: use "
                 "the model's own tokenizer, or set model.config.vocab_size"
             )
+
+
+def _are_equal(labels: Tensor | None, tokens: Tensor) -> bool:
+    return labels is not None and labels.shape == tokens.shape and bool((labels == tokens).all())
 
 
 def why_tokens_are_foreign(job: Job, data: PreparedData) -> str | None:
@@ -87,8 +99,8 @@ def why_tokens_are_foreign(job: Job, data: PreparedData) -> str | None:
         return None
     if have_other_tokens(Path(job.model.from_pretrained), data.tokenizer_dir):
         return (
-            f"data: {job.model.from_pretrained} was trained with another tokenizer than the one of {data.name}. To fix: "
-            "set data.tokenizer to the model's, or leave it out"
+            f"data: {job.model.from_pretrained} was trained with another tokenizer than the one of {data.name}. "
+            "To fix: set data.tokenizer to the model's, or leave it out"
         )
     if job.data.tokenizer is not None:
         return None

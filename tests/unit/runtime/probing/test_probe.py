@@ -184,7 +184,14 @@ def test_a_pretrained_model_learns_token_ids_of_a_data_set_without_a_tokenizer(s
     ids=lambda spec: spec.architecture,
 )  # fmt: skip
 def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_it(surveyed, prose, of):
-    assert surveyed(of, prose)["num_layers"] == 2
+    data = made("masked") if of.architecture.endswith("ForMaskedLM") else prose
+    assert surveyed(of, data)["num_layers"] == 2
+
+
+def test_masked_language_modeling_of_tokens_without_masks_is_refused(surveyed, prose):
+    with pytest.raises(StepFault, match=r"none of which is masked.* To fix: mask tokens in a data.factory"):
+        surveyed(model("BertForMaskedLM", **TINY), prose)
+    surveyed(model("BertForMaskedLM", **TINY), made("masked"))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,8 @@ def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_
     ids=lambda value: value.architecture if isinstance(value, ModelSpec) else str(value),
 )
 def test_whether_a_batch_may_be_divided_is_measured(surveyed, prose, of, loss, is_divisible):
-    reason = surveyed(of, prose, loss=loss and f"{HERE}:{loss}").get("whole_batch", "")
+    data = made("masked") if of.architecture == "BertForMaskedLM" else prose
+    reason = surveyed(of, data, loss=loss and f"{HERE}:{loss}").get("whole_batch", "")
     assert ("dividing a batch changes its gradients" in reason) != is_divisible
 
 
