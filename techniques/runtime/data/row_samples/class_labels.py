@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.rows import DataFault
 
@@ -27,6 +28,7 @@ class ClassLabels:
 
     def number(self, value: Any) -> int:
         """Returns the number of a class. Raises ValueError on an unknown one."""
+        check_labelled(value)
         try:
             return self._numbers[_name(value)]
         except KeyError:
@@ -62,6 +64,7 @@ class FoundClasses(ClassLabels):
         """Returns the numbers of the classes in a label. Raises ValueError where it has none, or there are too many."""
         numbers = []
         for each in self._classes(value):
+            check_labelled(each)
             if not (isinstance(each, str) and each in self._numbers) and not _is_class(each):
                 raise ValueError(
                     f"label {each!r} in column {self._column!r} is no class. To fix: give text or whole numbers, "
@@ -70,6 +73,12 @@ class FoundClasses(ClassLabels):
             numbers.append(self._numbers.setdefault(_name(each), len(self._numbers)))
         check_number(len(self._numbers), column=self._column)
         return numbers
+
+
+def check_labelled(value: Any) -> None:
+    """Raises ValueError where a value stands for a missing label."""
+    if not isinstance(value, str) and value == IGNORED:
+        raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
 
 
 def check_number(num_classes: int, *, column: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringmaster.techniques.interface.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import open_columns
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
 from ringmaster.techniques.runtime.data.prepared import Preparation
@@ -86,8 +87,10 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 def _with_names(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
-        return [names[each] for each in value]
-    return value if value is None or value < 0 else names[value]
+        return [_with_names(each, names) for each in value]
+    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
+        return IGNORED
+    return None if value is None else names[value]
 
 
 def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: str) -> Iterator[Row]:

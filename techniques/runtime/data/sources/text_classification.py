@@ -17,6 +17,7 @@ class TextClassification(RowSource):
     """
 
     name = "text-classification"
+    version = 2
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "text": ("text", "sentence", "sentence1", "premise", "question1"),
         "text_pair": ("text_pair", "sentence2", "hypothesis", "question2"),
