@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -81,12 +82,39 @@ def check_labelled(value: Any) -> None:
         raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
 
 
+def as_list(value: Any) -> Any:
+    """Returns the list that a text holds as JSON, as in a CSV file; other values as they are.
+
+    Raises ValueError where a text looks like a list, and is none.
+    """
+    if not isinstance(value, str) or re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) is None:
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        if re.search(r"[',\"]", value) is None:  # a name in brackets
+            return value
+        raise ValueError(
+            f'{value[:30]!r} looks like a list, and is no JSON. To fix: write it as ["drama", "war"], in CSV with each '
+            'quote doubled: "[""drama"", ""war""]"'
+        ) from None
+
+
 def check_number(num_classes: int, *, column: str) -> None:
     """Raises DataFault where there are more than MAX_CLASSES."""
     if num_classes > MAX_CLASSES:
         raise DataFault(
             f"column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another label_column, or "
             "set data.kind to text-regression"
+        )
+
+
+def check_no_indicators(labels: ClassLabels, *, column: str) -> None:
+    """Raises ValueError where the classes in lists of labels are 0 and 1, as where a list has one for each class."""
+    if set(labels.names) in ({"0", "1"}, {"false", "true"}):
+        raise ValueError(
+            f"column {column!r} has lists of {' and '.join(labels.names)}, which could be one for each class. To fix: "
+            "list the names of the classes of each row; or, if these are the names, set data.labels to them"
         )
 
 

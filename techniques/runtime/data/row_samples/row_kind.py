@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, FoundClasses
+from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, FoundClasses, as_list
 from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
@@ -119,6 +119,7 @@ class RowKind(StoredSource):
 
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes in the label of a row."""
+        value = as_list(value)
         return value if isinstance(value, (list, tuple)) else (value,)
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:

@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.data.row_samples.class_labels import as_list
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 
 
 class TokenClassification(RowSource):
     """The tokens of a row's words, with a label for the first token of each word.
 
-    A word whose label is -100, as transformers writes it, has none. The other tokens of a word, and special tokens, do not count. Each word but the first is encoded with a space before
-    it.
+    A word whose label is -100, as transformers writes it, has none. The other tokens of a word, and special tokens, do
+    not count. Each word but the first is encoded with a space before it.
     """
 
     name = "token-classification"
@@ -28,7 +29,7 @@ class TokenClassification(RowSource):
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the words as they are encoded."""
-        return _spaced(row["tokens"])
+        return _spaced(as_list(row["tokens"]))
 
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes of the words that have one."""
@@ -36,7 +37,7 @@ class TokenClassification(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns tokens with special tokens, and the label of each."""
-        words, classes = row["tokens"], row["label"]
+        words, classes = as_list(row["tokens"]), as_list(row["label"])
         for name, value in (("tokens", words), ("label", classes)):
             if not isinstance(value, list):
                 raise ValueError(f"{name} are {type(value).__name__}, not a list. To fix: name another {name}_column")
