@@ -120,7 +120,7 @@ def encodes_text(spec: DataSpec) -> bool:
 
     True also for a Hugging Face data set of unknown kind: whether it has text is known once it is loaded.
     """
-    if spec.kind in (None, *ALIASES, LANGUAGE_MODELING):
+    if spec.kind is None or spec.kind in (*ALIASES, LANGUAGE_MODELING):
         return spec.path is not None or spec.dataset is not None or spec.source == "python-stdlib"
     source = data_source_named(spec.kind)
     return isinstance(source, RowSource) and source.needs_tokenizer

@@ -16,8 +16,7 @@ def have_other_tokens(one: Path, other: Path | None) -> bool:
     files = [folder / TOKENIZER for folder in (one, other)]
     if not all(file.is_file() for file in files):
         return False
-    first, second = map(_vocabulary, files)
-    return first != second
+    return bool(_vocabulary(files[0]) != _vocabulary(files[1]))
 
 
 def _vocabulary(file: Path) -> Any:

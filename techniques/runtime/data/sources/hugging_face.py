@@ -15,6 +15,7 @@ from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
 from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.stored_source import StoredSource, described
 from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 ROWS_PER_CALL = 256
 # Column names to the argument names of Hugging Face models.
@@ -31,6 +32,10 @@ class HuggingFace(StoredSource):
 
     name = "hugging-face"
     reads = ("dataset",)
+
+    def check(self, spec: DataSpec) -> None:
+        """Refuses keys that are not read."""
+        check_keys(spec, kind="language-modeling", columns=("text",), has_classes=False)
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how text becomes tokens, and how other columns are stored."""
