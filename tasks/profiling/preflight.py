@@ -15,6 +15,7 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
@@ -91,7 +92,28 @@ def run_preflight(
             num_kills[left[0].name] += was_killed(status)
             if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
                 fail(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
+    for job, why in _foreign_tokens(order.jobs, preflights):
+        del preflights[job]
+        fail(job, why)
     return preflights, faults
+
+
+def _foreign_tokens(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[tuple[str, str]]:
+    """Returns the jobs whose base, a job beside them, reads text by another tokenizer, and why they cannot train."""
+
+    def tokenizer(name: str) -> Path | None:
+        return from_json(PreparedData, preflights[name].data).tokenizer_dir
+
+    why = (
+        "model: its base {} is trained with another tokenizer than its own data's. To fix: set data.tokenizer of both "
+        "jobs to one folder or hub name"
+    )
+    return [
+        (job.name, why.format(job.base))
+        for job in jobs
+        if job.base is not None and job.base in preflights and job.name in preflights
+        if have_other_tokens(tokenizer(job.base), tokenizer(job.name))
+    ]
 
 
 def _how_it_ended(status: int | None) -> str:

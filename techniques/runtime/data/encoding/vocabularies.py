@@ -9,9 +9,9 @@ from typing import Any
 TOKENIZER = "tokenizer.json"
 
 
-def have_other_tokens(one: Path, other: Path | None) -> bool:
+def have_other_tokens(one: Path | None, other: Path | None) -> bool:
     """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known."""
-    if other is None:
+    if one is None or other is None:
         return False
     files = [folder / TOKENIZER for folder in (one, other)]
     if not all(file.is_file() for file in files):
