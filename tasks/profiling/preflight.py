@@ -16,6 +16,7 @@ from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
@@ -148,13 +149,18 @@ def _preflight(
 
 
 def data_lines(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[str]:
-    """Returns a line for each data set whose samples are made of rows, with the jobs that read it."""
+    """Returns a line for each data set of files or of Hugging Face, with the jobs that read it."""
     readers: dict[str, list[str]] = {}
     for job in jobs:
-        if job.name in preflights and job.data.kind is not None:
+        is_shown = job.data.kind is not None or job.data.path is not None or job.data.dataset is not None
+        if job.name in preflights and is_shown:
             data = from_json(PreparedData, preflights[job.name].data)
-            readers.setdefault(data.summary(job.data.kind), []).append(job.name)
+            readers.setdefault(data.summary(job.data.kind or _kind_of(data)), []).append(job.name)
     return [f"{_few(names)}: {line}" for line, names in readers.items()]
+
+
+def _kind_of(data: PreparedData) -> str:
+    return LANGUAGE_MODELING if data.kind == "tokens" else "columns"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -37,27 +37,62 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
 
 
 def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
-    """Returns the kind of data of files whose spec names none; None where it stays language modeling.
+    """Returns the kind of data of files, or of a saved data set, whose spec names none; None where it stays open.
 
-    Only the first row of the first file is read. A language model whose rows have text, or tokens, is trained on these.
+    Only the first row of the first file is read, and the names of a data set's columns. Data sets of images or of token
+    ids, and those of the hub, stay as they are. A language model whose rows have text, or tokens, is trained on these.
     Where the model's class is unknown, only columns that no other kind has are decisive.
 
     Raises ValueError where files cannot be read.
     """
-    if spec.kind is not None or spec.path is None or spec.path.endswith(".txt"):
+    if spec.kind is not None:
+        return None
+    if spec.path is None:
+        return None if spec.dataset is None else _kind_of_dataset(spec, model)
+    if spec.path.endswith(".txt"):
         return None
     if images_of(spec) is not None:
         return "image-classification"
-    architecture = architecture_of(model)
-    suited = [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
-    if not suited:
+    if not (suited := _suited(model)):
         return None
     there = columns_of_files(spec, kind="language-modeling")
+    if (architecture := architecture_of(model)) is not None and architecture.endswith(CLASSIFIERS):
+        return suited[0]  # also where a column is missing, which its preparation then says
+    return _fitting(spec, model, there)
+
+
+def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
+    """Returns the columns of the training split that `save_to_disk` wrote into a folder; () where they are unknown.
+
+    The file of the columns is read without `datasets`, whose import takes seconds.
+    """
+    folder = Path(spec.dataset or "")
+    for file in (folder / "dataset_info.json", folder / spec.split / "dataset_info.json"):
+        try:
+            return tuple(json.loads(file.read_text(encoding="utf-8"))["features"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ()
+
+
+def _kind_of_dataset(spec: DataSpec, model: ModelSpec) -> str | None:
+    there = columns_of_saved(spec)
+    found = None if not there or "input_ids" in there else _fitting(spec, model, there)
+    return None if found == "image-classification" else found
+
+
+def _suited(model: ModelSpec) -> list[str]:
+    """The kinds that suit a model's class, the most specific first."""
+    architecture = architecture_of(model)
+    return [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
+
+
+def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | None:
+    """The kind that suits a model and has its columns among those that are there."""
+    suited, architecture = _suited(model), architecture_of(model)
     is_text = not {spec.text_column, "input_ids"}.isdisjoint(there)
     if is_text and (architecture is None or architecture.endswith(CAUSAL)):
         return None
-    if architecture is not None and architecture.endswith(CLASSIFIERS):
-        return suited[0]  # also where a column is missing, which its preparation then says
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
     if "label" in there and fitting[:1] == ["completion"]:
         return None  # completions of which some are wrong, as in TRL's format for KTO

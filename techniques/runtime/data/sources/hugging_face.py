@@ -129,7 +129,8 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
         except ValueError as error:
             raise ValueError(
                 f"dataset {spec.dataset!r}, column {name!r}: rows differ in shape ({error}). To fix: pad or "
-                f"resize them, drop the column, set seq_len for input_ids, or give the samples by a factory"
+                f"resize them, drop the column, set seq_len for input_ids, give the samples by a factory, or set "
+                f"data.kind to what makes samples of {', '.join(batch)}"
             ) from error
         if column.dtype.kind in "biuf":
             columns[RENAMED.get(name, name)] = column

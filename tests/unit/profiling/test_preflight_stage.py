@@ -1,4 +1,4 @@
-"""Jobs of a batch of which one adapts another, with the tokenizers of their data."""
+"""The preflight of a batch: bases with other tokens, and what is shown of the data."""
 
 import json
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.profiling import preflight as stage
+from ringmaster.techniques import DataSpec
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.values import to_json
@@ -44,3 +45,9 @@ def test_a_job_whose_base_has_other_tokens_is_refused_before_training(
     assert sorted(faults) == told == (["second"] if is_refused else [])
     assert all("its base first is trained with another tokenizer" in why for why in faults.values())
     assert all("To fix: set data.tokenizer" in why for why in faults.values())
+
+
+def test_text_without_a_kind_is_shown_before_planning(prepared):
+    text = replace(job("text"), data=DataSpec(path="prose.txt", seq_len=8))
+    found = stage.data_lines([text], {"text": replace(preflight(text), data=prepared("prose", "ab"))})
+    assert found == ["text: prose as language-modeling; 1 samples to train on, 1 held out"]
