@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,7 +39,7 @@ class RowSource(RowKind):
 
     def state(self, files: Any) -> Mapping[str, Any]:
         """Returns what changes as soon as the rows become other samples, or are stored in another form."""
-        return {"form": "ragged-2", "version": self.version, "files": files}
+        return {"form": "ragged-3", "version": self.version, "files": files}
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns the rows of files; their content is a mapping of the columns that are read."""
@@ -93,11 +94,20 @@ def _with_names(value: Any, names: Sequence[str]) -> Any:
     return None if value is None else names[value]
 
 
+def _split_key(content: Mapping[str, Any], *, index: int) -> str:
+    """The text by whose hash a row is held out: its content, or its number where that is no JSON, such as an image."""
+    try:
+        return json.dumps(content)
+    except (TypeError, ValueError):
+        return f"row {index}"
+
+
 def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: str) -> Iterator[Row]:
     named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
     for position, split in enumerate(splits):
         for index, row in enumerate(split.select_columns([*columns.names])):
             row |= {name: _with_names(row[name], names) for name, names in named.items()}
-            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(f"row {index}", share=spec.held_out)
             content = columns.content(row, where)
+            key = _split_key(content, index=index)
+            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(key, share=spec.held_out)
             yield Row(file=where, number=index + 1, value=row, content=content, held_out=is_of_held_out)
