@@ -198,6 +198,8 @@ def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tupl
     """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
     # A named data set needs every column; otherwise Parquet reads only the columns in use.
     columns = None if spec.name is not None else reading.columns
+    if columns is not None and spec.time_column is not None:  # of which the window reads the time
+        columns = (*columns, spec.time_column)
     for number, value in rows_and_faults(file.path, format=spec.format, columns=columns, part=file.part):
         if isinstance(value, RowFault):
             yield number, None, value

@@ -107,7 +107,7 @@ def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: 
     for position, split in enumerate(splits):
         for index, row in enumerate(split.select_columns([*columns.names])):
             row |= {name: _with_names(row[name], names) for name, names in named.items()}
-            content = columns.content(row, where)
+            content = columns.content(row, f"{where}, row {index + 1}")
             key = _split_key(content, index=index)
             is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(key, share=spec.held_out)
             yield Row(file=where, number=index + 1, value=row, content=content, held_out=is_of_held_out)

@@ -98,8 +98,12 @@ def load_splits(spec: DataSpec) -> list[Any]:
 
 def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Document]:
     for number, split in enumerate(splits):
-        for row in split.select_columns([column]):
-            content = row[column]
+        for index, row in enumerate(split.select_columns([column]), start=1):
+            if (content := row[column]) is None:
+                raise ValueError(
+                    f"dataset {spec.dataset!r}, row {index} has no value in {column!r}. To fix: add the value, or "
+                    "remove the row"
+                )
             held_out = number == 1 if len(splits) == 2 else is_held_out(str(content), share=spec.held_out)
             yield Document(content=content, held_out=held_out)
 
