@@ -15,6 +15,8 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
@@ -91,7 +93,28 @@ def run_preflight(
             num_kills[left[0].name] += was_killed(status)
             if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
                 fail(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
+    for job, why in _foreign_tokens(order.jobs, preflights):
+        del preflights[job]
+        fail(job, why)
     return preflights, faults
+
+
+def _foreign_tokens(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[tuple[str, str]]:
+    """Returns the jobs whose base, a job beside them, reads text by another tokenizer, and why they cannot train."""
+
+    def tokenizer(name: str) -> Path | None:
+        return from_json(PreparedData, preflights[name].data).tokenizer_dir
+
+    why = (
+        "model: its base {} is trained with another tokenizer than its own data's. To fix: set data.tokenizer of both "
+        "jobs to one folder or hub name"
+    )
+    return [
+        (job.name, why.format(job.base))
+        for job in jobs
+        if job.base is not None and job.base in preflights and job.name in preflights
+        if have_other_tokens(tokenizer(job.base), tokenizer(job.name))
+    ]
 
 
 def _how_it_ended(status: int | None) -> str:
@@ -126,13 +149,18 @@ def _preflight(
 
 
 def data_lines(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[str]:
-    """Returns a line for each data set whose samples are made of rows, with the jobs that read it."""
+    """Returns a line for each data set of files or of Hugging Face, with the jobs that read it."""
     readers: dict[str, list[str]] = {}
     for job in jobs:
-        if job.name in preflights and job.data.kind is not None:
+        is_shown = job.data.kind is not None or job.data.path is not None or job.data.dataset is not None
+        if job.name in preflights and is_shown:
             data = from_json(PreparedData, preflights[job.name].data)
-            readers.setdefault(data.summary(job.data.kind), []).append(job.name)
+            readers.setdefault(data.summary(job.data.kind or _kind_of(data)), []).append(job.name)
     return [f"{_few(names)}: {line}" for line, names in readers.items()]
+
+
+def _kind_of(data: PreparedData) -> str:
+    return LANGUAGE_MODELING if data.kind == "tokens" else "columns"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -27,6 +27,9 @@ from ringmaster.techniques.runtime.data.rows import (
 from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
+TEXT_KINDS = (None, "language-modeling", "text")
+"""The kinds of data that make one stream of tokens of all rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -44,9 +47,11 @@ class Reading:
 def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
     """Yields every row that a job reads, local or at a URL, and whether it is held out.
 
-    Without `held_out_path`, several files are split by file, and a single file by row. A single text file is split at
-    the line where its held-out share begins. The value and the content of a text file are a `FileText`, which is not
-    read yet. Raises ValueError where files or rows cannot be read; the message has the first few wrong rows of a file.
+    Without `held_out_path`, rows are held out by a hash of their content; several files of text for language modeling
+    are split by file. A single text file is split at the line where its held-out share begins. The value and the
+    content of a text file are a `FileText`, which is not read yet.
+
+    Raises ValueError where files or rows cannot be read; the message has the first few wrong rows of a file.
     """
     files, others = main_files(spec), held_out_files(spec)
 
@@ -81,9 +86,11 @@ def main_files(spec: DataSpec) -> list[DataFile]:
     """Returns the files of `spec.path`, of which `spec.window` has the rows, in order."""
     assert spec.path is not None
     files = _matching(spec.path, spec.format)
-    if spec.held_out_path is None and len(files.names) == 1:
-        return [DataFile(files.path(files.names[0]), None)]
-    held_out = held_out_keys(files.names, share=spec.held_out) if spec.held_out_path is None else frozenset[str]()
+    if spec.held_out_path is not None:
+        return [DataFile(files.path(name), False) for name in files.names]
+    if len(files.names) == 1 or spec.kind not in TEXT_KINDS:
+        return [DataFile(files.path(name), None) for name in files.names]
+    held_out = held_out_keys(files.names, share=spec.held_out)
     return [DataFile(files.path(name), name in held_out) for name in files.names]
 
 
@@ -191,6 +198,8 @@ def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tupl
     """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
     # A named data set needs every column; otherwise Parquet reads only the columns in use.
     columns = None if spec.name is not None else reading.columns
+    if columns is not None and spec.time_column is not None:  # of which the window reads the time
+        columns = (*columns, spec.time_column)
     for number, value in rows_and_faults(file.path, format=spec.format, columns=columns, part=file.part):
         if isinstance(value, RowFault):
             yield number, None, value

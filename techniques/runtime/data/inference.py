@@ -12,7 +12,7 @@ from ringmaster.techniques.interface.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data.row_samples.row_columns import columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources.image_classification import PROCESSOR, images_of
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING, data_source_named
+from ringmaster.techniques.runtime.data.sources.registry import ALIASES, LANGUAGE_MODELING, data_source_named
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -37,27 +37,62 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
 
 
 def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
-    """Returns the kind of data of files whose spec names none; None where it stays language modeling.
+    """Returns the kind of data of files, or of a saved data set, whose spec names none; None where it stays open.
 
-    Only the first row of the first file is read. A language model whose rows have text, or tokens, is trained on these.
+    Only the first row of the first file is read, and the names of a data set's columns. Data sets of images or of token
+    ids, and those of the hub, stay as they are. A language model whose rows have text, or tokens, is trained on these.
     Where the model's class is unknown, only columns that no other kind has are decisive.
 
     Raises ValueError where files cannot be read.
     """
-    if spec.kind is not None or spec.path is None or spec.path.endswith(".txt"):
+    if spec.kind is not None:
+        return None
+    if spec.path is None:
+        return None if spec.dataset is None else _kind_of_dataset(spec, model)
+    if spec.path.endswith(".txt"):
         return None
     if images_of(spec) is not None:
         return "image-classification"
-    architecture = architecture_of(model)
-    suited = [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
-    if not suited:
+    if not (suited := _suited(model)):
         return None
     there = columns_of_files(spec, kind="language-modeling")
+    if (architecture := architecture_of(model)) is not None and architecture.endswith(CLASSIFIERS):
+        return suited[0]  # also where a column is missing, which its preparation then says
+    return _fitting(spec, model, there)
+
+
+def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
+    """Returns the columns of the training split that `save_to_disk` wrote into a folder; () where they are unknown.
+
+    The file of the columns is read without `datasets`, whose import takes seconds.
+    """
+    folder = Path(spec.dataset or "")
+    for file in (folder / "dataset_info.json", folder / spec.split / "dataset_info.json"):
+        try:
+            return tuple(json.loads(file.read_text(encoding="utf-8"))["features"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ()
+
+
+def _kind_of_dataset(spec: DataSpec, model: ModelSpec) -> str | None:
+    there = columns_of_saved(spec)
+    found = None if not there or "input_ids" in there else _fitting(spec, model, there)
+    return None if found == "image-classification" else found
+
+
+def _suited(model: ModelSpec) -> list[str]:
+    """The kinds that suit a model's class, the most specific first."""
+    architecture = architecture_of(model)
+    return [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
+
+
+def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | None:
+    """The kind that suits a model and has its columns among those that are there."""
+    suited, architecture = _suited(model), architecture_of(model)
     is_text = not {spec.text_column, "input_ids"}.isdisjoint(there)
     if is_text and (architecture is None or architecture.endswith(CAUSAL)):
         return None
-    if architecture is not None and architecture.endswith(CLASSIFIERS):
-        return suited[0]  # also where a column is missing, which its preparation then says
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
     if "label" in there and fitting[:1] == ["completion"]:
         return None  # completions of which some are wrong, as in TRL's format for KTO
@@ -116,9 +151,12 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def encodes_text(spec: DataSpec) -> bool:
-    """Returns whether the samples of a spec are made of text by a tokenizer. Raises ValueError on an unknown kind."""
-    if spec.kind in (None, LANGUAGE_MODELING):
-        return spec.path is not None or spec.source == "python-stdlib"
+    """Returns whether the samples of a spec are made of text by a tokenizer. Raises ValueError on an unknown kind.
+
+    True also for a Hugging Face data set of unknown kind: whether it has text is known once it is loaded.
+    """
+    if spec.kind is None or spec.kind in (*ALIASES, LANGUAGE_MODELING):
+        return spec.path is not None or spec.dataset is not None or spec.source == "python-stdlib"
     source = data_source_named(spec.kind)
     return isinstance(source, RowSource) and source.needs_tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import io
@@ -138,10 +139,22 @@ def not_utf8(path: str) -> ValueError:
             offset += len(line)
             if len(found) == MAX_FAULTS:
                 break
+    encoding = _marked_encoding(path)
+    where = f"in {', '.join(found)}" if encoding is None else f"but {encoding}, by its byte order mark"
+    remedy = f"convert it{', e.g. from Latin-1' if encoding is None else ''}"
     return ValueError(
-        f"{path} cannot be read: it is not UTF-8 in {', '.join(found)}. To fix: convert it, e.g. from Latin-1: "
-        f"iconv -f ISO-8859-1 -t UTF-8 {PurePosixPath(path).name} > converted"
+        f"{path} cannot be read: it is not UTF-8 {where}. To fix: {remedy}: iconv -f {encoding or 'ISO-8859-1'} "
+        f"-t UTF-8 {PurePosixPath(path).name} > converted"
     )
+
+
+def _marked_encoding(path: str) -> str | None:
+    """The encoding whose byte order mark a file begins with; None without one."""
+    with opened(path) as stream:
+        begin = stream.read(4)
+    if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    return "UTF-16" if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
 
 
 class TextInPieces(ABC):
@@ -219,6 +232,7 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines)
         try:
+            _check_separator(reader.fieldnames or (), path)
             for row in reader:
                 if None in row or None in row.values():
                     yield reader.line_num, _ragged(row, f"{path}, line {reader.line_num}")
@@ -229,6 +243,16 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
                 reader.line_num,
                 RowFault(f"{path}, line {reader.line_num}", f"is no CSV: {error}", "check its quotes"),
             )
+
+
+def _check_separator(names: Sequence[str], path: str) -> None:
+    """Raises ValueError where the header of a CSV file seems to be separated by another sign than commas."""
+    separators = {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+    if found := next((sign for sign in separators if len(names) == 1 and sign in names[0]), None):
+        raise ValueError(
+            f"{path} has one column, {names[0]!r}, which seems to be separated by {separators[found]}. To fix: "
+            f"separate values by commas, e.g. with pandas: read_csv(FILE, sep={found!r}).to_csv(OTHER, index=False)"
+        )
 
 
 def _ragged(row: Mapping[Any, Any], place: str) -> RowFault:

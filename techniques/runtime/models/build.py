@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_att
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.models.architectures import (
     architecture,
     check_labels,
@@ -58,6 +58,8 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
             if weights_from is not None:
                 _check_vocabulary(weights_from, data)
                 _check_labels(weights_from, data)
+            elif spec.from_pretrained is not None:
+                _check_vocabulary(Path(spec.from_pretrained), data)
             model = _from_config(spec, config, weights_from=weights_from)
     return model.float().train()
 
@@ -172,19 +174,13 @@ def _load_pretrained(
 
 
 def _check_vocabulary(base: Path, data: PreparedData) -> None:
-    """Raises ValueError if the base was trained with another vocabulary than the data's.
+    """Raises ValueError if the base, or the pretrained model, was trained with another vocabulary than the data's.
 
     Its token ids would stand for other tokens, and it would train on wrong input without an error.
     """
-    if data.tokenizer_dir is None:
-        return
-    files = [folder / "tokenizer.json" for folder in (base, data.tokenizer_dir)]
-    if not all(file.is_file() for file in files):
-        return
-    learnt, read = (json.loads(file.read_text())["model"].get("vocab") for file in files)
-    if learnt != read:
+    if have_other_tokens(base, data.tokenizer_dir):
         raise ValueError(
-            f"model: the base in {base} was trained with another tokenizer than the one of {data.name}. "
+            f"model: the one in {base} was trained with another tokenizer than the one of {data.name}. "
             f"To fix: set data.tokenizer to {base}"
         )
 

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.runtime.training.losses import Loss, logits_of
 from ringmaster.techniques.runtime.training.named_losses import ADDED
+
+MASKED = "ForMaskedLM"
 
 
 class StepFault(ValueError):
@@ -65,6 +68,12 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
         named = "dpo, orpo or simpo" if "labels" in batch else "contrastive"
         yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
         return
+    if type(model).__name__.endswith(MASKED) and pairs is not None and _are_equal(batch.get("labels"), pairs):
+        yield (
+            f"data: labels are the tokens that {type(model).__name__} reads, none of which is masked, so that it would "
+            "learn to copy them. To fix: mask tokens in a data.factory, with labels of -100 for all others; or train a "
+            "causal language model"
+        )
     vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
     tokens = batch.get("input_ids")
     if isinstance(vocab_size, int) and tokens is not None and not tokens.is_floating_point() and tokens.numel():
@@ -76,13 +85,26 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
             )
 
 
+def _are_equal(labels: Tensor | None, tokens: Tensor) -> bool:
+    return labels is not None and labels.shape == tokens.shape and bool((labels == tokens).all())
+
+
 def why_tokens_are_foreign(job: Job, data: PreparedData) -> str | None:
     """Returns why a pretrained model does not know the tokens of its data, or None.
 
-    Its folder holds no tokenizer, and one was trained on the data. A model of exactly as many tokens is taken to be
-    made for it.
+    Its folder holds another tokenizer than the data's. Or it holds none, and one was trained on the data: then a model
+    of exactly as many tokens is taken to be made for it.
     """
-    if job.model.from_pretrained is None or job.data.tokenizer is not None or not encodes_text(job.data):
+    if job.model.from_pretrained is None or not encodes_text(job.data):
+        return None
+    if have_other_tokens(Path(job.model.from_pretrained), data.tokenizer_dir):
+        return (
+            f"data: {job.model.from_pretrained} was trained with another tokenizer than the one of {data.name}. "
+            "To fix: set data.tokenizer to the model's, or leave it out"
+        )
+    if job.data.tokenizer is not None:
+        return None
+    if data.folder and data.tokenizer_dir is None:  # the data has token ids or no text at all
         return None
     folder = Path(job.model.from_pretrained)
     if not (folder / "config.json").is_file() or has_tokenizer(folder):

@@ -40,7 +40,7 @@ from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
 from ringmaster.techniques.runtime.training.named_losses import disable_dropout, with_made_up_reference
 
-FORMAT = 1  # to be incremented whenever a probe of the same job would have another result
+FORMAT = 2  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
 MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
 T = TypeVar("T")

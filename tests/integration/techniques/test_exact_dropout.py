@@ -179,7 +179,8 @@ def test_a_users_data_set_may_draw_for_each_sample(bench, tmp_path):
 
 
 def test_the_probe_is_taken_once_for_jobs_that_are_alike(bench, tmp_path):
-    job = bench.job(BERT)
+    masked = DataSpec(factory="tests.unit.runtime.probing.samples:masked")
+    job = replace(bench.job(BERT), data=masked)
     data = prepare(job.data, cache_dir=bench.cache_dir)
     found = probe(job, data=data, cache_dir=tmp_path)
     written = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "probes").iterdir()}

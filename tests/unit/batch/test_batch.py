@@ -410,3 +410,6 @@ def test_rows_are_read_by_the_tokenizer_of_the_pretrained_model(tmp_path, has_to
     job |= {"model": {"from_pretrained": "bert"}, "data": {"path": "prose.txt", "seq_len": 8}}
     (read,) = parse_batch(json.dumps({"jobs": [job]}), folder=tmp_path, name="batch.json").jobs
     assert (read.data.kind, read.data.tokenizer) == (None, str(tmp_path / "bert") if has_tokenizer else None)
+    job |= {"data": {"dataset": "prose", "seq_len": 8}}
+    (read,) = parse_batch(json.dumps({"jobs": [job]}), folder=tmp_path, name="batch.json").jobs
+    assert read.data.tokenizer == (str(tmp_path / "bert") if has_tokenizer else None)

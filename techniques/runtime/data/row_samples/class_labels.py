@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
 
+from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.rows import DataFault
 
@@ -27,6 +29,7 @@ class ClassLabels:
 
     def number(self, value: Any) -> int:
         """Returns the number of a class. Raises ValueError on an unknown one."""
+        check_labelled(value)
         try:
             return self._numbers[_name(value)]
         except KeyError:
@@ -62,6 +65,7 @@ class FoundClasses(ClassLabels):
         """Returns the numbers of the classes in a label. Raises ValueError where it has none, or there are too many."""
         numbers = []
         for each in self._classes(value):
+            check_labelled(each)
             if not (isinstance(each, str) and each in self._numbers) and not _is_class(each):
                 raise ValueError(
                     f"label {each!r} in column {self._column!r} is no class. To fix: give text or whole numbers, "
@@ -72,12 +76,45 @@ class FoundClasses(ClassLabels):
         return numbers
 
 
+def check_labelled(value: Any) -> None:
+    """Raises ValueError where a value stands for a missing label."""
+    if not isinstance(value, str) and value == IGNORED:
+        raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
+
+
+def as_list(value: Any) -> Any:
+    """Returns the list that a text holds as JSON, as in a CSV file; other values as they are.
+
+    Raises ValueError where a text looks like a list, and is none.
+    """
+    if not isinstance(value, str) or re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) is None:
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        if re.search(r"[',\"]", value) is None:  # a name in brackets
+            return value
+        raise ValueError(
+            f'{value[:30]!r} looks like a list, and is no JSON. To fix: write it as ["drama", "war"], in CSV with each '
+            'quote doubled: "[""drama"", ""war""]"'
+        ) from None
+
+
 def check_number(num_classes: int, *, column: str) -> None:
     """Raises DataFault where there are more than MAX_CLASSES."""
     if num_classes > MAX_CLASSES:
         raise DataFault(
             f"column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another label_column, or "
             "set data.kind to text-regression"
+        )
+
+
+def check_no_indicators(labels: ClassLabels, *, column: str) -> None:
+    """Raises ValueError where the classes in lists of labels are 0 and 1, as where a list has one for each class."""
+    if set(labels.names) in ({"0", "1"}, {"false", "true"}):
+        raise ValueError(
+            f"column {column!r} has lists of {' and '.join(labels.names)}, which could be one for each class. To fix: "
+            "list the names of the classes of each row; or, if these are the names, set data.labels to them"
         )
 
 

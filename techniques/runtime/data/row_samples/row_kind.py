@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, FoundClasses
+from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, FoundClasses, as_list
 from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
+from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,7 @@ class RowKind(StoredSource):
 
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes in the label of a row."""
+        value = as_list(value)
         return value if isinstance(value, (list, tuple)) else (value,)
 
     def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
@@ -139,7 +141,8 @@ class RowKind(StoredSource):
         return None if role == "text" and named == DataSpec.text_column else named
 
     def check(self, spec: DataSpec) -> None:
-        """Refuses unknown options of rows in files."""
+        """Refuses keys that are not read, and unknown options of rows in files."""
+        check_keys(spec, kind=self.name, columns=self.roles, has_classes=self.label_role is not None)
         if spec.path is None:
             return
         known = (*self.options, *(f"{role}_column" for role in self.roles))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 from ringmaster.techniques.interface.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import open_columns
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
 from ringmaster.techniques.runtime.data.prepared import Preparation
@@ -37,7 +39,7 @@ class RowSource(RowKind):
 
     def state(self, files: Any) -> Mapping[str, Any]:
         """Returns what changes as soon as the rows become other samples, or are stored in another form."""
-        return {"form": "ragged-2", "version": self.version, "files": files}
+        return {"form": "ragged-3", "version": self.version, "files": files}
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns the rows of files; their content is a mapping of the columns that are read."""
@@ -86,8 +88,18 @@ def _class_names(feature: Any) -> tuple[str, ...]:
 
 def _with_names(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
-        return [names[each] for each in value]
-    return value if value is None or value < 0 else names[value]
+        return [_with_names(each, names) for each in value]
+    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
+        return IGNORED
+    return None if value is None else names[value]
+
+
+def _split_key(content: Mapping[str, Any], *, index: int) -> str:
+    """The text by whose hash a row is held out: its content, or its number where that is no JSON, such as an image."""
+    try:
+        return json.dumps(content)
+    except (TypeError, ValueError):
+        return f"row {index}"
 
 
 def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: str) -> Iterator[Row]:
@@ -95,6 +107,7 @@ def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: 
     for position, split in enumerate(splits):
         for index, row in enumerate(split.select_columns([*columns.names])):
             row |= {name: _with_names(row[name], names) for name, names in named.items()}
-            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(f"row {index}", share=spec.held_out)
-            content = columns.content(row, where)
+            content = columns.content(row, f"{where}, row {index + 1}")
+            key = _split_key(content, index=index)
+            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(key, share=spec.held_out)
             yield Row(file=where, number=index + 1, value=row, content=content, held_out=is_of_held_out)

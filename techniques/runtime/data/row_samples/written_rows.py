@@ -19,6 +19,7 @@ from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
 from ringmaster.techniques.runtime.data.row_samples.class_labels import (
     ClassLabels,
     FoundClasses,
+    check_no_indicators,
     check_number,
     in_order,
 )
@@ -107,6 +108,8 @@ class PreparedRows:
         stored = open_columns(folder, "training")
         batch = PaddedSamples(stored, collate=self.kind.collate, width=width, padding=padding).rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
+        if labels is not None and not self.spec.labels and shapes.get("labels") == (2,):
+            check_no_indicators(labels, column=self.label_column or "labels")
         is_tokens = len(shapes.get("input_ids", ())) == 1
         image = shapes.get("pixel_values", ())
         plain = {} if self.kind.label_role is not None else _num_values(folder)

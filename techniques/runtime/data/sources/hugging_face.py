@@ -15,6 +15,7 @@ from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
 from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.stored_source import StoredSource, described
 from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 ROWS_PER_CALL = 256
 # Column names to the argument names of Hugging Face models.
@@ -31,6 +32,10 @@ class HuggingFace(StoredSource):
 
     name = "hugging-face"
     reads = ("dataset",)
+
+    def check(self, spec: DataSpec) -> None:
+        """Refuses keys that are not read."""
+        check_keys(spec, kind="language-modeling", columns=("text",), has_classes=False)
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how text becomes tokens, and how other columns are stored."""
@@ -93,8 +98,12 @@ def load_splits(spec: DataSpec) -> list[Any]:
 
 def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Document]:
     for number, split in enumerate(splits):
-        for row in split.select_columns([column]):
-            content = row[column]
+        for index, row in enumerate(split.select_columns([column]), start=1):
+            if (content := row[column]) is None:
+                raise ValueError(
+                    f"dataset {spec.dataset!r}, row {index} has no value in {column!r}. To fix: add the value, or "
+                    "remove the row"
+                )
             held_out = number == 1 if len(splits) == 2 else is_held_out(str(content), share=spec.held_out)
             yield Document(content=content, held_out=held_out)
 
@@ -124,7 +133,8 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
         except ValueError as error:
             raise ValueError(
                 f"dataset {spec.dataset!r}, column {name!r}: rows differ in shape ({error}). To fix: pad or "
-                f"resize them, drop the column, set seq_len for input_ids, or give the samples by a factory"
+                f"resize them, drop the column, set seq_len for input_ids, give the samples by a factory, or set "
+                f"data.kind to what makes samples of {', '.join(batch)}"
             ) from error
         if column.dtype.kind in "biuf":
             columns[RENAMED.get(name, name)] = column

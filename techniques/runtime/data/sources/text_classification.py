@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.row_samples.class_labels import as_list
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 
 
@@ -17,6 +18,7 @@ class TextClassification(RowSource):
     """
 
     name = "text-classification"
+    version = 2
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "text": ("text", "sentence", "sentence1", "premise", "question1"),
         "text_pair": ("text_pair", "sentence2", "hypothesis", "question2"),
@@ -36,6 +38,7 @@ class TextClassification(RowSource):
 
     def label(self, value: Any, context: SampleContext) -> Any:
         """Returns the number of the class, or an indicator for each class."""
+        value = as_list(value)
         if isinstance(value, (list, tuple)):
             return context.labels.indicators(value)
         return context.labels.number(value)

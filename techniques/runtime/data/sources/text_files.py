@@ -22,6 +22,7 @@ from ringmaster.techniques.runtime.data.file_rows import (
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
 from ringmaster.techniques.runtime.data.tokens import write_tokens
+from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 Content = str | list[int]
 KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
@@ -42,7 +43,8 @@ class TextFiles(StoredSource):
     reads = ("path",)
 
     def check(self, spec: DataSpec) -> None:
-        """Refuses options, as text has none."""
+        """Refuses keys that are not read, and options, as text has none."""
+        check_keys(spec, kind=self.name, columns=("text",), has_classes=False)
         if spec.path is not None and spec.kwargs:
             raise ValueError(
                 f"data: kind {self.name} has no option {min(spec.kwargs)!r}. To fix: remove kwargs, or set data.kind"

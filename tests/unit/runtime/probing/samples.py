@@ -38,6 +38,16 @@ def late_class():
     return _both(lambda index: {"input_ids": torch.arange(8), "labels": torch.tensor(2 if index > 12 else 0)})
 
 
+def masked():
+    """Samples of which every fourth token is masked, and has a label."""
+
+    def make(index):
+        tokens, at = torch.arange(24) + index, torch.arange(24) % 4 == 0
+        return {"input_ids": torch.where(at, 1, tokens), "labels": torch.where(at, tokens, -100)}
+
+    return _both(make)
+
+
 def renamed():
     return _both(lambda index: {"tokens": torch.arange(8), "labels": torch.tensor(0)})
 

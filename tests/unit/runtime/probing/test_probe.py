@@ -1,7 +1,9 @@
 """The probe, a tiny step of a job: its errors with remedies, and its findings on dividing the job's batch."""
 
+import shutil
 from dataclasses import replace
 
+import datasets
 import pytest
 import transformers
 from torch import nn
@@ -155,6 +157,22 @@ def test_a_pretrained_model_without_a_tokenizer_learns_no_tokens_of_a_new_one(su
     surveyed(spec, replace(prose, vocab_size=400))
 
 
+def test_a_pretrained_model_learns_no_tokens_of_another_tokenizer(surveyed, prose, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, vocab_size=400)).save_pretrained(tmp_path / "llama")
+    data = prepare(replace(prose, vocab_size=400), cache_dir=tmp_path)
+    shutil.copytree(data.tokenizer_dir, tmp_path / "llama", dirs_exist_ok=True)
+    spec = ModelSpec(from_pretrained=str(tmp_path / "llama"))
+    with pytest.raises(StepFault, match=r"llama was trained with another tokenizer .* To fix: set data.tokenizer"):
+        surveyed(spec, replace(prose, vocab_size=380))
+    surveyed(spec, replace(prose, vocab_size=380, tokenizer=str(tmp_path / "llama")))
+
+
+def test_a_pretrained_model_learns_token_ids_of_a_data_set_without_a_tokenizer(surveyed, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, vocab_size=400)).save_pretrained(tmp_path / "llama")
+    datasets.Dataset.from_dict({"input_ids": [[n % 90] * 24 for n in range(60)]}).save_to_disk(tmp_path / "ids")
+    surveyed(ModelSpec(from_pretrained=str(tmp_path / "llama")), DataSpec(dataset=str(tmp_path / "ids"), seq_len=24))
+
+
 @pytest.mark.parametrize(
     "of",
     [
@@ -166,7 +184,14 @@ def test_a_pretrained_model_without_a_tokenizer_learns_no_tokens_of_a_new_one(su
     ids=lambda spec: spec.architecture,
 )  # fmt: skip
 def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_it(surveyed, prose, of):
-    assert surveyed(of, prose)["num_layers"] == 2
+    data = made("masked") if of.architecture.endswith("ForMaskedLM") else prose
+    assert surveyed(of, data)["num_layers"] == 2
+
+
+def test_masked_language_modeling_of_tokens_without_masks_is_refused(surveyed, prose):
+    with pytest.raises(StepFault, match=r"none of which is masked.* To fix: mask tokens in a data.factory"):
+        surveyed(model("BertForMaskedLM", **TINY), prose)
+    surveyed(model("BertForMaskedLM", **TINY), made("masked"))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +210,8 @@ def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_
     ids=lambda value: value.architecture if isinstance(value, ModelSpec) else str(value),
 )
 def test_whether_a_batch_may_be_divided_is_measured(surveyed, prose, of, loss, is_divisible):
-    reason = surveyed(of, prose, loss=loss and f"{HERE}:{loss}").get("whole_batch", "")
+    data = made("masked") if of.architecture == "BertForMaskedLM" else prose
+    reason = surveyed(of, data, loss=loss and f"{HERE}:{loss}").get("whole_batch", "")
     assert ("dividing a batch changes its gradients" in reason) != is_divisible
 
 

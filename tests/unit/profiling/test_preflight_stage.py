@@ -1,0 +1,53 @@
+"""The preflight of a batch: bases with other tokens, and what is shown of the data."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.tasks.profiling import preflight as stage
+from ringmaster.techniques import DataSpec
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.preflight import PreflightOrder
+from ringmaster.techniques.interface.values import to_json
+from tests.unit.profiling.solos import job, preflight
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A function prepared(name, words) that returns the JSON form of data with a tokenizer of some words."""
+
+    def prepare(name, words):
+        (tmp_path / name / "tokenizer").mkdir(parents=True)
+        vocabulary = {word: number for number, word in enumerate(words)}
+        (tmp_path / name / "tokenizer" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+        facts = {"digest": name, "num_samples": 1, "num_held_out": 1, "kind": "tokens", "source": name}
+        return to_json(PreparedData(name=name, folder=str(tmp_path / name), **facts))
+
+    return prepare
+
+
+@pytest.mark.parametrize(("words", "is_refused"), [("ba", True), ("ab", False)])
+def test_a_job_whose_base_has_other_tokens_is_refused_before_training(
+    prepared, tmp_path, monkeypatch, words, is_refused
+):
+    jobs = (job("first"), job("second", base="first"))
+    data = {"first": prepared("one", "ab"), "second": prepared("other", words)}
+
+    def inspect(order, preflights, fail, **_):
+        preflights |= {each.name: replace(preflight(each), data=data[each.name]) for each in order.jobs}
+        return 0
+
+    monkeypatch.setattr(stage, "_preflight", inspect)
+    order, told = PreflightOrder(jobs=jobs, shapes=(), techniques={}, cache_dir=str(tmp_path), cores=()), []
+    found, faults = stage.run_preflight(order, server=None, notice=print, failed=lambda job, why: told.append(job))
+    assert sorted(found) == (["first"] if is_refused else ["first", "second"])
+    assert sorted(faults) == told == (["second"] if is_refused else [])
+    assert all("its base first is trained with another tokenizer" in why for why in faults.values())
+    assert all("To fix: set data.tokenizer" in why for why in faults.values())
+
+
+def test_text_without_a_kind_is_shown_before_planning(prepared):
+    text = replace(job("text"), data=DataSpec(path="prose.txt", seq_len=8))
+    found = stage.data_lines([text], {"text": replace(preflight(text), data=prepared("prose", "ab"))})
+    assert found == ["text: prose as language-modeling; 1 samples to train on, 1 held out"]
