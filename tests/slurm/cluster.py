@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,14 @@ class SlurmCluster:
     def job(self, number):
         """Returns a job as Slurm describes it, None if it does not know it."""
         return next((job for job in self.slurm.jobs() if job.id == number), None)
+
+    def kill_processes(self, number):
+        """Kills all processes of a job at once, its batch script included."""
+        mark = f"SLURM_JOB_ID={number}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
 
     def is_over(self, number):
         """Returns whether all processes of a job have ended."""

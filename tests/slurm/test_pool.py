@@ -130,11 +130,13 @@ def test_a_job_goes_on_beyond_the_time_limit_of_its_node(pool, bench, tmp_path, 
 def test_a_node_whose_processes_are_killed(pool, bench, tmp_path, recovered):
     job, batch, node = running(pool, "killed")
     number, began_s = pool.jobs_of_nodes()[node].id, time.monotonic()
-    pool.cluster.command("scancel", "--full", "--signal=KILL", str(number))
+    pool.cluster.kill_processes(number)
     again = pool.trains_again(job.name, after_s=began_s)
     recovered("all processes of a node killed: its job trains again", again["s"] - began_s)
     log = (pool.folder / "controller.log").read_text(errors="replace")
-    assert f"is gone: its Slurm job {number} has ended" in log, "Slurm's word is enough: nobody waits for silence"
+    assert f"is gone: its Slurm job {number} has ended" in log, (
+        f"Slurm's word is enough, without silence:\n{log[-3000:]}"
+    )
     pool.finish(batch)
     assert_well(pool, batch, [job], bench, tmp_path)
 
