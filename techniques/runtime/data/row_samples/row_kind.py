@@ -16,8 +16,8 @@ from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer
+from ringmaster.techniques.runtime.data.sources.unread_keys import check_keys
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
-from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 
 @dataclass(frozen=True, kw_only=True)

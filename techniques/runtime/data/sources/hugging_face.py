@@ -12,10 +12,10 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
 from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
+from ringmaster.techniques.runtime.data.sources.unread_keys import check_keys
 from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.stored_source import StoredSource, described
 from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
-from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 ROWS_PER_CALL = 256
 # Column names to the argument names of Hugging Face models.

@@ -20,9 +20,9 @@ from ringmaster.techniques.runtime.data.file_rows import (
     rows_of_files,
 )
 from ringmaster.techniques.runtime.data.prepared import Preparation
+from ringmaster.techniques.runtime.data.sources.unread_keys import check_keys
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
 from ringmaster.techniques.runtime.data.tokens import write_tokens
-from ringmaster.techniques.runtime.data.unread_keys import check_keys
 
 Content = str | list[int]
 KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
