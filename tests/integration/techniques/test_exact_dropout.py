@@ -159,7 +159,7 @@ def test_a_loss_that_compares_samples_is_trained_by_what_keeps_a_batch_whole(ben
 
 
 def test_compiled_dropout_keeps_its_batch_whole(bench):
-    job = bench.job(BERT, compile=True)
+    job = replace(bench.job(BERT, compile=True), data=DataSpec(factory="tests.unit.runtime.probing.samples:masked"))
     for name in ("ddp", "fsdp", "pipeline"):
         assert registry.load(registry.dotted_path(name)).supports(job, bench.shape(2), bench.facts(job))
     configs = list(registry.load(SINGLE.path).configs(job, bench.shape(1), bench.facts(job)))

@@ -34,8 +34,9 @@ def home(tmp_path):
 
 
 def up(home, *options):
+    """Starts `up`. Interrupts are ignored where the tests run in the background, and here they are sent."""
     return subprocess.Popen(
-        [sys.executable, "-m", "ringmaster.flows.entry", "up", *options],
+        ["env", "--default-signal=INT", sys.executable, "-m", "ringmaster.flows.entry", "up", *options],
         env={**os.environ, "RINGMASTER_HOME": str(home)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
