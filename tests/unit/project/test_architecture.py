@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -323,18 +322,6 @@ def test_no_module_bears_a_name_of_the_standard_library():
 def test_no_file_is_called_utils():
     bad = [str(file) for file in modules(ROOT, FOLDERS) if file.name == "utils.py"]
     assert not bad, f"{bad}: name a module after what it holds"
-
-
-MOST_MODULES = 15
-# A file for each implementation of one interface, beside their registry.
-ALL_OF_ONE_KIND = {"techniques/runtime/data/sources", "techniques/metrics"}
-
-
-def test_no_folder_holds_more_modules_than_a_reader_takes_in():
-    """The count leaves out `__init__.py`."""
-    folders = Counter(str(file.parent) for file in modules(ROOT, FOLDERS) if file.name != "__init__.py")
-    many = {folder for folder, number in folders.items() if number > MOST_MODULES}
-    assert many <= ALL_OF_ONE_KIND
 
 
 def test_no_import_cycle():
