@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from ringmaster.tasks.execution.events import ExecutionEvent, Planned
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
@@ -122,7 +122,8 @@ class PlanManager:
         jobs = {job.name: job for job in self._job_table.left()}
         steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
         done = {name: self._job_table.records[name].step for name in steps}
-        self._plan_progress.planned += in_steps(planned.plan, num_steps=steps, steps_done=done)
+        fresh = in_steps(planned.plan, num_steps=steps, steps_done=done)
+        self._plan_progress.planned += self._explored(fresh)
         self._follow(planned.problem, planned.plan, why=planned.why)
 
     def seconds_to_look(self) -> float:
@@ -161,7 +162,7 @@ class PlanManager:
         if pending_plan.is_needed:
             for number in self._answered:
                 self._wanted.pop(number, None)
-        self._command(self._plan_progress.follow(fresh))
+        self._command(self._plan_progress.follow(self._explored(fresh)))
         self.drop_unusable()  # devices that are gone since planning began
         self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)
 
@@ -184,6 +185,9 @@ class PlanManager:
             planned=tuple(segment for segment in self._plan_progress.planned if segment.job in steps),
             member_steps=self._member_steps(),
         )
+
+    def _explored(self, planned: list[PlannedSegment]) -> list[PlannedSegment]:
+        return planned if self.replanner is None else self.replanner.explored(self.state(), planned)
 
     def _member_steps(self) -> dict[str, int]:
         """Returns the steps of members, including those that running gangs have reported."""

@@ -20,40 +20,9 @@ from ringmaster.tasks.planning.problems.parts import Running
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 
 EPS_S = 1e-6  # rounding error of sums of seconds
-SHARED = 0.9  # share of the variance of a job's logarithmic error that all of its options have in common
 
 Size = tuple[str, int, int, int]
 """What decides on which nodes an option can run: device type, numbers of devices and nodes, and host memory."""
-
-
-class Speeds:
-    """Ratios of measured to predicted runtimes, by job and option.
-
-    The logarithm of an error is modelled as the sum of the job's error (a share `shared` of the variance) and the
-    option's. A measured option uses its own ratio. The other options of the job use the mean of the measured
-    logarithms, shrunk towards no error by n rho / (n rho + 1 - rho). That is the posterior mean after n measurements
-    under a normal prior, with rho = `shared`.
-    """
-
-    def __init__(self, *, shared: float = SHARED) -> None:
-        self._shared = shared
-        self._logs: dict[str, dict[int, float]] = {}
-
-    def note(self, job: str, option: int, ratio: float) -> None:
-        """Records the measured over the predicted seconds of a step under an option. The newest measurement counts."""
-        self._logs.setdefault(job, {})[option] = math.log(ratio)
-
-    def forget(self, job: str) -> None:
-        """Drops the measurements of a job whose options have changed."""
-        self._logs.pop(job, None)
-
-    def ratio(self, job: str, option: int) -> float:
-        """Returns the factor for a predicted runtime; 1 for a job without measurements."""
-        logs = self._logs.get(job, {})
-        if option in logs or not logs:
-            return math.exp(logs.get(option, 0.0))
-        known = len(logs) * self._shared
-        return math.exp(known / (known + 1 - self._shared) * sum(logs.values()) / len(logs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +35,9 @@ class Policy:
     worth: the least gain of a new plan, as a share of what is left.
     per_switch: the further gain for each additional switch, as a share of the whole makespan.
     worth_s: the least gain in seconds.
+    optimism: the standard deviations of its own error by which an option that has not run counts as faster than it is
+        believed to be when a plan is made and judged, so that it is tried where it may be better.
+    most_explored: the most options of a job that are tried before its next planned segment (`exploration.explored`).
     objective: the name of the objective to reduce, in seconds (`Coefficients.in_seconds`): the last end, for "weighted"
         the weighted mean end, for "cost" the time for which all devices would cost as much.
     """
@@ -76,6 +48,8 @@ class Policy:
     worth: float = 0.005
     per_switch: float = 0.001
     worth_s: float = 0.0
+    optimism: float = 0.5
+    most_explored: int = 8
     objective: str = "makespan"
 
 
@@ -155,20 +129,17 @@ class Rest:
 def remaining(
     left: Problem,
     *,
-    speeds: Speeds | None = None,
     running: Mapping[str, PlannedSegment],
     started: Collection[str],
     out: Collection[DeviceId] = (),
 ) -> Rest | None:
     """Returns the rest to plan, on the devices that are there; None if some job has no option for them.
 
-    left: what is left of each job, on all devices, at the predicted speeds.
-    speeds: corrects the predicted speeds of `left`.
+    left: what is left of each job, on all devices.
     running: by job, the running segment that continues; a new plan prefers to keep it.
     started: the jobs that do not run and have a checkpoint.
     out: the devices that are not there now.
     """
-    known = speeds or Speeds()
     devices = {n.id: tuple(i for i in range(n.num_devices) if (n.id, i) not in out) for n in left.nodes}
     nodes = tuple(replace(n, num_devices=len(devices[n.id])) for n in left.nodes if devices[n.id])
     has_room = _has_room(left, nodes)
@@ -178,15 +149,13 @@ def remaining(
     jobs = []
     for job in left.jobs:
         kept = options[job.id]
-        corrected = tuple(
-            replace(job.options[k], runtime_s=job.options[k].runtime_s * known.ratio(job.id, k)) for k in kept
-        )
         now = running.get(job.id)
         gang = None
         if now is not None and now.option in kept and all(i in devices.get(node, ()) for node, i in now.devices):
             gang = Running(kept.index(now.option), _by_node(now.devices, devices))
         is_started = now is not None or job.id in started
-        jobs.append(replace(job, options=corrected, running=gang, started=is_started))
+        options_kept = tuple(job.options[k] for k in kept)
+        jobs.append(replace(job, options=options_kept, running=gang, started=is_started))
     return Rest(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
 
 

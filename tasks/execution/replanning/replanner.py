@@ -15,12 +15,13 @@ from functools import partial
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.job_table import keeps_layout
 from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
 from ringmaster.tasks.execution.replanning.replan_policy import (
     EPS_S,
     Policy,
     Rest,
-    Speeds,
     When,
     could_gain,
     is_worth_it,
@@ -28,6 +29,7 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
     plannable,
     remaining,
 )
+from ringmaster.tasks.execution.replanning.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
@@ -129,7 +131,7 @@ class Replanner:
         self._make_plan, self._on_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
         self._began_s = clock()
-        self._speeds, self._when = Speeds(), When(policy)
+        self._beliefs, self._when = SpeedBeliefs(), When(policy)
         self._pending_plan: PendingPlan | None = None
         # `_blind_s`: until when no improvement is looked for.
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
@@ -140,11 +142,17 @@ class Replanner:
         """Records the measured speed of a running segment."""
         expected_s = running.profile.beside(running.members).together_s
         if (step_s := running.step_s) is not None and expected_s > 0:
-            self._speeds.note(running.segment.job, running.segment.option, step_s / expected_s)
+            self._beliefs.note(
+                running.segment.job,
+                running.segment.option,
+                step_s / expected_s,
+                technique=running.profile.technique,
+                errors=errors_of(running.profile),
+            )
 
     def forget(self, job: str) -> None:
         """Drops a job's measured speeds and the pending plan, as the job's options have changed."""
-        self._speeds.forget(job)
+        self._beliefs.forget(job)
         self.void()
 
     def pursue(self, objective: str) -> None:
@@ -184,7 +192,7 @@ class Replanner:
         if self._pending_plan is not None or self._now_s() + EPS_S < self._retry_s:
             return None
         state, left = self._plannable(state)
-        return None if left is None else self._begin(state, left, why=why, is_needed=True)
+        return None if left is None else self._begin(state, why=why, is_needed=True)
 
     def look(self, state: State) -> PendingPlan | None:
         """Starts to re-plan if the policy says so. Does not wait for the plan.
@@ -207,11 +215,11 @@ class Replanner:
         if why is None:
             return None
         self._when.planned(now_s, ends_s)
-        rest = _rest(state, left)
+        rest = self._rest(state)
         left_s = max(ends_s.values()) - now_s
         if rest is None or not could_gain(rest, left_s, policy=self._policy):
             return None
-        return self._begin(state, left, why=why, is_needed=False)
+        return self._begin(state, why=why, is_needed=False)
 
     def judge(self, pending_plan: PendingPlan, state: State) -> list[PlannedSegment] | None:
         """Returns the segments of a pending plan if it is worth following from the current state, else None."""
@@ -242,7 +250,32 @@ class Replanner:
         state, left = self._plannable(state)
         if left is None:
             return None
-        return fresh if is_worth_it(self.timeline(state, left), fresh, policy=self._policy) else None
+        optimistic = self._left(state, optimism=self._policy.optimism)
+        return fresh if is_worth_it(self.timeline(state, optimistic), fresh, policy=self._policy) else None
+
+    def explored(self, state: State, planned: Sequence[PlannedSegment]) -> list[PlannedSegment]:
+        """Returns planned segments of the current state with short ones that try options where that is worth it."""
+        if not state.jobs:
+            return list(planned)
+        active = {running.segment.job for running in state.running}
+        free = {
+            job.name: job
+            for job in state.jobs
+            if not keeps_layout(job) and not any(profile.members for profile in state.profiles[job.name])
+        }
+        left = self._left(state)
+        jobs = {
+            each.id: ExploredJob(
+                options=each.options,
+                beliefs=[self._belief(each.id, k, profile) for k, profile in enumerate(state.profiles[each.id])],
+                step=state.steps[each.id],
+                total_steps=free[each.id].total_steps,
+                is_running=each.id in active,
+            )
+            for each in left.jobs
+            if each.id in free
+        }
+        return explored(planned, jobs, switch_cost_s=left.switch_cost_s, most=self._policy.most_explored)
 
     def timeline(self, state: State, left: Problem | None = None) -> PlanSimulator:
         """Returns a simulator of the batch from now on, at the speeds that are known."""
@@ -279,8 +312,8 @@ class Replanner:
             now_s=now_s,
         )
 
-    def _begin(self, state: State, left: Problem, *, why: str, is_needed: bool) -> PendingPlan | None:
-        rest = _rest(state, left)
+    def _begin(self, state: State, *, why: str, is_needed: bool) -> PendingPlan | None:
+        rest = self._rest(state)
         if rest is None:
             return None
         began_s = self._now_s()
@@ -295,6 +328,18 @@ class Replanner:
             is_needed=is_needed,
         )
         return self._pending_plan
+
+    def _rest(self, state: State) -> Rest | None:
+        """Returns the problem to plan; None if some job has no option for the devices that are there."""
+        left = self._left(state, optimism=self._policy.optimism)
+        there = set(state.cluster.lease_names()) - set(state.out)
+        goes_on = [r.segment for r in state.running if not r.is_stopping and there.issuperset(r.segment.devices)]
+        return remaining(
+            left,
+            running={segment.job: segment for segment in goes_on},
+            started=[job for job, step in state.steps.items() if step > 0],
+            out=_out(state, left),
+        )
 
     def _plannable(self, state: State) -> tuple[State, Problem | None]:
         """Returns the part of a state that can be planned, with its problem; None instead of the problem if nothing
@@ -324,13 +369,19 @@ class Replanner:
         """Returns the seconds since this object was made, which is about when the batch began."""
         return self._clock() - self._began_s
 
-    def _left(self, state: State) -> Problem:
-        """Returns the rest of each job at its measured speeds. Running segments have no start-up left."""
+    def _belief(self, job: str, option: int, profile: Profile) -> SpeedBelief:
+        return self._beliefs.of(job, option, technique=profile.technique, errors=errors_of(profile))
+
+    def _left(self, state: State, *, optimism: float = 0.0) -> Problem:
+        """Returns the rest of each job at the speeds that are believed. Running segments have no start-up left.
+
+        optimism: see `Policy`.
+        """
         options = {running.segment.job: running.segment.option for running in state.running}
         profiles = {
             job.name: [
                 replace(
-                    profile.at_pace(self._speeds.ratio(job.name, k)),
+                    profile.at_pace(self._belief(job.name, k, profile).ratio(optimism=optimism)),
                     startup_s=0.0 if options.get(job.name) == k else profile.startup_s,
                 )
                 for k, profile in enumerate(state.profiles[job.name])
@@ -353,17 +404,6 @@ def _listed(jobs: set[str]) -> str:
     """Returns the names of jobs, at most `MOST_LISTED` of them."""
     first = sorted(jobs)[:MOST_LISTED]
     return ", ".join(first) + (f" and {len(jobs) - len(first)} more" if len(jobs) > len(first) else "")
-
-
-def _rest(state: State, left: Problem) -> Rest | None:
-    there = set(state.cluster.lease_names()) - set(state.out)
-    goes_on = [r.segment for r in state.running if not r.is_stopping and there.issuperset(r.segment.devices)]
-    return remaining(
-        left,
-        running={segment.job: segment for segment in goes_on},
-        started=[job for job, step in state.steps.items() if step > 0],
-        out=_out(state, left),
-    )
 
 
 def _out(state: State, left: Problem) -> set[DeviceId]:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Literal
 
 from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
-from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
 from ringmaster.tasks.execution.replanning.replan_policy import (
     Policy,
-    Speeds,
     When,
     could_gain,
     is_worth_it,
     plan_rest,
     remaining,
 )
+from ringmaster.tasks.execution.replanning.speed_beliefs import Errors, SpeedBelief, SpeedBeliefs
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
@@ -63,6 +65,7 @@ def simulate(
     plan: Plan,
     *,
     noise: float = 0.1,
+    option_noise: float = 0.0,
     failures_per_day: float = 0.0,
     repair_s: float = REPAIR_S,
     seed: int = 0,
@@ -73,6 +76,7 @@ def simulate(
 ) -> Simulated:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
 
+    option_noise: standard deviation of the logarithm of a further error, of each option of a job.
     failures_per_day: of one device. It is back after `repair_s`. A gang on it loses its work since its last checkpoint;
         gangs checkpoint at the executor's interval.
     replan: "never"; at "completions" of jobs; or on the "clock" and when measurements differ too much from the
@@ -86,40 +90,60 @@ def simulate(
     problem, plan = as_executed(problem, plan)
     if leaving := [node.id for node in problem.nodes if node.available_until_s is not None]:
         raise ValueError(f"{problem.name}: nodes that go away cannot be simulated. To fix: no `until` on {leaving}")
-    world = _World(problem, noise=noise, failures_per_day=failures_per_day, repair_s=repair_s, seed=seed)
+    factor = _factors(problem, noise, option_noise, seed=seed)
+    world = _World(problem, factor, failures_per_day=failures_per_day, repair_s=repair_s, seed=seed)
+    errors = Errors(machine=0.0, technique=0.0, job=noise, option=option_noise)
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
-    return _Run(problem, plan, world, steps, replan, policy or Policy(objective=plan.objective), solver).run()
+    return _Run(problem, plan, world, errors, steps, replan, policy or Policy(objective=plan.objective), solver).run()
 
 
-def clairvoyant(problem: Problem, *, noise: float, seed: int, objective: str = MAKESPAN.name) -> Plan:
+def clairvoyant(
+    problem: Problem, *, noise: float, option_noise: float = 0.0, seed: int, objective: str = MAKESPAN.name
+) -> Plan:
     """Returns the plan for the true runtimes that `simulate` draws with the same noise and seed.
 
     For a problem with options for fused groups, pass the one that is executed (`as_executed`).
     """
-    factor = _factors(problem, noise, Random(seed))
-    return solve(_scaled(problem, factor), seed=seed, objective=objective)
+    factor = _factors(problem, noise, option_noise, seed=seed)
+    return solve(_scaled(problem, lambda job, option: factor[job, option]), seed=seed, objective=objective)
 
 
-def _factors(problem: Problem, noise: float, random: Random) -> dict[str, float]:
-    return {job.id: max(0.1, 1.0 + random.gauss(0.0, noise)) for job in problem.jobs}
+def _factors(problem: Problem, noise: float, option_noise: float, *, seed: int) -> dict[tuple[str, int], float]:
+    """Returns the true over the predicted runtime of each option of each job."""
+    of_jobs, of_options = Random(seed), Random(f"options {seed}")
+    factors = {}
+    for job in problem.jobs:
+        factor = max(0.1, 1.0 + of_jobs.gauss(0.0, noise))
+        for option in range(len(job.options)):
+            factors[job.id, option] = factor * math.exp(of_options.gauss(0.0, option_noise))
+    return factors
 
 
-def _scaled(problem: Problem, factor: Mapping[str, float]) -> Problem:
-    """Returns the problem with each job's runtimes times its factor."""
+def _scaled(problem: Problem, ratio: Callable[[str, int], float]) -> Problem:
+    """Returns the problem with the runtime of each option times its ratio."""
     jobs = (
-        replace(job, options=tuple(replace(o, runtime_s=o.runtime_s * factor[job.id]) for o in job.options))
+        replace(
+            job, options=tuple(replace(o, runtime_s=o.runtime_s * ratio(job.id, k)) for k, o in enumerate(job.options))
+        )
         for job in problem.jobs
     )
     return replace(problem, jobs=tuple(jobs))
 
 
 class _World:
-    """The truth of a simulation: each job's factor on its predicted runtimes, and when which device fails."""
+    """The truth of a simulation: the factor on each predicted runtime, and when which device fails."""
 
-    def __init__(self, problem: Problem, *, noise: float, failures_per_day: float, repair_s: float, seed: int) -> None:
-        self._random = Random(seed)
-        self.factor = _factors(problem, noise, self._random)
+    def __init__(
+        self,
+        problem: Problem,
+        factor: Mapping[tuple[str, int], float],
+        *,
+        failures_per_day: float,
+        repair_s: float,
+        seed: int,
+    ) -> None:
+        self._random, self.factor = Random(f"failures {seed}"), factor
         self.repair_s, self.mtbf_s = repair_s, DAY_S / failures_per_day if failures_per_day else math.inf
         self._devices = [(node.id, i) for node in problem.nodes for i in range(node.num_devices)]
         self.switch_cost_s = problem.switch_cost_s
@@ -148,6 +172,7 @@ class _Run:
         problem: Problem,
         plan: Plan,
         world: _World,
+        errors: Errors,
         num_steps: Mapping[str, int],
         replan: Replan,
         policy: Policy,
@@ -156,10 +181,10 @@ class _Run:
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
         self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
         self.jobs = {job.id: job for job in problem.jobs}
-        self.speeds, self.when = Speeds(), When(policy)
+        self.beliefs, self.errors, self.when = SpeedBeliefs(), errors, When(policy)
         self.num_plans = self.num_adopted = 1
         self.num_failures = 0
-        planned = in_steps(plan, num_steps=num_steps, steps_done={})
+        planned = self._explored(problem, in_steps(plan, num_steps=num_steps, steps_done={}), steps={}, running=())
         self.now = PlanSimulator(problem, planned, num_steps=num_steps, step_s=self._true_step_s)
         self._expect()
 
@@ -204,9 +229,9 @@ class _Run:
         now = self.now
         todo = [job for job in self.problem.jobs if job.id not in now.ended_s]
         steps = {job.id: now.step_of(job.id) for job in todo}
+        left = self._left(steps)
         rest = remaining(
-            self._left(steps),
-            speeds=self.speeds,
+            _scaled(left, partial(self._ratio, optimism=self.policy.optimism)),
             running={job: stretch.segment for job, stretch in now.running.items()},
             started=[job for job in now.ran if job in steps],
             out=now.out,
@@ -216,8 +241,9 @@ class _Run:
             self.num_plans += 1
             plan = plan_rest(rest, self.make_plan)
             fresh = in_steps(plan, num_steps=self.num_steps, steps_done=steps)
-            if is_worth_it(now.fork(self._believed_step_s), fresh, policy=self.policy):
-                now.adopt(fresh)
+            optimistic = partial(self._believed_step_s, optimism=self.policy.optimism)
+            if is_worth_it(now.fork(optimistic), fresh, policy=self.policy):
+                now.adopt(self._explored(left, fresh, steps=steps, running=now.running))
                 self.num_adopted += 1
         self._expect()
 
@@ -242,9 +268,31 @@ class _Run:
         """Records the speed of each job that has begun to work."""
         for job, stretch in self.now.running.items():
             if self.now.now_s > stretch.works_from_s:
-                self.speeds.note(job, stretch.segment.option, self.world.factor[job])
+                self._note(job, stretch.segment.option)
         for job, segment in self.now.ran.items():
-            self.speeds.note(job, segment.option, self.world.factor[job])
+            self._note(job, segment.option)
+
+    def _note(self, job: str, option: int) -> None:
+        technique = self.jobs[job].options[option].technique
+        self.beliefs.note(job, option, self.world.factor[job, option], technique=technique, errors=self.errors)
+
+    def _explored(
+        self, left: Problem, planned: list[PlannedSegment], *, steps: Mapping[str, int], running: Collection[str]
+    ) -> list[PlannedSegment]:
+        """Returns the planned segments of a plan of `left`, with short ones that try options where that is worth it."""
+        if self.replan != "clock":
+            return planned
+        jobs = {
+            job.id: ExploredJob(
+                options=job.options,
+                beliefs=[self._belief(job.id, option) for option in range(len(job.options))],
+                step=steps.get(job.id, 0),
+                total_steps=self.num_steps[job.id],
+                is_running=job.id in running,
+            )
+            for job in _scaled(left, self._ratio).jobs
+        }
+        return explored(planned, jobs, switch_cost_s=left.switch_cost_s, most=self.policy.most_explored)
 
     def _expect(self) -> None:
         self.when.planned(self.now.now_s, self._forecast_s())
@@ -259,7 +307,14 @@ class _Run:
         return self.jobs[job].options[option].runtime_s / self.num_steps[job]
 
     def _true_step_s(self, job: str, option: int) -> float:
-        return self._predicted_step_s(job, option) * self.world.factor[job]
+        return self._predicted_step_s(job, option) * self.world.factor[job, option]
 
-    def _believed_step_s(self, job: str, option: int) -> float:
-        return self._predicted_step_s(job, option) * self.speeds.ratio(job, option)
+    def _believed_step_s(self, job: str, option: int, *, optimism: float = 0.0) -> float:
+        return self._predicted_step_s(job, option) * self._ratio(job, option, optimism=optimism)
+
+    def _ratio(self, job: str, option: int, *, optimism: float = 0.0) -> float:
+        return self._belief(job, option).ratio(optimism=optimism)
+
+    def _belief(self, job: str, option: int) -> SpeedBelief:
+        technique = self.jobs[job].options[option].technique
+        return self.beliefs.of(job, option, technique=technique, errors=self.errors)

@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.replanning.replan_policy import Policy, Speeds, When, is_worth_it, remaining
+from ringmaster.tasks.execution.replanning.replan_policy import Policy, When, is_worth_it, remaining
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.baselines import BASELINES
@@ -160,19 +160,6 @@ def ladder(draw):
 
 
 # -- the policy ------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_measured_under_one_option_corrects_the_others_of_its_job():
-    speeds = Speeds(shared=0.9)
-    assert speeds.ratio("a", 0) == 1.0
-    speeds.note("a", 0, 1.5)
-    assert speeds.ratio("a", 0) == pytest.approx(1.5)
-    assert speeds.ratio("a", 1) == pytest.approx(1.5**0.9)
-    assert speeds.ratio("b", 0) == 1.0
-    speeds.note("a", 1, 1.5)
-    assert 1.5**0.9 < speeds.ratio("a", 2) < 1.5
-    speeds.forget("a")
-    assert speeds.ratio("a", 0) == 1.0
 
 
 def test_the_rest_is_planned_on_a_clock_and_at_surprises():

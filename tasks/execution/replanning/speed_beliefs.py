@@ -1,0 +1,213 @@
+"""Beliefs about the speed of each job under each option: predictions, corrected by what running segments measure.
+
+The seconds of a step of job j under option o are the predicted ones times exp(x_jo). With k the option's technique,
+
+    x_jo = s_m u + s_t v_k + s_b w_j + s_o z_jo        u, v_k, w_j, z_jo ~ N(0, 1), independent
+
+u is what the machine, v_k what the technique, and w_j what the job has in common with all of its options; `Errors` has
+the standard deviations. A running segment measures y_jo = x_jo + e_jo with e_jo ~ N(0, s_e^2).
+
+Let i number a job's measurements, f_i = (s_m, s_t e_k) be their coefficients of theta = (u, v_1, ..., v_K), b_i their
+s_b and p_i = 1 / (s_o^2 + s_e^2). Given theta, the posterior of the job's factor w_j is normal (Bishop, Pattern
+Recognition and Machine Learning, 2.3.3), with B = 1 + sum_i p_i b_i^2:
+
+    mean  sum_i g_i (y_i - f_i theta)  with g_i = p_i b_i / B        variance  1 / B
+
+Integrating over w_j, the job contributes to theta
+
+    precision    sum_i p_i f_i f_i'  -  B g g'     with g = sum_i g_i f_i
+    information  sum_i p_i f_i y_i   -  B g sum_i g_i y_i
+
+so that one system of 1 + K equations is solved, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.techniques import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Standard deviations of the logarithm of true over predicted step times, by what causes them.
+
+    machine: common to all jobs on this machine.
+    technique: common to all jobs under one technique.
+    job: common to all options of a job.
+    option: of one option of one job.
+    measurement: of the mean step time that a running segment reports.
+    """
+
+    machine: float
+    technique: float
+    job: float
+    option: float
+    measurement: float = 0.02
+
+
+OF_PREDICTIONS = Errors(machine=0.2, technique=0.1, job=0.25, option=0.1)
+OF_MEASUREMENTS = Errors(machine=0.0, technique=0.0, job=0.1, option=0.03)
+LEAST_SPREAD = 1e-9  # of an option that has not run
+
+
+def errors_of(profile: Profile) -> Errors:
+    """Returns the errors to expect of a profile's step time."""
+    return OF_PREDICTIONS if profile.source == PREDICTED else OF_MEASUREMENTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedBelief:
+    """The believed true over predicted seconds of a step: log-normal, exp(N(mean, spread^2)).
+
+    own_spread: the part of the spread that other options of the job do not share; 0 for an option that has run.
+    """
+
+    mean: float
+    spread: float
+    own_spread: float
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the option itself has run."""
+        return self.own_spread == 0.0
+
+    def ratio(self, *, optimism: float = 0.0) -> float:
+        """Returns the median of true over predicted seconds, less `optimism` times the option's own spread."""
+        return math.exp(self.mean - optimism * self.own_spread)
+
+    def spread_beside(self, other: SpeedBelief) -> float:
+        """Returns the standard deviation of the logarithm of this ratio over that of another option of the job."""
+        if self.is_measured or other.is_measured:
+            return math.hypot(self.spread, other.spread)
+        return math.hypot(self.own_spread, other.own_spread)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measurement:
+    log_ratio: float
+    technique: str
+    errors: Errors
+
+
+class SpeedBeliefs:
+    """The posterior of all step times, given the newest measurement of each option that has run."""
+
+    def __init__(self) -> None:
+        self._measured: dict[str, dict[int, _Measurement]] = {}
+        self._posterior: _Posterior | None = None  # of the machine and the techniques, until something is measured
+
+    def note(self, job: str, option: int, ratio: float, *, technique: str, errors: Errors) -> None:
+        """Records the measured over the predicted seconds of a step under an option; replaces its last measurement.
+
+        errors: the prior errors of the option's predicted step time.
+        """
+        measurement = _Measurement(log_ratio=math.log(ratio), technique=technique, errors=errors)
+        known = self._measured.setdefault(job, {})
+        if known.get(option) != measurement:
+            known[option] = measurement
+            self._posterior = None
+
+    def forget(self, job: str) -> None:
+        """Drops the measurements of a job whose options have changed."""
+        if self._measured.pop(job, None):
+            self._posterior = None
+
+    def of(self, job: str, option: int, *, technique: str, errors: Errors) -> SpeedBelief:
+        """Returns the belief about an option."""
+        if self._posterior is None:
+            self._posterior = _Posterior.of(self._measured)
+        known = self._measured.get(job, {})
+        mean, variance = self._posterior.common(known.values(), technique=technique, errors=errors)
+        own = errors.option**2
+        if (measurement := known.get(option)) is None:
+            own += self._posterior.technique_variance(technique, errors=errors)
+            return SpeedBelief(
+                mean=mean, spread=math.sqrt(variance + errors.option**2), own_spread=max(math.sqrt(own), LEAST_SPREAD)
+            )
+        # What the option's own error is, given its measurement and what is common to it and others.
+        share = own / (own + errors.measurement**2) if own else 0.0
+        return SpeedBelief(
+            mean=mean + share * (measurement.log_ratio - mean),
+            spread=math.sqrt(share * errors.measurement**2 + (1 - share) ** 2 * variance),
+            own_spread=0.0,
+        )
+
+
+@dataclass(frozen=True)
+class _JobTerms:
+    """The measurements of a job, in the notation of the module: f_i by row, p_i, y_i, B and g_i."""
+
+    factors: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    log_ratios: NDArray[np.float64]
+    total: float
+    gains: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, known: Iterable[_Measurement], techniques: Mapping[str, int]) -> _JobTerms:
+        listed = list(known)
+        factors = [_factors(m.technique, m.errors, techniques) for m in listed]
+        weights = np.array([1 / (m.errors.option**2 + m.errors.measurement**2) for m in listed])
+        job_errors = np.array([m.errors.job for m in listed])
+        total = 1.0 + float(weights @ job_errors**2)
+        return cls(
+            factors=np.array(factors).reshape(len(listed), 1 + len(techniques)),
+            weights=weights,
+            log_ratios=np.array([m.log_ratio for m in listed]),
+            total=total,
+            gains=weights * job_errors / total,
+        )
+
+
+@dataclass(frozen=True)
+class _Posterior:
+    """The posterior of theta; `techniques` are numbered as in theta, after the machine."""
+
+    techniques: Mapping[str, int]
+    mean: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Mapping[int, _Measurement]]) -> _Posterior:
+        names = sorted({m.technique for known in measured.values() for m in known.values()})
+        techniques = {name: number for number, name in enumerate(names, start=1)}
+        precision, information = np.eye(1 + len(names)), np.zeros(1 + len(names))
+        for known in measured.values():
+            job = _JobTerms.of(known.values(), techniques)
+            pull = job.gains @ job.factors
+            precision += job.factors.T @ (job.weights[:, None] * job.factors) - job.total * np.outer(pull, pull)
+            information += job.factors.T @ (job.weights * job.log_ratios)
+            information -= job.total * pull * float(job.gains @ job.log_ratios)
+        covariance = np.linalg.inv(precision)
+        return cls(techniques, covariance @ information, covariance)
+
+    def common(self, known: Iterable[_Measurement], *, technique: str, errors: Errors) -> tuple[float, float]:
+        """Returns mean and variance of what an option has in common with others: x_jo without its own error.
+
+        known: the measurements of its job.
+        """
+        job = _JobTerms.of(known, self.techniques)
+        factors = _factors(technique, errors, self.techniques) - errors.job * (job.gains @ job.factors)
+        mean = float(factors @ self.mean) + errors.job * float(job.gains @ job.log_ratios)
+        variance = float(factors @ self.covariance @ factors) + errors.job**2 / job.total
+        return mean, variance + (0.0 if technique in self.techniques else errors.technique**2)
+
+    def technique_variance(self, technique: str, *, errors: Errors) -> float:
+        """Returns the variance of what the options of one technique have in common."""
+        number = self.techniques.get(technique)
+        return errors.technique**2 * (1.0 if number is None else float(self.covariance[number, number]))
+
+
+def _factors(technique: str, errors: Errors, techniques: Mapping[str, int]) -> NDArray[np.float64]:
+    factors = np.zeros(1 + len(techniques))
+    factors[0] = errors.machine
+    if technique in techniques:
+        factors[techniques[technique]] = errors.technique
+    return factors

@@ -1,0 +1,85 @@
+"""Beliefs about speeds, compared with the same model conditioned as one dense multivariate normal distribution."""
+
+import math
+from random import Random
+
+import numpy as np
+import pytest
+
+from ringmaster.tasks.execution.replanning.speed_beliefs import Errors, SpeedBeliefs
+
+OF_A = Errors(machine=0.2, technique=0.1, job=0.25, option=0.1, measurement=0.05)
+OF_B = Errors(machine=0.05, technique=0.02, job=0.1, option=0.03, measurement=0.02)
+TECHNIQUES = ("ddp", "fsdp", "single")
+
+
+def options_of(draw, num_jobs):
+    """Jobs with a few options each, as (job, option, technique, errors)."""
+    return [
+        (f"j{j}", k, draw.choice(TECHNIQUES), draw.choice((OF_A, OF_B)))
+        for j in range(num_jobs)
+        for k in range(draw.randint(1, 5))
+    ]
+
+
+def covariance(one, other):
+    """Of x for two options, by the model's definition."""
+    (job, k, technique, a), (other_job, other_k, other_technique, b) = one, other
+    value = a.machine * b.machine
+    value += a.technique * b.technique * (technique == other_technique)
+    value += a.job * b.job * (job == other_job)
+    return value + a.option**2 * ((job, k) == (other_job, other_k))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_beliefs_are_the_posterior_of_one_normal_distribution(seed):
+    draw = Random(seed)
+    options = options_of(draw, 5)
+    measured = draw.sample(options, min(len(options), draw.randint(1, 7)))
+    logs = np.array([draw.gauss(0.0, 0.4) for _ in measured])
+    beliefs = SpeedBeliefs()
+    for (job, k, technique, errors), log in zip(measured, logs, strict=True):
+        beliefs.note(job, k, math.exp(log), technique=technique, errors=errors)
+    among = np.array([[covariance(one, other) for other in measured] for one in measured])
+    among += np.diag([errors.measurement**2 for *_, errors in measured])
+    for option in options:
+        job, k, technique, errors = option
+        belief = beliefs.of(job, k, technique=technique, errors=errors)
+        beside = np.array([covariance(option, other) for other in measured])
+        gain = np.linalg.solve(among, beside)
+        assert belief.mean == pytest.approx(gain @ logs, abs=1e-9)
+        assert belief.spread == pytest.approx(math.sqrt(covariance(option, option) - gain @ beside), abs=1e-7)
+        assert belief.is_measured == (option in measured)
+
+
+def test_nothing_measured_means_the_prediction():
+    belief = SpeedBeliefs().of("a", 0, technique="ddp", errors=OF_A)
+    assert belief.ratio() == 1.0
+    assert belief.spread == pytest.approx(math.sqrt(0.2**2 + 0.1**2 + 0.25**2 + 0.1**2))
+    assert belief.ratio(optimism=1.0) == pytest.approx(math.exp(-math.hypot(0.1, 0.1)))
+
+
+def test_what_is_measured_corrects_the_job_then_its_technique_and_machine():
+    beliefs = SpeedBeliefs()
+    beliefs.note("a", 0, 2.0, technique="ddp", errors=OF_A)
+    ratios = [
+        beliefs.of("a", 0, technique="ddp", errors=OF_A).ratio(),
+        beliefs.of("a", 1, technique="ddp", errors=OF_A).ratio(),
+        beliefs.of("a", 2, technique="fsdp", errors=OF_A).ratio(),
+        beliefs.of("b", 0, technique="ddp", errors=OF_A).ratio(),
+        beliefs.of("b", 1, technique="fsdp", errors=OF_A).ratio(),
+    ]
+    assert ratios == sorted(ratios, reverse=True)
+    assert 1.9 < ratios[0] < 2.0
+    assert ratios[-1] > 1.0
+    beliefs.forget("a")
+    assert beliefs.of("a", 0, technique="ddp", errors=OF_A).ratio() == 1.0
+
+
+def test_the_newest_measurement_of_an_option_counts():
+    beliefs = SpeedBeliefs()
+    for ratio in (3.0, 1.5):
+        beliefs.note("a", 0, ratio, technique="ddp", errors=OF_B)
+    once = SpeedBeliefs()
+    once.note("a", 0, 1.5, technique="ddp", errors=OF_B)
+    assert beliefs.of("a", 1, technique="ddp", errors=OF_B) == once.of("a", 1, technique="ddp", errors=OF_B)
