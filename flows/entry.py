@@ -14,16 +14,17 @@ def main() -> None:
     with interrupts.command(sys.argv[1:]):
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
+        from ringmaster.flows.output import write_uncaught
         from ringmaster.flows.process import ownership
-        from ringmaster.flows.process.process_log import report_fault
+        from ringmaster.flows.process.process_log import report_faults
         from ringmaster.model_lineage.faults import InputFault
-        from ringmaster.tasks.messages import listed
 
+        sys.excepthook = write_uncaught
         try:
             ownership.keep_to_owner(settings.home())
             app()
         except InputFault as error:
-            report_fault(listed(error.faults))
+            report_faults(error.faults)
             sys.exit(INPUT_FAULT)
 
 

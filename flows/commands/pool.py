@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import show_result, training
@@ -67,7 +66,7 @@ def submit(
         database.read(check_release)
         requests = Requests(database)
         number = hand_over(requests, jobs.to_json(), file=_kept(jobs), checkpoint_every_s=checkpoint_every)
-        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over", highlight=False)
+        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
         with in_time(ANSWER_PATIENCE_S) as is_over:
             run = requests.wait(number, until=is_over).answer.get("flow_run")
     if run is None:
@@ -75,7 +74,7 @@ def submit(
     else:
         said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(f"{said}\n{follow}", highlight=False, soft_wrap=True)
+    error_console().print(said, follow, sep="\n", soft_wrap=True)
     if as_json:
         print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
@@ -122,7 +121,7 @@ def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more
     else:
         console = error_console()
         for answer in answers:
-            console.print(f"{answer.batch}: {escape(answer.message)}", highlight=False)
+            console.print(f"{answer.batch}: {answer.message}")
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 

@@ -13,19 +13,20 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from typing import Any
 
-MOST_CHARACTERS = 2_000
+MOST_CHARACTERS = 4_000
 """Most characters of a line of foreign text."""
 
 MOST_IN_LINES = 20_000
 """Most characters of foreign text that keeps its lines."""
 
-SHORT = 60  # below this limit there is no room for a note about what is left out
+SHORT = 200  # below this limit there is no room for a note about what is left out, and the end goes
 TAIL_SHARE = 0.25  # of a text that is too long; the cause of an error is often at its end
 JOINERS = "\u200c\u200d"  # they are invisible, but some scripts and many emoji are written with them
 
 # Special anywhere; at the beginning; a `_` that is not inside a word; what makes a bare address a link.
-MARKDOWN = re.compile(r"([\\`*{}\[\]|~$]|^[-+=#]|^\d+[.)]|(?<!\w)_|_(?!\w))")
+MARKDOWN = re.compile(r"([\\`*{}\[\]|~$]|^(?:[-+=#]|\d+[.)])(?![\w.])|(?<!\w)_|_(?!\w))")
 BARE_LINKS = re.compile(r"(?i):(?=//)|(?<=mailto):|(?<=www)\.|@")
 
 
@@ -44,6 +45,18 @@ def printable_lines(text: str, *, limit: int = MOST_IN_LINES) -> str:
     """Returns `text` as `printable` does, but keeps its lines and tabs. A carriage return begins a line, too."""
     lines = _ends(text, limit).replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return _bounded("\n".join("\t".join(map(_escaped, line.split("\t"))) for line in lines), limit, length=len(text))
+
+
+def storable_values(value: Any) -> Any:
+    """Returns `value` with every text in it, in lists and mappings too, as `storable` returns it."""
+    match value:
+        case str():
+            return storable(value)
+        case dict():
+            return {storable_values(key): storable_values(item) for key, item in value.items()}
+        case list() | tuple() if type(value) in (list, tuple):
+            return type(value)(map(storable_values, value))
+    return value
 
 
 def storable(text: str) -> str:

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, TypeDecorator, UniqueConstraint
+from sqlalchemy import Text as DatabaseText
+from sqlalchemy.engine import Dialect
+
+from ringmaster.text import storable
 
 METADATA = MetaData()
+
+
+class Text(TypeDecorator[str]):
+    """Text of any characters: those that a database refuses are stored as escapes."""
+
+    impl = DatabaseText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Returns the text as it is stored."""
+        return None if value is None else storable(value)
+
+
 # The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
 # auto-increments only columns of type INTEGER.
 NUMBER = BigInteger().with_variant(Integer, "sqlite")

@@ -106,3 +106,10 @@ def test_text_on_a_page_is_no_markup(escape, text: str):
         *2 * [printable(text).strip()],
     ]
     assert "http:" not in escape(text) or escape is code_span
+
+
+@pytest.mark.parametrize(
+    "text", ["acc_top5 0.975", "-1.5", "1.5 s", "7.2.1", "#7", "a-b", "node-0:1", "x=1", "loss (nll)!"]
+)
+def test_usual_text_on_a_page_needs_no_escapes(text: str):
+    assert markdown(text) == text

@@ -117,7 +117,7 @@ def fsck(as_json: AsJson = False) -> None:
             print_json({"faults": found, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
         else:
             for fault in found:
-                output_console().print(fault, markup=False)
+                output_console().print(fault)
             ending = f"{len(found)} faults" if found else "all is well"
             number = len(home.snapshot.models)
             error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
@@ -135,7 +135,7 @@ def _base_of_adapter(home: LineageHome, node: Node, folder: Path) -> Node | None
 def _tell(home: LineageHome, nodes: tuple[Node, ...], *, freed_bytes: int | None) -> None:
     console = output_console()
     for node in nodes:
-        console.print(f"{node.label}  {node.record.kind}", markup=False)
+        console.print(f"{node.label}  {node.record.kind}")
     stay = len(home.snapshot.nodes) - len(nodes)
     if freed_bytes is None:
         error_console().print(f"{len(nodes)} would be dropped, {stay} stay; --yes drops them")
