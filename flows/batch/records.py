@@ -30,7 +30,7 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
             "status": job["status"],
             "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
             "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
-            "reason": job["message"],
+            "reason": printable(job["message"]),
             "steps": job["num_steps"],
             "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
             **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +40,11 @@ def submit(
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
     from ringmaster.flows.pool.asking import pool_address
     from ringmaster.tasks.batch import load_batch
-    from ringmaster.tasks.batch.field_types import NAME_PATTERN
+    from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 
     pool = pool_address()
-    if not re.fullmatch(NAME_PATTERN, batch):
-        raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
+    if not is_name(batch):
+        raise InputError([f"--batch {batch!r} is no name. To fix: {NAME_REMEDY}"])
     jobs = replace(load_batch(located(jobs_file)), name=batch)
     if not unchecked:
         from ringmaster.flows.batch.probe import check_jobs

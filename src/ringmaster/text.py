@@ -21,6 +21,9 @@ MOST_CHARACTERS = 4_000
 MOST_IN_LINES = 20_000
 """Most characters of foreign text that keeps its lines."""
 
+MOST_IN_NAME = 250
+"""Most characters of a name, which becomes part of file names and of MLflow's keys."""
+
 SHORT = 200  # below this limit there is no room for a note about what is left out, and the end goes
 TAIL_SHARE = 0.25  # of a text that is too long; the cause of an error is often at its end
 JOINERS = "\u200c\u200d"  # they are invisible, but some scripts and many emoji are written with them
@@ -39,6 +42,11 @@ def printable(text: str, *, limit: int = MOST_CHARACTERS) -> str:
     if len(text) <= limit and text.isprintable():
         return text
     return _bounded(_escaped(_ends(text, limit)), limit, length=len(text))
+
+
+def is_printable_name(name: object) -> bool:
+    """Whether a name can be shown as it is: a text of visible characters, without blanks at its ends."""
+    return isinstance(name, str) and 0 < len(name) <= MOST_IN_NAME and printable(name) == name == name.strip()
 
 
 def printable_lines(text: str, *, limit: int = MOST_IN_LINES) -> str:

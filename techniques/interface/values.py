@@ -29,14 +29,6 @@ def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"key": key})
 
 
-def storable(text: str) -> str:
-    """Returns `text` in a form that every database and HTTP client accepts.
-
-    File names, for example, may contain bytes that are not UTF-8.
-    """
-    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
-
-
 def to_json(value: Any) -> Any:
     """Returns `value` as plain lists, dicts and scalars. Raises ValueError on a type without a JSON form."""
     if value is None or type(value) in (bool, int, float, str):

@@ -12,6 +12,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 from ringmaster.techniques.adapters.peft_format import is_adapter
+from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.graph.snapshot import Node
@@ -25,7 +26,7 @@ def import_(
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
     from ringmaster.model_lineage.exchange.importing import fetch_from_hub, import_model
 
-    if not name or set(name) & set("/:@'\""):
+    if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
     with lineage_home() as home:
         try:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import SINCE_LATER, from_json, to_json
+from ringmaster.text import storable_values
 
 
 class OutcomeStatus(StrEnum):
@@ -341,5 +342,5 @@ def event_from_json(content: Mapping[str, Any]) -> Event:
     """
     cls = _CLASSES.get(content["event"])
     if cls is None:
-        return OtherEvent(content=dict(content))
-    return from_json(cls, {key: value for key, value in content.items() if key in _KEYS[cls]})
+        return OtherEvent(content=storable_values(dict(content)))
+    return from_json(cls, {key: storable_values(value) for key, value in content.items() if key in _KEYS[cls]})
