@@ -19,7 +19,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from ringmaster.text import printable, printable_lines
+from ringmaster.text import MOST_CHARACTERS, printable, printable_lines
 
 STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
@@ -73,6 +73,11 @@ def styled(text: str, style: str = "", **layout: Any) -> Text:
     layout: further arguments of rich's `Text`.
     """
     return Text(printable(text), style=style, **layout)
+
+
+def message(text: str) -> Text:
+    """Returns an error message of one or more lines; those after the first are indented, so as to pass for no other."""
+    return Text("\n    ".join(printable_lines(text, limit=MOST_CHARACTERS).split("\n")))
 
 
 def announce(text: str) -> None:

@@ -21,6 +21,7 @@ from ringmaster.flows.output import (
     Verbose,
     announce,
     error_console,
+    message,
     output_console,
     print_json,
     styled,
@@ -168,7 +169,7 @@ def profile(
     with shown(console, is_verbose=verbose):
         measured = profile_batch(batch.to_json())
     for name, fault in measured.profiled.faults.items():
-        console.print(styled(f"{name}:", "red"), fault)
+        console.print(styled(f"{name}:", "red"), message(fault))
     if measured.problem is not None:
         output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials

@@ -210,9 +210,10 @@ def _print_address(home: Path, as_json: bool) -> None:
         return
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     console.print(
-        f"All ask for a password, the one that {how}\n"
-        f"  Prefect's page asks for one line: {address.username}:PASSWORD\n"
+        f"All ask for a password, the one that {how}",
+        f"  Prefect's page asks for one line: {address.username}:PASSWORD",
         f"  MLflow's page and the metrics ask for a user, {address.username}, and PASSWORD",
+        sep="\n",
         soft_wrap=True,
     )
 

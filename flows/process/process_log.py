@@ -21,7 +21,7 @@ from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.output import error_console, message
 from ringmaster.tasks.messages import first_of, listed
 from ringmaster.text import printable, printable_lines
 
@@ -142,7 +142,7 @@ def report_faults(faults: Sequence[object]) -> None:
     if is_json():
         logging.getLogger(OURS).error("%s", listed(faults))
     else:
-        error_console().print(*first_of(faults), sep="\n", soft_wrap=True)
+        error_console().print(*map(message, first_of(faults)), sep="\n", soft_wrap=True)
 
 
 def logging_config(role: Role) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.output import styled
+from ringmaster.flows.output import message, styled
 from ringmaster.flows.reports.plan_report import interval_text
 
 
@@ -33,7 +33,7 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     console.print(table)
     for job in result.jobs:
         if job["message"]:
-            console.print(styled(f"{job['name']}:", "red"), job["message"])
+            console.print(styled(f"{job['name']}:", "red"), message(job["message"]))
     _print_deadlines(result, console)
     _print_times(result, console)
     for fault in result.faults:
@@ -42,17 +42,20 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
         console.print(
             styled("cancelled:", "bold"), "`ringmaster run BATCH.yaml --resume` goes on from the last checkpoints"
         )
-    console.print(_where_to_look(home), style="dim", soft_wrap=True)
+    console.print(*_where_to_look(home), sep="\n", style="dim", soft_wrap=True)
 
 
-def _where_to_look(home: Path) -> str:
-    """Returns the addresses of the servers, or the command that starts password-protected ones for the records."""
+def _where_to_look(home: Path) -> list[str]:
+    """Returns the addresses of the servers, or the command that starts password-protected ones for the records.
+
+    Each is a line.
+    """
     pool, mlflow = settings.pool(), settings.tracking_uri(home)
     if pool is not None:
-        return f"MLflow:  {pool.mlflow_uri}\nPrefect: {pool.prefect_api.removesuffix('/api')}"
+        return [f"MLflow:  {pool.mlflow_uri}", f"Prefect: {pool.prefect_api.removesuffix('/api')}"]
     command = f"RINGMASTER_HOME={shlex.quote(str(home))} ringmaster up --no-worker"
-    away = f"MLflow:  {mlflow}\n" if mlflow.startswith("http") else ""
-    return f"{away}In a browser: `{command}` says where; `ringmaster down` ends it"
+    away = [f"MLflow:  {mlflow}"] if mlflow.startswith("http") else []
+    return [*away, f"In a browser: `{command}` says where; `ringmaster down` ends it"]
 
 
 def _off(result: BatchResult) -> float:
