@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +66,16 @@ def status(
     if as_json:
         print_json(rows)
         return
+    output_console().print(status_table(rows))
+
+
+def status_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Returns the table that `status` prints. rows: of jobs."""
     columns = ("batch", "run", "job", "status", "step", "message", "trained with")
     table = Table(*columns, box=None, header_style="bold")
     for row in rows:
         table.add_row(*("" if value is None else printable(str(value), limit=MOST_IN_CELL) for value in row.values()))
-    output_console().print(table)
+    return table
 
 
 def logs(

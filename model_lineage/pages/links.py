@@ -6,7 +6,7 @@ page would open in the layout for language-model applications, where runs are ha
 
 from urllib.parse import quote
 
-from ringmaster.text import markdown
+from ringmaster.text import markdown, storable
 
 
 def experiment_path(experiment_id: str) -> str:
@@ -45,4 +45,4 @@ def link(text: str, path: str) -> str:
 
 
 def _path(*parts: str) -> str:
-    return "#/" + "/".join(quote(part, safe="") for part in parts) + "?workflowType=machine_learning"
+    return "#/" + "/".join(quote(storable(part), safe="") for part in parts) + "?workflowType=machine_learning"
