@@ -14,12 +14,12 @@ def main() -> None:
     with interrupts.command(sys.argv[1:]):
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
-        from ringmaster.flows.output import write_uncaught
+        from ringmaster.flows.output import prepare_streams
         from ringmaster.flows.process import ownership
         from ringmaster.flows.process.process_log import report_faults
         from ringmaster.model_lineage.faults import InputFault
 
-        sys.excepthook = write_uncaught
+        prepare_streams()
         try:
             ownership.keep_to_owner(settings.home())
             app()

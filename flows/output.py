@@ -6,6 +6,7 @@ jobs, files and servers. There is no markup; a style is given beside a text, by 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -90,8 +91,18 @@ def write_document(text: str) -> None:
     sys.stdout.write(printable_lines(text, limit=sys.maxsize))
 
 
+def prepare_streams() -> None:
+    """Makes this process write every character, and tracebacks without codes of a terminal.
+
+    A terminal or a file may have an encoding that lacks a character, as in an old locale.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets up stderr
+    sys.excepthook = write_uncaught
+
+
 def write_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Writes the traceback of an error that ends the process to stderr; it is a hook of `sys`."""
+    """Writes the traceback of an error that ends the process to stderr."""
     sys.stderr.write(printable_lines("".join(traceback.format_exception(kind, error, trace))))
 
 
