@@ -178,7 +178,7 @@ def result(text: str) -> BatchResult:
 @any_text
 def test_the_report_of_a_batch(text: str):
     made = console()
-    print_report(result(text), made, home=Path("/home/x"))
+    print_report(result(text), made, home=Path("/srv/x"))
     check(printed(made), text)
     check(result(text).summary(), text)
 
