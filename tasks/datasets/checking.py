@@ -13,9 +13,8 @@ from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_o
 from ringmaster.tasks.datasets.leaks import SplitRows
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest, to_json
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText
 from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import format_of
+from ringmaster.techniques.runtime.data.rows import FileText, format_of
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 
 MOST_REMEMBERED = 256

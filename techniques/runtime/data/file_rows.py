@@ -12,19 +12,19 @@ from typing import Any
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText, split_text
 from ringmaster.techniques.runtime.data.files import FilePart, Matched, local_copies, matching
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.rows import (
     FaultyRows,
+    FileText,
     RowFault,
     first_faults,
     format_of,
     rows_and_faults,
     to_json_text,
 )
-from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
+from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out, split_text
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
 TEXT_KINDS = (None, "language-modeling", "text")

@@ -7,7 +7,7 @@ from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.fingerprints import contents
 from ringmaster.tasks.datasets.leaks import Leaks, SplitRows
 from ringmaster.techniques.interface.data_source import Row
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText
+from ringmaster.techniques.runtime.data.rows import FileText
 from ringmaster.techniques.runtime.data.rows import CHARACTERS_PER_READ, content_hash
 
 
