@@ -32,7 +32,8 @@ from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import IMAGE_SUFFIXES, format_of
+from ringmaster.techniques.runtime.data.images import is_image
+from ringmaster.techniques.runtime.data.rows import format_of
 from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
 
 MAX_LISTED = 16
@@ -166,7 +167,7 @@ def files(pattern: str, info: ValidationInfo) -> str:
             )
         raise wrong(message, remedy) from None
     # In a folder of images, other files are left out.
-    if not is_url(pattern) and not any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+    if not is_url(pattern) and not any(map(is_image, names)):
         _check_endings(pattern, names, info.data.get("format"))
     return absolute
 

@@ -71,6 +71,7 @@ class PreparedData:
     num_truncated: number of samples that were longer than `seq_len` and were cut.
     num_left_out: number of samples that were left out, as no label was left in them.
     columns: (role, column) of what the samples are made of, such as ("label", "stars").
+    notes: what people should know of the data beside its numbers, such as files that were left out.
     """
 
     name: str
@@ -92,6 +93,7 @@ class PreparedData:
     num_truncated: int = field(default=0, metadata=SINCE_LATER)
     num_left_out: int = field(default=0, metadata=SINCE_LATER)
     columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
+    notes: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
@@ -106,7 +108,7 @@ class PreparedData:
             said.append(f"up to {self.seq_len:,} tokens each{cut}")
         if self.num_left_out:
             said.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
-        return "; ".join(said)
+        return "; ".join((*said, *self.notes))
 
     @property
     def tokenizer_dir(self) -> Path | None:

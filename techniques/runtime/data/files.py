@@ -111,12 +111,15 @@ def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
             yield from _folders(each, above=above | {real})
 
 
+def is_litter(name: str) -> bool:
+    """Returns whether a file or folder is hidden, or is one that systems leave in folders."""
+    return name.startswith(".") or name.lower() in LITTER
+
+
 def _is_meant(name: str, pattern: Sequence[str]) -> bool:
     """Whether a file is one that people put into a folder, or the pattern names it."""
-    asked = {part.lower() for part in pattern}
-    names_hidden = any(part.startswith(".") for part in asked)
-    parts = name.lower().split("/")
-    return names_hidden or not any(part.startswith(".") or part in LITTER - asked for part in parts)
+    names_hidden = any(part.startswith(".") for part in pattern)
+    return names_hidden or not any(is_litter(part) and part not in pattern for part in name.split("/"))
 
 
 @contextmanager

@@ -32,7 +32,6 @@ COMPRESSION_MARKS = {
     b"\xfd7zXZ": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 CHARACTERS_PER_READ = 1 << 16
 ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
@@ -312,7 +311,7 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             first = reader.line_num + 1
             for values in reader:
                 if len(values) == len(names):
-                    suspects.add(values, line=first)
+                    suspects.add(values, line=first, num_lines=reader.line_num + 1 - first)
                     yield reader.line_num, dict(zip(names, values, strict=True))
                 elif values:
                     what = f"has another number of values than the header: {len(values)} and not {len(names)}"
@@ -379,10 +378,10 @@ class _RowsInValues:
         self._known: dict[int, set[str]] = {column: set() for column in range(len(names)) if len(names) > 1}
         self._suspects: list[tuple[int, list[list[str]]]] = []
 
-    def add(self, values: Sequence[str], *, line: int) -> None:
-        """Adds a row, which begins in a line."""
-        broken = next((place for place, value in enumerate(values) if "\n" in value or "\r" in value), None)
-        if broken is not None:
+    def add(self, values: Sequence[str], *, line: int, num_lines: int) -> None:
+        """Adds a row of some lines. line: the first of them."""
+        if num_lines > 1:
+            broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
             self._add_broken(values, broken, line=line)
             return
         for column, known in [*self._known.items()]:

@@ -118,6 +118,10 @@ class RowKind(StoredSource):
         """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained."""
         return ()
 
+    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
+        """Returns what `sample` gets of a row: its values by role."""
+        return columns.by_role(row.content)
+
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes in the label of a row."""
         value = as_list(value)

@@ -3,7 +3,6 @@
 import codecs
 import gzip
 import json
-import os
 
 import pyarrow
 import pyarrow.parquet
@@ -233,5 +232,5 @@ def test_a_link_to_nothing_is_refused(tmp_path):
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
     with pytest.raises(ValueError, match=r"b\.jsonl is a link to a file that does not exist. To fix: "):
         names_below(tmp_path)
-    os.unlink(tmp_path / "b.jsonl")
+    (tmp_path / "b.jsonl").unlink()
     assert names_below(tmp_path) == ("a.jsonl",)
