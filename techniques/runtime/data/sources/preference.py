@@ -33,7 +33,7 @@ class Preference(RowSource):
     optional: ClassVar[frozenset[str]] = frozenset({"prompt", "tools"})
     needs_tokenizer = True
     is_causal = True
-    version = 2
+    version = 3
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
@@ -87,12 +87,13 @@ def _parts(row: Mapping[str, Any]) -> tuple[Any, str, str]:
 
 
 def _conversations(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
-    chosen, rejected = as_messages(row["chosen"]), as_messages(row["rejected"])
+    roles = context.tokenizer.roles
+    chosen, rejected = (as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
     if row["prompt"] is None:
         prompt = chosen[: num_common(chosen, rejected)]
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
-        prompt = as_messages(row["prompt"])
+        prompt = as_messages(row["prompt"], roles=roles)
     if not prompt or not chosen or not rejected:
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
     tools = tools_of(row["tools"])
