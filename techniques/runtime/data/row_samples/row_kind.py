@@ -134,6 +134,10 @@ class RowKind(StoredSource):
         """Returns the description of the samples, where a kind knows more of them."""
         return prepared
 
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns why no model should be trained on the samples in a folder, beside labels that are all the same."""
+        return ()
+
     def option(self, spec: DataSpec, name: str) -> Any:
         """Returns the value of one of `options`."""
         return spec.kwargs.get(name, self.options[name])

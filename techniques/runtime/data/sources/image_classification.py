@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -15,13 +16,14 @@ import numpy as np
 from ringmaster.techniques.interface.data_source import MAX_SHOWN, PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
-from ringmaster.techniques.runtime.data.files import Matched, is_litter, matching
+from ringmaster.techniques.runtime.data.files import Matched, is_litter, matching, opened
 from ringmaster.techniques.runtime.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.rows import MAX_FAULTS
 from ringmaster.techniques.runtime.data.splits import is_held_out
+from ringmaster.techniques.runtime.data.training_faults import with_leaks
 
 PROCESSOR = "preprocessor_config.json"
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval"})
@@ -100,6 +102,16 @@ class ImageClassification(RowSource):
             found["image"] = str(Path(row.file).parent / image)
         return found
 
+    def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
+        """Returns a function of a row whose result is the same for the same image, whatever it is called."""
+        columns = self.columns(spec)
+
+        def identity(row: Row) -> str:
+            with opened(self.values(row, columns, spec=spec)["image"]) as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+        return identity
+
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the pixels, as bytes for the default normalisation and else normalised, and the label."""
         how = self._processor(context.spec)
@@ -112,6 +124,8 @@ class ImageClassification(RowSource):
     def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
         self._write_processor(folder, spec)
         prepared = super()._write_files(cache_dir, folder, spec, where)
+        if images_of(spec) is not None and spec.held_out_path is not None:
+            prepared = with_leaks(prepared, spec, partial(self.rows_of_path, spec), identity=self.identity_of(spec))
         return replace(prepared, notes=(*prepared.notes, *_left_out(spec)))
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:

@@ -14,6 +14,7 @@ from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource,
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
 from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, refuse_tools, texts_of, tools_of
 from ringmaster.techniques.runtime.data.sources.completion import answered, num_common
+from ringmaster.techniques.runtime.data.training_faults import are_pairs_equal
 
 
 class Preference(RowSource):
@@ -58,6 +59,14 @@ class Preference(RowSource):
             name: np.array([each[name] + [value] * (width - len(each[name])) for each in pair])
             for name, value in fill.items()
         }
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns what is wrong where no answer is preferred to another one."""
+        if are_pairs_equal(folder):
+            yield (
+                "chosen and rejected are the same in all rows to train on, so that there is nothing to learn. To fix: "
+                "give answers that differ, or name other columns by chosen_column and rejected_column"
+            )
 
 
 def _texts(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
