@@ -143,7 +143,7 @@ class PreparedRows:
 
     def _with_label_faults(self, prepared: PreparedData, labels: ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
-        faults, notes = [*self.kind.training_faults(self.folder)], ()
+        faults, notes = [*self.kind.training_faults(self.folder)], list[str]()
         if (column := self.columns.columns.get("label")) is not None:
             found = distinct_labels(self.folder, "training")
             classes = {int(number) for label in found for number in label} if labels is not None else set[int]()
@@ -151,7 +151,7 @@ class PreparedRows:
                 names = [labels.names[number] for number in classes] if labels is not None else map(str, *found)
                 faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
-                notes = notes_on(labels, trained=classes, are_found=not self.spec.labels)
+                notes += notes_on(labels, trained=classes, are_found=not self.spec.labels)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
     def _documents(self, rows: Iterable[Row]) -> Iterator[Document]:
