@@ -81,8 +81,7 @@ def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
     text = Text(no_wrap=True)
     for row_cells in (columns, *cells):
         line = " ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row_cells, widths, strict=True))
-        text.append(f" {line.rstrip()}
-", "bold" if row_cells is columns else None)
+        text.append(f" {line.rstrip()}\n", "bold" if row_cells is columns else None)
     return text
 
 
