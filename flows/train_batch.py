@@ -29,6 +29,7 @@ from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
+from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.page_links import show_records
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.model_lineage.faults import InputFault
@@ -100,7 +101,7 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    with open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
+    with interrupts.handled(), open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
         profile(run)
         make_plan(run)
         execute(run)

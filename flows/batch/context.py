@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +45,7 @@ from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LEASE_RETRY_S = 1.0
+MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,23 @@ def as_batch(batch: BatchInput) -> Batch:
     if "\n" in batch:
         return parse_batch(batch, folder=Path.cwd(), name="batch")
     return _kept_batch(Path(batch)) or load_batch(located(batch))
+
+
+def as_parameter(batch: Batch) -> BatchInput:
+    """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
+    content = batch.to_json()
+    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
+
+
+def batch_in_file(batch: Batch) -> Path:
+    """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
+    file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(batch.to_json()))
+        aside.replace(file)
+    return file
 
 
 def _kept_batch(file: Path) -> Batch | None:

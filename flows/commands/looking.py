@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
@@ -20,7 +22,7 @@ MOST_IN_CELL = 500  # characters of a message; --json has all of it
 
 if TYPE_CHECKING:
     from ringmaster.tasks.pool.handed_over import Pending
-    from ringmaster.tasks.storage.journal import Journal
+    from ringmaster.tasks.storage.journal import JobRecord
 
 
 def techniques(
@@ -66,16 +68,21 @@ def status(
     if as_json:
         print_json(rows)
         return
-    output_console().print(status_table(rows))
+    output_console().print(status_table(rows), end="", soft_wrap=True)
 
 
-def status_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Returns the table that `status` prints. rows: of jobs."""
+def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
+    """Returns the table that `status` prints, as lines: a table of rich takes a millisecond a row. rows: of jobs."""
     columns = ("batch", "run", "job", "status", "step", "message", "trained with")
-    table = Table(*columns, box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*("" if value is None else printable(str(value), limit=MOST_IN_CELL) for value in row.values()))
-    return table
+    cells = [
+        ["" if value is None else printable(str(value), limit=MOST_IN_CELL) for value in row.values()] for row in rows
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    text = Text(no_wrap=True)
+    for row_cells in (columns, *cells):
+        line = " ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row_cells, widths, strict=True))
+        text.append(f" {line.rstrip()}\n", "bold" if row_cells is columns else None)
+    return text
 
 
 def logs(
@@ -126,13 +133,15 @@ def _runs(batch: str | None) -> list[_Run]:
 
 def _runs_here() -> Iterator[_Run]:
     """The newest run of each batch that ran on this machine alone."""
-    from ringmaster.tasks.storage.journal import Journal
+    from ringmaster.tasks.storage.journal import UnreadableJournal, jobs_of_file
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
-        with closing(Journal.of_file(file)) as journal:
-            batch, folder = file.parent.parent.name, file.parent
-            yield _Run(batch=batch, folder=folder, rows=_rows(journal, batch, folder.name))
+        batch, folder = file.parent.parent.name, file.parent
+        try:
+            yield _Run(batch=batch, folder=folder, rows=_rows(jobs_of_file(file), batch, folder.name))
+        except UnreadableJournal as error:  # the other batches are shown
+            error_console().print(Text(str(error)), soft_wrap=True)
 
 
 def _runs_on_pool() -> Iterator[_Run]:
@@ -149,12 +158,14 @@ def _runs_on_pool() -> Iterator[_Run]:
         submissions = Submissions(database)
         every = submissions.names()
         newest = {name: key for key, name, _ in every}
-        for key, name, status in every:
-            if status != BatchStatus.SUBMITTED and newest[name] != key:
-                continue
-            submission = submissions.find(key)
-            assert submission is not None, "its name is there"
-            yield _Run(batch=name, folder=submission.run_folder(), rows=_rows(Journal(database, batch=key), name, key))
+        shown = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED or newest[name] == key}
+        folders = submissions.folders()
+        records: dict[str, list[JobRecord]] = {key: [] for key in shown}
+        for qualified, record in Journal(database, batch=None).jobs(batches=list(shown)).items():
+            key, _, job = qualified.partition("/")
+            records[key].append(replace(record, name=job))
+        for key, name in shown.items():
+            yield _Run(batch=name, folder=Path(folders[key]), rows=_rows(records[key], name, key))
         for found in pending(database):
             yield _Run(batch=found.name, folder=settings.home() / "batches" / found.name, rows=_pending_rows(found))
 
@@ -168,7 +179,7 @@ def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     return [{**known, "job": job} for job in found.jobs]
 
 
-def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
+def _rows(records: Iterable[JobRecord], batch: str, run: str) -> list[dict[str, Any]]:
     """A row a job; leader: the job whose gang trained it too, None where it had its own."""
     from ringmaster.tasks.storage.journal import LEADER
 
@@ -182,7 +193,7 @@ def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
             "message": record.message,
             "leader": record.details.get(LEADER),
         }
-        for record in journal.jobs().values()
+        for record in records
     ]
 
 

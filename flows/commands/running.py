@@ -83,9 +83,10 @@ def run(
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     with training(batch, is_verbose=verbose) as end:
+        from ringmaster.flows.batch.context import as_parameter
         from ringmaster.flows.train_batch import train_batch
 
-        end.result = train_batch(batch.to_json(), name=batch.name, **asdict(options))
+        end.result = train_batch(as_parameter(batch), name=batch.name, **asdict(options))
     raise typer.Exit(show_result(end.result, as_json=as_json))
 
 

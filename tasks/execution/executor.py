@@ -34,6 +34,7 @@ from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segmen
 from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques.runtime.processes.events import (
+    CheckpointFailed,
     CheckpointSaved,
     Event,
     JobEvent,
@@ -401,8 +402,13 @@ class Executor:
         else:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.
-        if isinstance(event, (CheckpointSaved, Ready)) and event.step > self.job_table.records[job].step:
+        record = self.job_table.records[job]
+        if isinstance(event, (CheckpointSaved, Ready)) and event.step > record.step:
             self.job_table.write(job, step=event.step)
+        if record.status == JobStatus.RUNNING:  # the message of a job that runs is what it waits for
+            waits_for = event.message if isinstance(event, CheckpointFailed) and event.waits else ""
+            if waits_for or (record.message and isinstance(event, (CheckpointSaved, Ready))):
+                self.job_table.write(job, message=waits_for)
         if isinstance(event, Metrics):
             self.job_table.evaluated(job, event.step, event.metrics)
         self._tell(GangSaid(number=number, job=job, event=event))

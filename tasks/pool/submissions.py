@@ -178,16 +178,16 @@ class Submissions:
         rows = self._database.read(lambda connection: connection.execute(ordered).all())
         return [(row[0], row[1], row[2]) for row in rows]
 
+    def folders(self) -> Mapping[str, str]:
+        """Returns the folder of the run of every batch that was ever submitted, by its id."""
+        query = select(BATCHES.c.id, BATCHES.c.content["folder"].as_string())
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return {row[0]: row[1] for row in rows}
+
     def flow_runs(self) -> set[str]:
         """Returns the ids of the flow runs that have submitted a batch."""
         query = select(BATCHES.c.content["flow_run"].as_string())
         return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
-
-    def all(self) -> Sequence[tuple[Submission, str]]:
-        """Returns every batch that was ever submitted, with its status, oldest first."""
-        query = select(BATCHES.c.content, BATCHES.c.status).order_by(BATCHES.c.submitted_s)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [(from_json(Submission, row.content), row.status) for row in rows]
 
     def end(self, batch: str) -> None:
         """Marks a batch as ended, once all of its jobs have ended."""

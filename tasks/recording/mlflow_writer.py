@@ -39,6 +39,7 @@ from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Event, Ready
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
@@ -85,6 +86,7 @@ class MlflowWriter:
         self._tensors, self._notice = tensors, notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
+        self._waiting: set[str] = set()  # jobs whose pages say that they wait
         self._energy = Energy(journal)
         self._code_version = code_version(batch.folder)
         self.num_plans = num_plans
@@ -140,6 +142,7 @@ class MlflowWriter:
             case GangSaid():
                 self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
+                self._note_waiting(event.job, event.event)
             case SegmentEnded():
                 for job, points in self._energy.end(event, at_ms=at_ms).items():
                     self._points.setdefault(job, []).extend(points)
@@ -149,6 +152,15 @@ class MlflowWriter:
             case JobEnded():
                 self.flush()
                 self._end_job(event)
+
+    def _note_waiting(self, job: str, event: Event) -> None:
+        """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""
+        if isinstance(event, CheckpointFailed) and event.waits:
+            self._waiting.add(job)
+            self.ledger.set_note(self._job_run(job), f"**Waits**: {markdown(event.message)}")
+        elif job in self._waiting and isinstance(event, (CheckpointSaved, Ready)):
+            self.ledger.set_note(self._job_run(job), "")
+            self._waiting.discard(job)
 
     def flush(self) -> None:
         """Writes the waiting metrics. Metrics that can never be written become a fault."""

@@ -10,6 +10,7 @@ from typing import Any
 from ringmaster.techniques.interface.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
+MOST_HEADER_BYTES = 100_000_000  # of a safetensors file, the library's own limit
 QUANTIZATION = "ringmaster_quantization"
 """The config key that describes a quantization by Ringmaster."""
 
@@ -38,7 +39,10 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            num_bytes = int.from_bytes(file.read(8), "little")
+            if num_bytes > min(MOST_HEADER_BYTES, path.stat().st_size):
+                raise ValueError(f"{path} is no safetensors file: its header would have {num_bytes} bytes")
+            header = json.loads(file.read(num_bytes))
         found |= {n: (t["dtype"], tuple(t["shape"])) for n, t in header.items() if n != "__metadata__"}
     return found
 

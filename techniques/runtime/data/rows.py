@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from ringmaster.techniques.runtime.data.files import FilePart, opened
+from ringmaster.techniques.runtime.data.limits import MAX_ROW_BYTES, Expansion, lines_of, row_too_large
 
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 ARRAY_REMEDY = "make a line of each object of an array: jq -c '.[]' FILE > rows.jsonl"
@@ -35,10 +36,9 @@ COMPRESSION_MARKS = {
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 CHARACTERS_PER_READ = 1 << 16
 ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
+BYTES_PER_BATCH, REPEATED_ROWS_PER_BATCH = 16 << 20, 64
 # The most faults that are reported at once, and how many rows after the first fault are searched for others.
 MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
-# Python's csv module refuses longer values by default, from 128 KiB on.
-MAX_CSV_VALUE_CHARACTERS = 1 << 30
 # The values of a column of classes, by which rows inside a value in quotes are told from text of several lines.
 MOST_CLASSES, MOST_CLASS_CHARACTERS, MOST_SUSPECTS = 100, 64, 1000
 
@@ -250,7 +250,7 @@ def _cannot_be_read(path: str, error: Exception) -> ValueError:
 
 def _jsonl(stream: BinaryIO, path: str, *, first_line: int) -> Iterator[tuple[int, Any]]:
     with io.TextIOWrapper(stream, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=first_line):
+        for number, line in lines_of(lines, path, first_line=first_line):
             line = line.removeprefix(BYTE_ORDER_MARK)  # also of files that were joined
             if not line.strip():
                 continue
@@ -300,9 +300,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
-    csv.field_size_limit(MAX_CSV_VALUE_CHARACTERS)
+    csv.field_size_limit(MAX_ROW_BYTES)  # longer than the default of 128 KiB
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(_without_nul(lines), strict=True)
+        reader = csv.reader(_without_nul(line for _, line in lines_of(lines, path)), strict=True)
         first = 1
         try:
             names = next(filter(None, reader), [])
@@ -420,10 +420,34 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
-    number = 0
     _check_names(table.schema_arrow.names, path)
+    expansion = Expansion(path, num_stored_bytes=stream.seek(0, io.SEEK_END))
     there = [name for name in columns or () if name in table.schema_arrow.names]
-    for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=there or None):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    number = 0
+    for group in range(table.num_row_groups):
+        num_rows = _rows_per_batch(table.metadata.row_group(group), there, expansion)
+        for batch in table.iter_batches(batch_size=num_rows, row_groups=[group], columns=there or None):
+            expansion.add(batch.nbytes)
+            for row in batch.to_pylist():
+                number += 1
+                if sum(len(value) for value in row.values() if isinstance(value, (str, bytes))) > MAX_ROW_BYTES:
+                    raise row_too_large(f"{path}, row {number}")
+                yield number, row
+
+
+def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) -> int:
+    """Returns the number of rows of a row group of a Parquet file that are read at a time.
+
+    A text that is stored once for many rows (`dictionary`) may be as long as all of the group is said to be. Raises
+    ValueError where a column is compressed so much that reading it takes too much memory.
+    """
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    mine = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
+    for chunk in mine:  # whose pages, of any size, are decompressed as a whole
+        expansion.check(chunk.total_uncompressed_size)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in mine)
+    num_rows = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
+    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in mine):
+        longest = max(chunk.total_uncompressed_size for chunk in mine)
+        num_rows = min(num_rows, max(BYTES_PER_BATCH // max(longest, 1), REPEATED_ROWS_PER_BATCH))
+    return max(1, min(ROWS_PER_BATCH, num_rows))

@@ -222,11 +222,12 @@ class CheckpointSaved(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(JobEvent):
-    """A checkpoint could not be saved, or is damaged; training goes on."""
+    """A checkpoint could not be saved, or is damaged. waits: whether training stands still until it can be saved."""
 
     NAME = "checkpoint_failed"
     step: int
     message: str
+    waits: bool = field(default=False, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,
@@ -93,6 +94,26 @@ def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
     assert bench.statuses == {"a": JobStatus.DONE}
     assert [e.first_step for e in bench.told(SegmentStarted)] == list(range(8))
     assert [e.event.step for e in bench.told(GangSaid)] == list(range(1, 8))
+
+
+def test_a_job_that_waits_for_a_full_disk_says_so_in_its_record_until_it_is_saved(tmp_path):
+    messages = []
+
+    def look(event):
+        if isinstance(event, GangSaid):
+            messages.append(bench.executor.job_table.records["a"].message)
+
+    def saves(call, runner):
+        call.on_event(CheckpointFailed(step=4, message="a damaged one was passed over"))
+        call.on_event(CheckpointFailed(step=4, message="disk full", waits=True))
+        call.on_event(CheckpointSaved(step=5))
+        return done(call, runner)
+
+    bench = Bench(tmp_path, [job("a")], runner=FakeRunner(script={"a": [saves]}))
+    bench.executor._listeners.append(look)
+    assert bench.run()
+    assert messages == ["", "disk full", ""]
+    assert bench.journal.jobs()["a"].message == ""
 
 
 def test_a_gang_that_could_not_even_start_counts_as_a_crash(tmp_path):

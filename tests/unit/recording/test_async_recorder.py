@@ -21,13 +21,13 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.runtime.processes.events import Metrics, Steps
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger
@@ -119,6 +119,16 @@ def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with
     assert ledger.statuses["run of b"] == "FAILED"
     assert ledger.notes["run of b"] == "**Failed**: no such file"
     assert ledger.tags["run of b"] == {"ringmaster.reason": "no such file"}
+
+
+def test_the_page_of_a_job_says_for_what_it_waits_and_no_longer(database):
+    ledger, journal = FakeLedger(), Journal(database, batch=KEY)
+    writer = MlflowWriter(ledger, journal, batch=BATCH)
+    writer.begin(recorded(), key=KEY, devices=["d"], num_trials=0)
+    waits, saved = CheckpointFailed(step=2, message="disk full", waits=True), CheckpointSaved(step=2)
+    for event, note in ((waits, "**Waits**: disk full"), (saved, "")):
+        writer.write(GangSaid(number=1, job="a", event=event), at_ms=0)
+        assert ledger.notes["run of a"] == note
 
 
 def test_the_page_of_a_run_says_why_a_metric_has_no_value(database):

@@ -70,6 +70,10 @@ FORMS = [
     ),
     (CheckpointFailed(step=2, message="full"), {"event": "checkpoint_failed", "step": 2, "message": "full"}),
     (
+        CheckpointFailed(step=2, message="full", waits=True),
+        {"event": "checkpoint_failed", "step": 2, "message": "full", "waits": True},
+    ),
+    (
         JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}),
         {"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}},
     ),
