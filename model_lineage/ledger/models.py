@@ -30,7 +30,7 @@ from ringmaster.model_lineage.ledger.registry import (
     record_of,
     versions_of,
 )
-from ringmaster.model_lineage.ledger.runs import flat_params, param_text
+from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.pages.families import Families
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
@@ -174,7 +174,7 @@ class Models(Families):
             name=re.sub(r"[/:.%\"']", "_", name),  # characters that a LoggedModel's name must not have
             source_run_id=run_id,
             tags=dict(tags),
-            params={key: param_text(value) for key, value in flat_params(params).items()},
+            params={valid_key(key): param_text(value) for key, value in flat_params(params).items()},
             model_type=tags[KIND],
         )
 
@@ -198,9 +198,9 @@ class Models(Families):
         known = {metric.key for metric in self.client.get_logged_model(model_id).metrics or []}
         now_ms = time.time_ns() // 1_000_000
         entries = [
-            Metric(key, float(value), now_ms, 0, model_id=model_id)
+            Metric(valid_key(key), float(value), now_ms, 0, model_id=model_id)
             for key, value in metrics.items()
-            if key not in known and math.isfinite(value)
+            if valid_key(key) not in known and math.isfinite(value)
         ]
         self.client.log_batch(run_id, metrics=entries)
 

@@ -85,6 +85,7 @@ class MlflowWriter:
         self._tensors, self._notice = tensors, notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
+        self._refused: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
         self._code_version = code_version(batch.folder)
         self.num_plans = num_plans
@@ -114,7 +115,6 @@ class MlflowWriter:
         run_id = self.run_of()
         if run_id is not None:
             self.ledger.resume_run(run_id)
-            self._catch_up()
             return
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
@@ -159,7 +159,22 @@ class MlflowWriter:
                 if error.may_pass:
                     raise
                 self.faults.append(f"metrics of {job}: {error}")
+                self._refused.setdefault(job, []).extend(self._points[job])
             del self._points[job]
+
+    def waiting_points(self) -> dict[str, list[list[Any]]]:
+        """Returns the metrics that are not written, by job: key, value as text, step and time in milliseconds."""
+        waiting = [*self._refused.items(), *self._points.items()]
+        rows: dict[str, list[list[Any]]] = {job: [] for job, _ in waiting}
+        for job, points in waiting:
+            rows[job] += [[point.key, repr(float(point.value)), point.step, point.timestamp_ms] for point in points]
+        return rows
+
+    def restore_points(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        """Lets metrics wait for `flush` that an earlier process could not write. rows: its `waiting_points`."""
+        for job, points in rows.items():
+            restored = [MetricPoint(key, float(value), step, at_ms) for key, value, step, at_ms in points]
+            self._points.setdefault(job, []).extend(restored)
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
@@ -188,15 +203,15 @@ class MlflowWriter:
             lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)
 
-    def _catch_up(self) -> None:
-        """Records jobs that ended before this run began and were not recorded, after a kill or an MLflow outage."""
-        for name, record in self._journal.jobs().items():
-            if (
-                record.status == JobStatus.DONE
-                and not record.details.get("model_uri")
-                and name in self._known.preflights
-            ):
-                self._end_job(JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record)))
+    def unrecorded_ends(self) -> list[JobEnded]:
+        """Returns the ends of jobs that are done and have no record, after a kill or an MLflow outage."""
+        return [
+            JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record))
+            for name, record in self._journal.jobs().items()
+            if record.status == JobStatus.DONE
+            and not record.details.get("model_uri")
+            and name in self._known.preflights
+        ]
 
     def _job_run(self, name: str) -> str:
         run_id = self.run_of(name)
