@@ -38,8 +38,14 @@ class PolicyEntry(Section):
     max_loss: Amount | None = Field(default=None, description="the most that a slice may lose, such as 0.02")
     min_slice_rows: Whole = Field(default=20, description="the rows that a slice must have to be compared, such as 20")
     suites: list[str] = Field(default=[], description="files of slices, tests and assertions, such as [tests.yaml]")
-    max_rows: Whole = Field(default=2000, description="the most held-out rows, such as 2000")
+    max_rows: Whole | None = Field(
+        default=None,
+        description="the most rows that are read, such as 5000; by default 2000 held-out rows, or all of compare_on",
+    )
     approval: ApprovalEntry | None = Field(default=None, description="who must agree, such as {timeout_s: 3600}")
+
+
+MAX_HELD_OUT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,7 @@ class Policy:
     significance: the upper bound of the paired bootstrap's p-value; None for no such test.
     max_loss: the most that any slice of at least `min_slice_rows` rows may lose; None for any loss.
     suites: their tests and assertions must pass, and their slices are compared.
-    max_rows: the most held-out rows to score.
+    max_rows: the most rows to score; None for `MAX_HELD_OUT` held-out rows, and all rows of data to compare on.
     approval_s: seconds to wait for a person's approval; None if none is needed.
     folder: the folder of the policy file.
     """
@@ -63,9 +69,14 @@ class Policy:
     max_loss: float | None = None
     min_slice_rows: int = 20
     suites: tuple[Suite, ...] = ()
-    max_rows: int = 2000
+    max_rows: int | None = None
     approval_s: float | None = None
     folder: Path = Path()
+
+    @property
+    def num_rows(self) -> int:
+        """The most held-out rows to score."""
+        return self.max_rows or MAX_HELD_OUT
 
 
 def load_policy(path: Path) -> Policy:

@@ -289,7 +289,20 @@ def test_files_of_a_server_are_found_where_its_database_is_opened_directly(ledge
     assert (copy / "model.safetensors").read_bytes() == b"weights"
 
 
-ODD_NAMES = ["acc[/top5]", "a\nb", "../up", "/top", "a//b", "", ".", "\ud800", "nul\0", "x" * 300, "Genauigkeit-ä", "50%"]
+ODD_NAMES = [
+    "acc[/top5]",
+    "a\nb",
+    "../up",
+    "/top",
+    "a//b",
+    "",
+    ".",
+    "\ud800",
+    "nul\0",
+    "x" * 300,
+    "Genauigkeit-ä",
+    "50%",
+]
 
 
 def test_no_name_or_value_is_refused(ledger, run):
