@@ -78,7 +78,10 @@ def content_of(event: ExecutionEvent) -> Mapping[str, Any]:
 
 
 def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
-    """Returns the event of a row, or of its kind and `content_of`. Rows of earlier releases may have copies of the events of gangs."""
+    """Returns the event of a row, or of its kind and `content_of`.
+
+    Rows of earlier releases may have copies of the events of gangs.
+    """
     if kind == Planned.__name__:
         problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
         return Planned(problem=problem, plan=plan, why=content["why"])

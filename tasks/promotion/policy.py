@@ -104,9 +104,9 @@ def _against_champion(policy: Policy, whole: Measured, *, min_gain: float) -> It
         yield f"{comparison(whole)}, which is less than the {min_gain:g} that is wanted"
     if whole.gain > 0 and policy.significance is not None and whole.p_better >= policy.significance:
         yield (
-            f"it may be chance: of two equally good models, one is better by as much in {100 * whole.p_better:.2g} % of "
-            f"such comparisons, and the policy allows less than {100 * policy.significance:g} %. To fix: compare on more "
-            "rows"
+            f"it may be chance: of two equally good models, one is better by as much in {100 * whole.p_better:.2g} % "
+            f"of such comparisons, and the policy allows less than {100 * policy.significance:g} %. To fix: compare on "
+            "more rows"
         )
 
 

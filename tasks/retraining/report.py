@@ -31,8 +31,8 @@ class ModelResult:
     champion_version: before the run.
     champion_value, candidate_value: `metric` of each on the same rows, or None if not measured.
     num_rows: the number of these rows; None if nothing was measured.
-    gain: by how much the candidate is better, negative if it is worse; None without a champion. gain_low, gain_high: its
-        95 % confidence interval.
+    gain: by how much the candidate is better, negative if it is worse; None without a champion.
+    gain_low, gain_high: the 95 % confidence interval of the gain.
     notes: what people should inspect.
     """
 

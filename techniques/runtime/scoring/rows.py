@@ -87,8 +87,8 @@ class Rows:
         num_rows = sum(len(numbers) for _, numbers in self._parts)
         if num_rows == 0 and self.trained_on is not None:
             raise ValueError(
-                "all rows to compare on are among those that are trained on, and say nothing. To fix: name rows that no "
-                "model is trained on"
+                "all rows to compare on are among those that are trained on, and say nothing. To fix: name rows that "
+                "no model is trained on"
             )
         if num_rows == 0:
             raise ValueError("there are no held-out rows. To fix: raise the data's held_out")
@@ -211,7 +211,7 @@ class Rows:
 
 
 def _digest(sample: Mapping[str, Tensor]) -> bytes:
-    """A digest of what a model reads of a sample, without padding: samples that differ in labels alone have the same."""
+    """A digest of what a model reads of a sample: neither its labels nor its padding."""
     found = hashlib.sha256()
     for key, tensor in sorted(sample.items()):
         if key.endswith(("labels", "attention_mask")):
