@@ -211,7 +211,8 @@ def short(folder: Path) -> Any:
     poor = case.run("2026-11-04")
     case.say(limits='{deadline: "06:00", budget: 1000, price_per_device_hour: 3}')
     rich = case.run("2026-11-05", at="2026-11-05T02:00")
-    return {"by hand": by_hand, "late": late, "early": early, "poor": poor, "rich": rich, "got": [got for got, _ in receiver.got]}
+    found = {"by hand": by_hand, "late": late, "early": early, "poor": poor, "rich": rich}
+    return {**found, "got": [got for got, _ in receiver.got]}
 
 
 def held(folder: Path) -> Any:
