@@ -10,6 +10,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class Models(Families):
         if not folder.is_dir() or not any(folder.iterdir()):
             raise LedgerError(f"{folder} holds no model: give the folder that save_pretrained wrote")
         parent_records = [self.resolve_model(parent) for parent in parents]
+        if origin.started_from is not None:
+            origin = replace(origin, started_from=self.resolve_model(origin.started_from).model_id)
         model = self._made_by(run_id, name)
         if model is not None and model.model_id in [parent.model_id for parent in parent_records]:
             raise LedgerError(f"{name} cannot be its own parent. To fix: name the model that it was made from")
@@ -260,6 +263,8 @@ class Models(Families):
         as long as the tags have changed since they were read.
         """
         entry = {"kind": child.kind, "name": child.registered_name, "version": child.version}
+        if (relation := child.relation_to(parent.model_id)) != child.kind:
+            entry["relation"] = relation
         self.client.set_logged_model_tags(parent.model_id, {f"{CHILD}{child.model_id}": json.dumps(entry)})
         if parent.version is None:
             return
@@ -294,7 +299,7 @@ def _child_lines(tags: Mapping[str, str]) -> list[str]:
     """Returns a line of markdown for each child, sorted by name, then by version, newest first."""
     entries = sorted((json.loads(text) for text in tags.values()), key=lambda e: (e["name"], -e["version"]))
     return [
-        f"{entry['kind']}: "
+        f"{entry.get('relation', entry['kind'])}: "
         + links.link(
             f"{entry['name']} version {entry['version']}", links.model_version_path(entry["name"], entry["version"])
         )

@@ -292,7 +292,8 @@ class MlflowWriter:
 
     def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
         job, preflight = self._job(event.job), self._known.preflights[self._like(event.job)]
-        parents = self._ancestry.parents(job)
+        ancestry = self._ancestry
+        parents = ancestry.parents(job)
         data = preflight.data
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
@@ -311,10 +312,10 @@ class MlflowWriter:
             },
             metrics=event.details["metrics"],
             description=beside_parents(event.details.get("compared") or ()),
-            origin=self._origin(event, job),
+            origin=self._origin(event, job, started_from=ancestry.first_weights(job)),
         )
 
-    def _origin(self, event: JobEnded, job: Job) -> Origin:
+    def _origin(self, event: JobEnded, job: Job, *, started_from: str | None) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
         return Origin(
@@ -327,6 +328,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
+            started_from=started_from,
         )
 
     def _place(self, event: JobEnded) -> RunPaths:
