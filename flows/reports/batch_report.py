@@ -13,9 +13,7 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.output import message, styled
 from ringmaster.flows.reports.plan_report import interval_text
 
-RECORD_LATER = (
-    "remove the cause, and `ringmaster run BATCH.yaml --resume` records the rest; nothing is trained again"
-)
+RECORD_LATER = "remove the cause, and `ringmaster run BATCH.yaml --resume` records the rest; nothing is trained again"
 
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:

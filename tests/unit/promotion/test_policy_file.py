@@ -1,5 +1,6 @@
 """Decisions by a policy: every rule, and all reasons at once."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,10 +123,28 @@ def test_all_faults_of_a_file_are_told(tmp_path):
         load_policy(write(tmp_path, "name: x\nmin_gain: -1\nsignificance: 2\nmetrics: loss\n"))
     assert {(f.line, f.place) for f in raised.value.faults} == {(2, "min_gain"), (3, "significance"), (4, "metrics")}
     with pytest.raises(BatchFileError) as raised:
-        load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\nsuites: [none.yaml]\n"))
-    assert [f.place for f in raised.value.faults] == ["suites[0]"]
+        load_policy(write(tmp_path, "name: x\nmin_gain: -1\nmax_loss: 0.1\nsuites: [none.yaml]\n"))
+    assert [f.place for f in raised.value.faults] == ["min_gain", "max_loss", "suites[0]"]
+    (tmp_path / "tests.yaml").write_text("name: t\nslices: [{name: class}]\n")
+    with pytest.raises(BatchFileError) as raised:
+        load_policy(write(tmp_path, "name: x\nmin_gain: -1\nsuites: [tests.yaml, none.yaml]\n"))
+    assert [f.place for f in raised.value.faults] == ["min_gain", "suites[0]", "suites[1]"]
+    (tmp_path / "tests.yaml").write_text("name: t\nassertions: [{name: sane, finite: [loss]}]\n")
+    with pytest.raises(BatchFileError, match="no suite has any"):
+        load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\nsuites: [tests.yaml]\n"))
     with pytest.raises(BatchFileError, match="no suite has any"):
         load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\n"))
+
+
+def test_an_example_that_is_copied_alone_is_refused_once_with_all_that_it_needs(tmp_path):
+    shutil.copy(Path(__file__).parents[3] / "examples" / "policy.yaml", tmp_path)
+    with pytest.raises(BatchFileError) as raised:
+        load_policy(tmp_path / "policy.yaml")
+    assert [fault.place for fault in raised.value.faults] == ["max_loss", "suites[0]"]
+    text = (tmp_path / "policy.yaml").read_text()
+    kept = [line for line in text.splitlines() if not line.startswith(("max_loss", "suites"))]
+    (tmp_path / "policy.yaml").write_text("\n".join(kept))
+    assert load_policy(tmp_path / "policy.yaml").suites == ()
 
 
 def test_the_examples_are_right():
