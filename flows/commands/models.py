@@ -129,6 +129,7 @@ def _measured(examined: Examined) -> list[dict[str, Any]]:
         row |= {"value": line.value, f"{line.level:.0%} interval": f"{line.low:.4g} to {line.high:.4g}"}
         if line.gain is not None and line.p_better is not None and line.p_worse is not None:
             row |= {"other": line.other, "gain": f"{line.gain:+.4g}"}
+            row[f"{line.level:.0%} interval of the gain"] = f"{line.gain_low:+.4g} to {line.gain_high:+.4g}"
             p, way = (line.p_better, "better") if line.gain > 0 else (line.p_worse, "worse")
             row["p"] = f"{p:.2g} {way}" if line.gain else ""
         rows.append(row)

@@ -287,20 +287,23 @@ class PoolRecorder(AsyncRecorder):
         return super().close(patience_s=patience_s)
 
     def _follow(self) -> None:
-        while not self._insist.gave_up:
-            is_last = self._is_over.is_set()
-            entries = self._reader.read(most=ENTRIES_AT_ONCE)
-            self._has_heard = self._has_heard or bool(entries)
-            num_unwritten = len(self._unwritten)
-            for entry in entries:
-                self._write(entry.event, at_ms=int(entry.time_s * 1000))
-            self._insist.do(self._writer.flush)
-            if self._insist.gave_up:
-                del self._unwritten[num_unwritten:]  # the next recorder reads them again
-                return
-            if entries:
-                self._journal.put(self.CURSOR, {**to_json(entries[-1].at), "plans": self._writer.num_plans})
-            elif is_last:
-                return
-            else:
-                self._is_over.wait(LOOK_EVERY_S)
+        while not self._insist.gave_up and self._record_page():
+            pass
+
+    def _record_page(self) -> bool:
+        """Records the next events, and waits where there are none yet. Returns whether more are to be expected."""
+        is_last = self._is_over.is_set()
+        entries = self._reader.read(most=ENTRIES_AT_ONCE)
+        self._has_heard = self._has_heard or bool(entries)
+        num_unwritten = len(self._unwritten)
+        for entry in entries:
+            self._write(entry.event, at_ms=int(entry.time_s * 1000))
+        self._insist.do(self._writer.flush)
+        if self._insist.gave_up:
+            del self._unwritten[num_unwritten:]  # the next recorder reads them again
+            return False
+        if entries:
+            self._journal.put(self.CURSOR, {**to_json(entries[-1].at), "plans": self._writer.num_plans})
+        elif not is_last:
+            self._is_over.wait(LOOK_EVERY_S)
+        return bool(entries) or not is_last
