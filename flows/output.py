@@ -24,6 +24,10 @@ from ringmaster.text import MOST_CHARACTERS, printable, printable_lines
 
 STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+AllRows = Annotated[
+    bool,
+    typer.Option("--all-rows", help="Score all rows of --data, which no model is trained on, not a held-out part."),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also list which techniques were left out for which jobs, and why.")
 ]

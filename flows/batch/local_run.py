@@ -22,6 +22,7 @@ from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -70,7 +71,8 @@ def open_local_run(
             yield run
         finally:
             if run.is_begun and not run.is_recorded:
-                close_records(run, run.result())
+                for fault in close_records(run, run.result()):
+                    current_view.get().notice(f"not recorded: {fault}")
 
 
 class LocalRun:
@@ -235,13 +237,14 @@ class LocalRun:
 
     def _begin(self, profiled: Profiled) -> None:
         """Records the jobs that are about to run, and those that have failed already."""
-        self.is_begun = True
         every = {job.name: job for job in (*self.batch.jobs, *profiled.jobs)}
-        self.recorder.begin(
-            JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
-            devices=tuple(self._cluster.lease_names().values()),
-            num_trials=profiled.num_trials,
-        )
+        with input_errors(LedgerError, about="the batch cannot be recorded, so it is not trained: "):
+            self.recorder.begin(
+                JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
+                devices=tuple(self._cluster.lease_names().values()),
+                num_trials=profiled.num_trials,
+            )
+        self.is_begun = True
         begin(self.journal, self.batch.jobs, faults=profiled.faults)
         records = self.journal.jobs()
         self._failures = [

@@ -13,7 +13,7 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.profiling.preflight import Failed
-from ringmaster.tasks.profiling.reasons import refusal_lines
+from ringmaster.tasks.profiling.reasons import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -117,8 +117,7 @@ def failures_told(*, but: Iterable[str] = ()) -> Failed:
 
 def tell_refused(profiled: Profiled) -> None:
     """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
-    logger = None if FlowRunContext.get() is None else get_run_logger()
-    for line in refusal_lines({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
+    if line := refusal_line({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
         current_view.get().detail(line)
-        if logger is not None:
-            logger.info(printable(line))
+        if FlowRunContext.get() is not None:
+            get_run_logger().info(printable(line))

@@ -85,7 +85,9 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     while folders:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
             then = journal.get("digest")
-            is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
+            is_recorded = journal.get("is_recorded", True)  # unset by earlier releases, and by a kill
+            is_recorded = is_recorded and all("model_uri" in r.details for r in journal.jobs().values())
+            is_done = journal.get("status") == "done" and is_recorded
         if then is not None:
             break
         folders.pop()  # it was killed before it had written its inputs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json, styled
+from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
 
 if TYPE_CHECKING:
     from ringmaster.tasks.evaluation.examination import Examined
@@ -28,7 +28,8 @@ def evaluate(
     metric: Annotated[
         list[str] | None, typer.Option(help="A metric, once for each. By default those of the model's kind.")
     ] = None,
-    max_rows: Annotated[int, typer.Option(help="The most held-out rows.", min=1)] = 2000,
+    max_rows: Annotated[int, typer.Option(help="The most rows.", min=1)] = 2000,
+    all_rows: AllRows = False,
     record: Annotated[bool, typer.Option(help="Whether a registered model's run keeps what was found.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +40,7 @@ def evaluate(
     from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.promotion import examine
 
-    spec = None if data is None else examine.data_spec(data)
+    spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
         found = [examine.find(model, home) for model in models]
         other = None if against is None else examine.find(against, home)
@@ -52,6 +53,7 @@ def evaluate(
                 against=other,
                 metrics=metric,
                 max_rows=max_rows,
+                all_rows=all_rows,
                 notice=console.print,
                 progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
             )
@@ -127,6 +129,7 @@ def _measured(examined: Examined) -> list[dict[str, Any]]:
         row |= {"value": line.value, f"{line.level:.0%} interval": f"{line.low:.4g} to {line.high:.4g}"}
         if line.gain is not None and line.p_better is not None and line.p_worse is not None:
             row |= {"other": line.other, "gain": f"{line.gain:+.4g}"}
+            row[f"{line.level:.0%} interval of the gain"] = f"{line.gain_low:+.4g} to {line.gain_high:+.4g}"
             p, way = (line.p_better, "better") if line.gain > 0 else (line.p_worse, "worse")
             row["p"] = f"{p:.2g} {way}" if line.gain else ""
         rows.append(row)

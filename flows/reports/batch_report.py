@@ -13,6 +13,8 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.output import message, styled
 from ringmaster.flows.reports.plan_report import interval_text
 
+RECORD_LATER = "remove the cause, and `ringmaster run BATCH.yaml --resume` records the rest; nothing is trained again"
+
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     """Prints the jobs as a table, and the makespan beside the planned one and that of current practice."""
@@ -38,6 +40,8 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     _print_times(result, console)
     for fault in result.faults:
         console.print(styled("not recorded:", "yellow"), fault)
+    if result.faults and result.status == "done":
+        console.print(styled("trained, but not all is recorded:", "bold"), RECORD_LATER)
     if result.status == "cancelled":
         console.print(
             styled("cancelled:", "bold"), "`ringmaster run BATCH.yaml --resume` goes on from the last checkpoints"

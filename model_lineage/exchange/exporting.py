@@ -129,7 +129,7 @@ def _edges(nodes: list[Node]) -> Iterator[dict[str, str]]:
     for node in nodes:
         if node.record.kind != COMPONENT:
             for parent in node.record.parents:
-                yield {"parent": parent, "child": node.id, "kind": node.record.kind}
+                yield {"parent": parent, "child": node.id, "kind": node.record.relation_to(parent)}
             for component in node.record.components:
                 yield {"parent": component, "child": node.id, "kind": PART_OF}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -25,6 +26,7 @@ READ_AS_JSON = ("config.json", "adapter_config.json", "generation_config.json", 
 MOST_JSON_BYTES = 10_000_000  # the limit for each of these files
 MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
 MOST_BASES = 32  # the most base models on one card
+MOST_NAME = 200  # the most characters of a name that is made of a path
 MOST_STUBS = 100  # the most nodes without weights, known from cards only, that one import creates
 
 Fetch = Callable[[str, tuple[str, ...]], Path]
@@ -96,10 +98,37 @@ def _check_json(path: Path, *, named: Path) -> None:
         raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
 
 
-def registered_name(source: str) -> str:
-    """Returns the registry name of an imported model: the folder's name, or the hub name with its slash replaced."""
-    name = Path(source).name if Path(source).is_absolute() else source.strip("/").replace("/", "--")
-    return re.sub(r"[^\w.-]", "-", name) or "imported"
+_WORD = r"(models?|checkpoints?|ckpts?|weights?|final|best|last|latest|saved?|export(ed)?|out(puts?)?|results?|hf"
+_WORD += r"|pytorch|runs?|steps?|epochs?|snapshots?|artifacts?|v?\d[\d._:T-]*|[0-9a-f]{12,64})"
+GENERIC = re.compile(rf"{_WORD}([-_.]?{_WORD})*", re.IGNORECASE)
+"""The names of folders that say nothing of the model in them, such as `model`, `checkpoint-500`, dates and hashes."""
+
+
+def registered_name(source: str, *, taken: Callable[[str], bool] = lambda _: False) -> str:
+    """Returns the registry name of an imported model, by which people recognize it.
+
+    A hub name is written with "--" for its slash, also where the folder lies in the hub's cache. A folder has its own
+    name, from the last part of the path that says something: /runs/mood/model is "mood", and /runs/mood/checkpoint-500
+    is "mood-checkpoint-500".
+
+    taken: whether a name is that of another model. Then more of the path is added, and at last a digest of it.
+    """
+    parts = [part for part in Path(source).parts if part != Path(source).anchor]
+    if not Path(source).is_absolute():
+        parts = [source.strip("/").replace("/", "--")]
+    elif cached := [part.removeprefix("models--") for part in parts if part.startswith("models--")]:
+        parts = cached[-1:]  # in a cache of the hub
+    telling = [k for k, part in enumerate(parts) if not GENERIC.fullmatch(part)]
+    first = telling[-1] if telling else max(len(parts) - 1, 0)
+    told = [part for part in parts[first + 1 :] if re.search(r"\d", part)]
+    names = [_joined(parts[first : first + 1] + told), *(_joined(parts[k:]) for k in range(first, -1, -1))]
+    mark = hashlib.sha256(source.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return next((name for name in names if not taken(name)), f"{names[0]}-{mark}")
+
+
+def _joined(parts: Sequence[str]) -> str:
+    name = "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")
+    return name[:MOST_NAME] or "imported"
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ringmaster.model_lineage.faults import Guarded, LedgerError, redacted
 from ringmaster.model_lineage.ledger import database
@@ -24,6 +24,7 @@ QUIET_ENVIRONMENT = {
 """
 
 _PAGE = 1000
+_served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
 
 
 def batch_experiment(experiment: str, batch: str) -> str:
@@ -135,4 +136,31 @@ class Connection:
 
         guard = Guarded(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
+        if self._artifact_root is not None:
+            _read_served_files(self.tracking_uri, self._artifact_root)
         return Guarded(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
+
+
+def _read_served_files(tracking_uri: str, folder: Path) -> None:
+    """Lets clients that open a database directly read and write the files that an MLflow server of it has stored.
+
+    A server gives its experiments locations such as mlflow-artifacts:/2, which MLflow's own client resolves through a
+    server only. A home's database is opened directly whenever its pool is down.
+
+    folder: where the server stores its files.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+
+    _served_folders[tracking_uri] = folder
+    _artifact_repository_registry.register("mlflow-artifacts", _served_repository)
+
+
+def _served_repository(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
+    """Returns MLflow's access to the files at a mlflow-artifacts location: in a folder where that is known."""
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+    from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
+
+    parts, folder = urlsplit(artifact_uri), _served_folders.get(tracking_uri or "")
+    if folder is None or parts.netloc:
+        return MlflowArtifactsRepository(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+    return LocalArtifactRepository((folder / unquote(parts.path).lstrip("/")).as_uri())

@@ -22,7 +22,7 @@ def card(
     `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
     """
     experiment_id, run_id = str(model.experiment_id), str(model.run_id)
-    lines = [f"- {markdown(model.kind)} from {model_link(parent)}" for parent in parents]
+    lines = [f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}" for parent in parents]
     if not parents:
         lines.append(
             "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"

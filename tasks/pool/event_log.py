@@ -65,10 +65,11 @@ def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
 
 
 def _row(batch: str, event: ExecutionEvent) -> dict[str, Any]:
-    return {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
+    return {"batch": batch, "kind": type(event).__name__, "content": content_of(event), "told_s": time.time()}
 
 
-def _content(event: ExecutionEvent) -> Mapping[str, Any]:
+def content_of(event: ExecutionEvent) -> Mapping[str, Any]:
+    """Returns an event as JSON values, from which `event_of` reads it."""
     if isinstance(event, Planned):
         return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
     assert not isinstance(event, GangSaid), "the events of gangs are in the message store"
@@ -77,7 +78,10 @@ def _content(event: ExecutionEvent) -> Mapping[str, Any]:
 
 
 def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
-    """Returns the event of a row. Rows of earlier releases may have copies of the events of gangs."""
+    """Returns the event of a row, or of its kind and `content_of`.
+
+    Rows of earlier releases may have copies of the events of gangs.
+    """
     if kind == Planned.__name__:
         problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
         return Planned(problem=problem, plan=plan, why=content["why"])

@@ -51,6 +51,16 @@ class Ancestry:
         found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
         return list(dict.fromkeys(uri for uri in found if uri is not None))
 
+    def first_weights(self, job: Job) -> str | None:
+        """Returns the URI or id of the model that a student starts from, where it is not its teacher; else None."""
+        if job.adaptation is None or job.adaptation.teacher is None:
+            return None
+        teacher = self._named(job, job.adaptation.teacher)
+        starts = (
+            [self._imported(source) for source in _sources(job)] if job.base is None else [self._named(job, job.base)]
+        )
+        return next((uri for uri in starts if uri is not None and uri != teacher), None)
+
     def _named(self, job: Job, name: str) -> str | None:
         if name in self.jobs:
             return self._of_job(job, name)

@@ -87,6 +87,7 @@ class MlflowWriter:
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
         self._waiting: set[str] = set()  # jobs whose pages say that they wait
+        self._refused: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
         self._code_version = code_version(batch.folder)
         self.num_plans = num_plans
@@ -116,7 +117,6 @@ class MlflowWriter:
         run_id = self.run_of()
         if run_id is not None:
             self.ledger.resume_run(run_id)
-            self._catch_up()
             return
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
@@ -171,7 +171,22 @@ class MlflowWriter:
                 if error.may_pass:
                     raise
                 self.faults.append(f"metrics of {job}: {error}")
+                self._refused.setdefault(job, []).extend(self._points[job])
             del self._points[job]
+
+    def waiting_points(self) -> dict[str, list[list[Any]]]:
+        """Returns the metrics that are not written, by job: key, value as text, step and time in milliseconds."""
+        waiting = [*self._refused.items(), *self._points.items()]
+        rows: dict[str, list[list[Any]]] = {job: [] for job, _ in waiting}
+        for job, points in waiting:
+            rows[job] += [[point.key, repr(float(point.value)), point.step, point.timestamp_ms] for point in points]
+        return rows
+
+    def restore_points(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        """Lets metrics wait for `flush` that an earlier process could not write. rows: its `waiting_points`."""
+        for job, points in rows.items():
+            restored = [MetricPoint(key, float(value), step, at_ms) for key, value, step, at_ms in points]
+            self._points.setdefault(job, []).extend(restored)
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
@@ -200,15 +215,15 @@ class MlflowWriter:
             lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)
 
-    def _catch_up(self) -> None:
-        """Records jobs that ended before this run began and were not recorded, after a kill or an MLflow outage."""
-        for name, record in self._journal.jobs().items():
-            if (
-                record.status == JobStatus.DONE
-                and not record.details.get("model_uri")
-                and name in self._known.preflights
-            ):
-                self._end_job(JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record)))
+    def unrecorded_ends(self) -> list[JobEnded]:
+        """Returns the ends of jobs that are done and have no record, after a kill or an MLflow outage."""
+        return [
+            JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record))
+            for name, record in self._journal.jobs().items()
+            if record.status == JobStatus.DONE
+            and not record.details.get("model_uri")
+            and name in self._known.preflights
+        ]
 
     def _job_run(self, name: str) -> str:
         run_id = self.run_of(name)
@@ -289,7 +304,8 @@ class MlflowWriter:
 
     def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
         job, preflight = self._job(event.job), self._known.preflights[self._like(event.job)]
-        parents = self._ancestry.parents(job)
+        ancestry = self._ancestry
+        parents = ancestry.parents(job)
         data = preflight.data
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
@@ -308,10 +324,10 @@ class MlflowWriter:
             },
             metrics=event.details["metrics"],
             description=beside_parents(event.details.get("compared") or ()),
-            origin=self._origin(event, job),
+            origin=self._origin(event, job, started_from=ancestry.first_weights(job)),
         )
 
-    def _origin(self, event: JobEnded, job: Job) -> Origin:
+    def _origin(self, event: JobEnded, job: Job, *, started_from: str | None) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
         return Origin(
@@ -324,6 +340,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
+            started_from=started_from,
         )
 
     def _place(self, event: JobEnded) -> RunPaths:

@@ -29,7 +29,10 @@ class ModelResult:
         had no time or budget for the model; or "failed". The champion changes only with "promoted".
     why: the reason for the outcome.
     champion_version: before the run.
-    champion_value, candidate_value: `metric` of each on the same held-out data, or None if not measured.
+    champion_value, candidate_value: `metric` of each on the same rows, or None if not measured.
+    num_rows: the number of these rows; None if nothing was measured.
+    gain: by how much the candidate is better, negative if it is worse; None without a champion.
+    gain_low, gain_high: the 95 % confidence interval of the gain.
     notes: what people should inspect.
     """
 
@@ -43,6 +46,10 @@ class ModelResult:
     candidate_version: int | None = None
     champion_value: float | None = None
     candidate_value: float | None = None
+    num_rows: int | None = None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +138,7 @@ class RetrainingReport:
         if self.gains:
             lines += ["", f"## {GAINS_TITLE}", "", *(f"- {markdown(said)}" for said in self.gains)]
         lines += ["", "## Results", ""]
-        lines += ["| model | | champion | challenger | serves now |", "| --- | --- | --- | --- | --- |"]
+        lines += ["| model | | champion | challenger | gain | rows | serves now |", "| --- " * 7 + "|"]
         lines += [_outcome(model_result) for model_result in self.model_results]
         lines += [
             "",
@@ -204,7 +211,15 @@ def _outcome(v: ModelResult) -> str:
     serves = "none" if v.serves is None else f"version {v.serves}"
     champion = _value(v, v.champion_version, v.champion_value)
     challenger = _value(v, v.candidate_version, v.candidate_value)
-    return f"| {markdown(v.model)} | {said} | {champion} | {challenger} | {serves} |"
+    rows = "" if v.num_rows is None else str(v.num_rows)
+    return f"| {markdown(v.model)} | {said} | {champion} | {challenger} | {_gain(v)} | {rows} | {serves} |"
+
+
+def _gain(v: ModelResult) -> str:
+    if v.gain is None or not math.isfinite(v.gain):
+        return ""
+    known = v.gain_low is not None and v.gain_high is not None and math.isfinite(v.gain_low + v.gain_high)
+    return f"{v.gain:+.3g}" + (f" ({v.gain_low:+.3g} to {v.gain_high:+.3g})" if known else "")
 
 
 def _value(v: ModelResult, version: int | None, value: float | None) -> str:

@@ -288,15 +288,6 @@ class ScoringProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelEvaluated(Event):
-    """A model has been evaluated."""
-
-    NAME = "evaluated"
-    model: str
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelFailed(Event):
     """A model cannot be scored or evaluated. message: the cause."""
 
@@ -323,7 +314,7 @@ _CLASSES: Mapping[str, type[Event]] = {
         *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured, ReferenceTimed),
         *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
-        *(RowsScored, ScoringProgress, ModelEvaluated, ModelFailed),
+        *(RowsScored, ScoringProgress, ModelFailed),
     )
 }
 _KEYS = {cls: frozenset(f.name for f in fields(cls)) for cls in _CLASSES.values()}

@@ -82,7 +82,7 @@ def test_the_table_of_jobs_has_the_reason():
 def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_all(log, terminal):
     profiled = Profiled(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
     tell_refused(profiled)
-    line = "left out for a: ddp on 1: needs two devices or more"
+    line = "left out: ddp on 1: needs two devices or more"
     assert log == [(logging.INFO, line)] and terminal() == ""
     for make in (LinesView, LiveView):
         console = Console(file=io.StringIO(), width=200)
