@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.process import ownership
+from ringmaster.flows.process import ownership, proxies
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
@@ -67,6 +68,11 @@ class PoolAddress:
     password: str = field(default="", repr=False)
     metrics_url: str = ""
 
+    def bypass_proxies(self) -> None:
+        """Exempts the pool's servers from the proxies of this process and its children, as is loopback."""
+        hosts = [urlsplit(url).hostname for url in (self.prefect_api, self.mlflow_uri, self.metrics_url)]
+        proxies.bypass_proxies(filter(None, hosts))
+
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a process that belongs to the pool, for it and for its Prefect and
         MLflow clients.
@@ -120,7 +126,9 @@ def pool() -> PoolAddress | None:
     if missing:
         names = " and ".join(missing)
         raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
-    return PoolAddress(**said)
+    address = PoolAddress(**said)
+    address.bypass_proxies()
+    return address
 
 
 def choose_engine(name: str) -> None:
@@ -208,6 +216,7 @@ def embed(folder: Path) -> None:
     this process writes.
     """
     ownership.keep_to_owner(folder)
+    proxies.report_bypass()
     address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),

@@ -22,6 +22,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
+from ringmaster.flows.process.proxies import open_directly
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.engine_preflight import engine_faults
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
@@ -88,6 +89,7 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
     else:
         _prepare(options, files, database_server, console)
     address = files.address()
+    address.bypass_proxies()
     members = Members(Database(address.database, patience_s=30))
     try:
         restarts = {state.name: state.num_restarts for state in files.states()}
@@ -116,7 +118,7 @@ def is_let_in(address: PoolAddress) -> bool:
         credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {credentials}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_PATIENCE_S):
+        with open_directly(request, timeout_s=ANSWER_PATIENCE_S):
             return True
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
