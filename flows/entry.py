@@ -17,7 +17,7 @@ def main() -> None:
         from ringmaster.flows.output import prepare_streams
         from ringmaster.flows.process import ownership, proxies
         from ringmaster.flows.process.process_log import report_faults
-        from ringmaster.model_lineage.faults import InputFault
+        from ringmaster.model_lineage.faults import InputFault, RingmasterError
 
         prepare_streams()
         proxies.report_bypass()
@@ -27,6 +27,9 @@ def main() -> None:
         except InputFault as error:
             report_faults(error.faults)
             sys.exit(INPUT_FAULT)
+        except RingmasterError as error:
+            report_faults([str(error)])
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process import ownership, proxies
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engines.registry import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 
@@ -91,8 +92,16 @@ class PoolAddress:
 
 
 def home() -> Path:
-    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
-    return Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
+    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory.
+
+    Raises InputError where the folder has a name that cannot be used.
+    """
+    folder = Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster")
+    if folder.parts[:1] == ("~",):  # no shell has expanded it, as in a file of variables
+        folder = folder.expanduser()
+    if characters := unfit_characters(folder.absolute()):
+        raise InputError([f"RINGMASTER_HOME={str(folder)!a} has {characters} in its path. To fix: use another folder"])
+    return folder.absolute()
 
 
 def pool_file(folder: Path) -> Path:
@@ -183,7 +192,7 @@ def tracking_uri(folder: Path) -> str:
     if said := os.environ.get("MLFLOW_TRACKING_URI"):
         return said
     address = pool()
-    return address.mlflow_uri if address else f"sqlite:///{folder / 'mlflow.db'}"
+    return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
 
 
 def tensors(folder: Path) -> Path:

@@ -25,9 +25,10 @@ from ringmaster.flows.batch.run_folder import (
 )
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import input_errors
+from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.pool.own_node import own_node
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
@@ -139,6 +140,23 @@ def warm_up(batch: Batch) -> None:
     threading.Thread(target=start, name="warm-up", daemon=True).start()
 
 
+def ledger_of(home: Path) -> Ledger:
+    """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
+    uri = settings.tracking_uri(home)
+    with input_errors(LedgerError):
+        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
+
+
+def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
+    """Opens the records. Raises InputError where they cannot be used, LedgerError where their server is away."""
+    try:
+        ledger.warm_up(batch=batch.name)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        raise InputError([str(error)]) from error
+
+
 def cool_down() -> None:
     """Closes the fork servers that were started ahead and not used."""
     while _warm:
@@ -165,9 +183,8 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
             stack.callback(server.close)
-        uri = settings.tracking_uri(home)
-        ledger = Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
-        _together(server.start, ledger.warm_up)
+        ledger = ledger_of(home)
+        _together(server.start, partial(warm_up_ledger, ledger, batch))
         paths = (str(batch.folder),)
         yield NodeContext(
             batch=batch,

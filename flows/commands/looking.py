@@ -14,6 +14,7 @@ from rich.table import Table
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.flows.process.process_log import report_faults
 from ringmaster.text import printable
 
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
@@ -126,11 +127,17 @@ def _runs(batch: str | None) -> list[_Run]:
 
 def _runs_here() -> Iterator[_Run]:
     """The newest run of each batch that ran on this machine alone."""
+    from ringmaster.tasks.storage.database import DatabaseFault
     from ringmaster.tasks.storage.journal import Journal
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
-        with closing(Journal.of_file(file)) as journal:
+        try:
+            opened = closing(Journal.of_file(file))
+        except DatabaseFault as error:  # the other batches are of interest, too
+            report_faults(error.faults)
+            continue
+        with opened as journal:
             batch, folder = file.parent.parent.name, file.parent
             yield _Run(batch=batch, folder=folder, rows=_rows(journal, batch, folder.name))
 

@@ -27,6 +27,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_curre
 
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
+from ringmaster.flows.services.databases import check_prefect_database, prefect_database
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 
@@ -54,7 +55,11 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls) -> EmbeddedServer:
-        """Starts a server, waits until it answers, and returns it; it is ended at exit. Raises ServerNotStarted."""
+        """Starts a server, waits until it answers, and returns it; it is ended at exit.
+
+        Raises InputError where its database cannot be used, ServerNotStarted where it does not answer.
+        """
+        check_prefect_database(prefect_database())
         user = PREFECT_API_AUTH_STRING.value() or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
         port = _free_port()
         server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=start_server(port, user=user))

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.process_identity import identity
+from ringmaster.tasks.storage.database import DatabaseFault
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (
@@ -38,8 +40,13 @@ class Leases:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
-        with self._transaction() as db:
-            db.execute(SCHEMA)
+        try:
+            with self._transaction() as db:
+                db.execute(SCHEMA)
+        except sqlite3.Error as error:
+            if fault := fault_of(file, contents="who holds which device of this machine now"):
+                raise DatabaseFault(fault) from error
+            raise
 
     def take(self, devices: Sequence[str], *, holder: str) -> bool:
         """Leases all of `devices` to `holder`, or none if one is leased already. Returns whether it did."""

@@ -96,10 +96,12 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
     if num_ranks == 1:
         return alone(device)
     timeout = timedelta(seconds=order.collective_timeout_s)
-    store = meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout) if order.meeting else None
+    if order.meeting:
+        store = meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout)
+    else:
+        store = dist.FileStore(str(rendezvous(order)), num_ranks)
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=None if store else f"file://{rendezvous(order)}",
         store=store,
         rank=rank,
         world_size=num_ranks,
