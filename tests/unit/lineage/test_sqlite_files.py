@@ -131,8 +131,8 @@ def test_a_read_only_database_is_refused(tmp_path, monkeypatch):
 def test_a_locked_database_names_who_holds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite_files, "PATIENCE_S", 0.0)
     file = written(tmp_path / "mlflow.db")
-    holder = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('BEGIN IMMEDIATE'); print(flush=True); input()"
-    command = [sys.executable, "-c", holder, str(file)]
+    holder = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('BEGIN IMMEDIATE'); print(flush=True)"
+    command = [sys.executable, "-c", f"{holder}; input()", str(file)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         fault = of_mlflow(file)
