@@ -171,14 +171,13 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
     requested devices do not exist.
     """
     cache = home / "cache"
-    leases = leases_of(home)
     with ExitStack() as stack:
         node = stack.enter_context(own_node())
-        if node is None:
-            cluster = _cluster(batch)
-            lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
-        else:
-            cluster, lend = node.cluster, partial(node.lent, batch.name)
+        cluster = _cluster(batch, home) if node is None else node.cluster
+        leases = leases_of(home, cluster)
+        lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
+        if node is not None:
+            lend = partial(node.lent, batch.name)
         server = lent_server.get()
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
@@ -263,9 +262,17 @@ def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) 
         leases.give_back(lent)
 
 
-def _cluster(batch: Batch) -> Cluster:
+def _cluster(batch: Batch, home: Path) -> Cluster:
+    """Returns the devices of this machine for a batch; of more GPUs than it wants, those that no other run holds."""
     with input_errors():
-        return detect(batch.devices)
+        cluster = detect(batch.devices)
+    if {device.kind for device in cluster.devices} != {"gpu"}:
+        return cluster
+    every = detect({"gpu": "all"})
+    held = leases_of(home, every).held()
+    idle_first = sorted(every.lease_names().items(), key=lambda item: item[1] in held)
+    chosen = sorted(place for place, _ in idle_first[: len(cluster.devices)])
+    return Cluster(nodes=(replace(every.nodes[0], devices=tuple(every.device(*place) for place in chosen)),))
 
 
 def _preload(batch: Batch) -> tuple[str, ...]:

@@ -37,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.until_stdin_ends:
         end_with_parent()
     if (file := prefect_database()) is not None:
-        asyncio.run(_create_database(file))
+        asyncio.run(create_database(file))
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
     serve(server_of(app, role=Role.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
 
 
-async def _create_database(file: Path) -> None:
+async def create_database(file: Path) -> None:
     """Creates or upgrades Prefect's tables. Two servers that do so at once in one SQLite file fail."""
     database = provide_database_interface()
     with alone_in(file.parent):
