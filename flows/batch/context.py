@@ -217,7 +217,7 @@ def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = N
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
         weights = base_weights(batch, node_context.ledger, journal, home)
-        node_context = replace(node_context, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
+        node_context = with_weights(node_context, weights)
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
         journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
         begun(batch, home)
@@ -240,6 +240,16 @@ def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = N
                 checkpoint_root=checkpoint_root,
             ),
         )
+
+
+def with_weights(node_context: NodeContext, weights: Mapping[str, Path]) -> NodeContext:
+    """Returns the resources with the folders of the models that the batch's jobs adapt, by `base_weights`."""
+    batch = node_context.batch
+    return replace(
+        node_context,
+        batch=replace(batch, jobs=with_teachers(batch.jobs, weights)),
+        environment=replace(node_context.environment, weights=weights),
+    )
 
 
 @contextmanager
