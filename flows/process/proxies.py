@@ -11,7 +11,6 @@ import importlib.util
 import ipaddress
 import os
 import re
-import sys
 import urllib.request
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
@@ -34,8 +33,10 @@ def open_directly(request: urllib.request.Request | str, *, timeout_s: float) ->
 
 def report_bypass() -> None:
     """Exempts loopback from the proxies, and tells people which of them were removed."""
-    for line in bypass_proxies():
-        sys.stderr.write(f"{line}\n")
+    if removed := bypass_proxies():
+        from ringmaster.flows.process.process_log import report_faults
+
+        report_faults(removed)
 
 
 def bypass_proxies(hosts: Iterable[str] = (), *, environment: MutableMapping[str, str] = os.environ) -> list[str]:

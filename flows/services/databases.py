@@ -35,7 +35,8 @@ class PoolDatabases:
 
 def prefect_database() -> Path | None:
     """Returns the SQLite file of a Prefect server that this process is or starts; None for another database."""
-    url = get_current_settings().server.database.connection_url.get_secret_value()
+    secret = get_current_settings().server.database.connection_url
+    url = "" if secret is None else secret.get_secret_value()
     file = path_of(url) if url.startswith("sqlite") else ""
     return Path(file).absolute() if file and ":memory:" not in file else None
 

@@ -62,7 +62,7 @@ def _tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         with path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")
             num_left = os.fstat(file.fileno()).st_size - file.tell()
-            header = json.loads(file.read(num_bytes)) if num_bytes <= num_left else None
+            header: Any = json.loads(file.read(num_bytes) if num_bytes <= num_left else b"")
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
         wanted = num_bytes + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
         found = {name: (str(t["dtype"]), tuple(map(int, t["shape"]))) for name, t in tensors.items()}

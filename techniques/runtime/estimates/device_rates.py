@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # the source of torch.distributed's, with types
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -121,7 +122,7 @@ def _operators_per_s(recompute: str) -> float:
 
 def _link(rank: int, meeting: str, cores: tuple[int, ...]) -> dict[str, float]:
     _pin(cores)
-    store, timeout = dist.FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S)
+    store, timeout = FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
     large = torch.ones(LINK_BYTES // 4)
     message_s = _best_s(lambda: [dist.all_reduce(large[:MESSAGE] * 0.5) for _ in range(NUM_MESSAGES)]) / NUM_MESSAGES
