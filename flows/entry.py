@@ -15,17 +15,21 @@ def main() -> None:
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
         from ringmaster.flows.output import prepare_streams
-        from ringmaster.flows.process import ownership
+        from ringmaster.flows.process import ownership, proxies
         from ringmaster.flows.process.process_log import report_faults
-        from ringmaster.model_lineage.faults import InputFault
+        from ringmaster.model_lineage.faults import InputFault, RingmasterError
 
         prepare_streams()
+        proxies.report_bypass()
         try:
             ownership.keep_to_owner(settings.home())
             app()
         except InputFault as error:
             report_faults(error.faults)
             sys.exit(INPUT_FAULT)
+        except RingmasterError as error:
+            report_faults([str(error)])
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.process import ownership
+from ringmaster.flows.process import ownership, proxies
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engines.registry import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 
@@ -67,6 +69,11 @@ class PoolAddress:
     password: str = field(default="", repr=False)
     metrics_url: str = ""
 
+    def bypass_proxies(self) -> None:
+        """Exempts the pool's servers from the proxies of this process and its children, as is loopback."""
+        hosts = [urlsplit(url).hostname for url in (self.prefect_api, self.mlflow_uri, self.metrics_url)]
+        proxies.bypass_proxies(filter(None, hosts))
+
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a process that belongs to the pool, for it and for its Prefect and
         MLflow clients.
@@ -85,8 +92,16 @@ class PoolAddress:
 
 
 def home() -> Path:
-    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
-    return Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
+    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory.
+
+    Raises InputError where the folder has a name that cannot be used.
+    """
+    folder = Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster")
+    if folder.parts[:1] == ("~",):  # no shell has expanded it, as in a file of variables
+        folder = folder.expanduser()
+    if characters := unfit_characters(folder.absolute()):
+        raise InputError([f"RINGMASTER_HOME={str(folder)!a} has {characters} in its path. To fix: use another folder"])
+    return folder.absolute()
 
 
 def pool_file(folder: Path) -> Path:
@@ -120,7 +135,9 @@ def pool() -> PoolAddress | None:
     if missing:
         names = " and ".join(missing)
         raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
-    return PoolAddress(**said)
+    address = PoolAddress(**said)
+    address.bypass_proxies()
+    return address
 
 
 def choose_engine(name: str) -> None:
@@ -175,7 +192,7 @@ def tracking_uri(folder: Path) -> str:
     if said := os.environ.get("MLFLOW_TRACKING_URI"):
         return said
     address = pool()
-    return address.mlflow_uri if address else f"sqlite:///{folder / 'mlflow.db'}"
+    return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
 
 
 def tensors(folder: Path) -> Path:
@@ -208,6 +225,7 @@ def embed(folder: Path) -> None:
     this process writes.
     """
     ownership.keep_to_owner(folder)
+    proxies.report_bypass()
     address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),

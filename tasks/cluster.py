@@ -33,6 +33,10 @@ class Device:
     cores: tuple[int, ...]
     uuid: str = ""
 
+    def units(self) -> tuple[str, ...]:
+        """Returns what it consists of, the GPU or the cores, by names that hold in all processes of its machine."""
+        return (f"gpu {self.uuid or self.index}",) if self.kind == "gpu" else tuple(f"core {n}" for n in self.cores)
+
     def device_kind(self) -> str:
         """Returns the device properties that decide its speed, as text for the fingerprints of profiles."""
         if self.kind == "gpu":

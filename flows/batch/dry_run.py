@@ -15,11 +15,11 @@ from typing import Any
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
-from ringmaster.flows.batch.context import NodeContext, open_node_context
+from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
 from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at
-from ringmaster.flows.batch.run_folder import stamped_folder
+from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
@@ -144,6 +144,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> D
     pool = settings.pool()
     if pool is None:
         with open_node_context(batch, home=settings.home()) as node_context:
+            node_context = with_weights(node_context, base_weights(batch, node_context.ledger, None, settings.home()))
             found = _here(node_context, may_try=profiles == "measure", seed=seed)
     else:
         with closing(Database(pool.database)) as database:

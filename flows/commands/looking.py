@@ -16,6 +16,7 @@ from rich.text import Text
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.flows.process.process_log import report_faults
 from ringmaster.text import printable
 
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
@@ -133,15 +134,16 @@ def _runs(batch: str | None) -> list[_Run]:
 
 def _runs_here() -> Iterator[_Run]:
     """The newest run of each batch that ran on this machine alone."""
-    from ringmaster.tasks.storage.journal import UnreadableJournal, jobs_of_file
+    from ringmaster.tasks.storage.database import DatabaseFault
+    from ringmaster.tasks.storage.journal import jobs_of_file
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
         batch, folder = file.parent.parent.name, file.parent
         try:
             yield _Run(batch=batch, folder=folder, rows=_rows(jobs_of_file(file), batch, folder.name))
-        except UnreadableJournal as error:  # the other batches are shown
-            error_console().print(Text(str(error)), soft_wrap=True)
+        except DatabaseFault as error:  # the other batches are shown
+            report_faults(error.faults)
 
 
 def _runs_on_pool() -> Iterator[_Run]:

@@ -125,10 +125,11 @@ def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         if is_alone:
-            from ringmaster.flows.batch.context import cool_down, warm_up
+            from ringmaster.flows.batch.context import cool_down, ledger_of, warm_up, warm_up_ledger
 
             stack.callback(cool_down)
             warm_up(batch)
+            warm_up_ledger(ledger_of(settings.home()), batch)  # its faults are known before servers start
             announce(STARTING_SERVERS)
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 

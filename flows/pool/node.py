@@ -141,8 +141,8 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
 @input_errors(AlreadyServed)
 def _hold(options: NodeOptions, notice: Notice) -> None:
     hold_devices(
-        leases_of(options.home),
-        options.lease_names,
+        leases_of(options.home, options.cluster),
+        tuple(options.cluster.lease_names().values()),
         worker=options.name,
         may_share=all(device.kind == "cpu" for device in options.devices),
         notice=notice,

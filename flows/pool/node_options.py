@@ -41,15 +41,6 @@ class NodeOptions:
         """The devices that it serves, in their order."""
         return self.cluster.devices
 
-    @property
-    def lease_names(self) -> tuple[str, ...]:
-        """The devices' names in this machine's leases: by their index on the machine, of which an engine such as Ray
-        may show this process a part.
-        """
-        return tuple(
-            f"{node.name}:{device.kind}:{device.index}" for node in self.cluster.nodes for device in node.devices
-        )
-
 
 def node_name(name: str | None) -> str:
     """Returns the name of this machine's node: the one that was asked for, else the machine's. Raises InputError."""

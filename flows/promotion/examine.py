@@ -226,7 +226,7 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
             yield environment, device
             return
         home.mkdir(parents=True, exist_ok=True)
-        leases = leases_of(home)
+        leases = leases_of(home, cluster)
         names = dict(zip(cluster.lease_names().values(), cluster.devices, strict=True))
         mine, told = None, False
         while (mine := next((name for name in names if leases.take([name], holder="evaluation")), None)) is None:

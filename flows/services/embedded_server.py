@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -27,6 +27,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_curre
 
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
+from ringmaster.flows.services.databases import check_prefect_database, prefect_database
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 
@@ -54,7 +55,11 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls) -> EmbeddedServer:
-        """Starts a server, waits until it answers, and returns it; it is ended at exit. Raises ServerNotStarted."""
+        """Starts a server, waits until it answers, and returns it; it is ended at exit.
+
+        Raises InputError where its database cannot be used, ServerNotStarted where it does not answer.
+        """
+        check_prefect_database(prefect_database())
         user = PREFECT_API_AUTH_STRING.value() or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
         port = _free_port()
         server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=start_server(port, user=user))
@@ -164,18 +169,24 @@ def _free_port() -> int:
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
     """Waits for the server, and reports this every TOLD_EVERY_S. Raises ServerNotStarted."""
     began_s = told_s = time.monotonic()
+    answer = "nothing"
     with httpx.Client() as client:
         while True:
-            with suppress(httpx.TransportError):
-                if client.get(url).status_code == httpx.codes.OK:
+            try:
+                response = client.get(url)
+                if response.status_code == httpx.codes.OK:
                     return
+                answer = f"status {response.status_code}"
+            except httpx.TransportError as error:
+                answer = str(error)
             if process.poll() is not None:
                 what = f"Prefect's server ended with exit code {process.returncode}; what it said stands above"
                 raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
             waited_s = time.monotonic() - began_s
             if waited_s > LONGEST_START_S:
-                what = f"Prefect's server has not answered for {waited_s:.0f} s: this machine is busy, or its disk full"
-                raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
+                what = f"Prefect's server has not answered at {url} for {waited_s:.0f} s (last answer: {answer})"
+                remedy = f"see that this machine is not too busy and its disk not full; then {REMEDY}"
+                raise ServerNotStarted(f"{what}. To fix: {remedy}")
             if time.monotonic() - told_s > TOLD_EVERY_S:
                 told_s = time.monotonic()
                 announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")

@@ -268,7 +268,8 @@ def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[s
         **({"MLFLOW_CONFIGURE_LOGGING": "false"} if options.log_format is LogFormat.JSON else {}),
         # A variable, as every user of the machine can read a process's arguments.
         "MLFLOW_BACKEND_STORE_URI": options.databases.mlflow,
-        "MLFLOW_ARTIFACTS_DESTINATION": str(options.home / "mlartifacts"),
+        # A URI: MLflow would take a percent sign in a path for the beginning of a quoted character.
+        "MLFLOW_ARTIFACTS_DESTINATION": (options.home / "mlartifacts").as_uri(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_AUTH_CONFIG_PATH": str(options.folder / "mlflow-auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),

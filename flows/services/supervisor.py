@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.flows.process.proxies import open_directly
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import READY_FILE, Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.process_ids import ProcessId, reap
@@ -73,7 +73,7 @@ class Child:
 def answers(url: str) -> bool:
     """Returns whether a server is up: it answers, even if it asks for a password."""
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with open_directly(url, timeout_s=5):
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500

@@ -22,7 +22,8 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
-from ringmaster.flows.services.databases import make_databases
+from ringmaster.flows.process.proxies import open_directly
+from ringmaster.flows.services.databases import check_prefect_database, make_databases
 from ringmaster.flows.services.engine_preflight import engine_faults
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
 from ringmaster.flows.services.needed import (
@@ -37,6 +38,7 @@ from ringmaster.flows.services.needed import (
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
@@ -88,6 +90,7 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
     else:
         _prepare(options, files, database_server, console)
     address = files.address()
+    address.bypass_proxies()
     members = Members(Database(address.database, patience_s=30))
     try:
         restarts = {state.name: state.num_restarts for state in files.states()}
@@ -116,7 +119,7 @@ def is_let_in(address: PoolAddress) -> bool:
         credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {credentials}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_PATIENCE_S):
+        with open_directly(request, timeout_s=ANSWER_PATIENCE_S):
             return True
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
@@ -163,6 +166,10 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
             console.print(f"made database {name}")
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
+    if database_server is None:
+        check_prefect_database(options.home / "prefect" / "prefect.db")
+        if fault := fault_of(options.home / "mlflow.db"):
+            raise InputError([fault])
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
     if options.log_format is LogFormat.JSON:

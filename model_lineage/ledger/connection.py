@@ -4,6 +4,7 @@ Importing MLflow takes a second or more, and so does creating a database. `warm_
 need be. The connection touches neither MLflow's fluent state nor the environment.
 """
 
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ QUIET_ENVIRONMENT = {
 """Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
 """
 
+PROFILES = "-profiles"  # ends the name of the experiment of the profiles
 _PAGE = 1000
 _served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
 
@@ -84,9 +86,15 @@ class Connection:
         """The sqlite file of the store, or None for another kind of store."""
         return self._sqlite_file
 
-    def warm_up(self) -> None:
-        """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment."""
+    def warm_up(self, *, batch: str | None = None) -> None:
+        """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment.
+
+        Raises LedgerError where that fails, or where an experiment to which the records of `batch` go was deleted.
+        """
         self.experiment_id(self.experiment)
+        self.experiment_id(f"{self.experiment}{PROFILES}", create=False)
+        if batch is not None:
+            self.experiment_id(batch_experiment(self.experiment, batch), create=False)
 
     @property
     def client(self) -> Any:
@@ -107,7 +115,8 @@ class Connection:
             if found is not None and found.lifecycle_stage != "active":
                 raise LedgerError(
                     f"experiment {name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
-                    f"To fix: `mlflow experiments restore -x {found.experiment_id}`, or use another name."
+                    f"To fix: MLFLOW_TRACKING_URI={shlex.quote(redacted(self.tracking_uri))} "
+                    f"mlflow experiments restore --experiment-id {found.experiment_id}"
                 )
             self._experiment_ids[name] = found.experiment_id if found else self._create_experiment(name)
             return self._experiment_ids[name]

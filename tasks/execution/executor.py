@@ -175,7 +175,8 @@ class Executor:
 
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
-        self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
+        plan_manager = self._plan_manager
+        self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, tell=self._tell, out=plan_manager.out)
         fresh = [r for number, r in self._plan_progress.running.items() if number not in self._bound]
         self._bound = {*self._plan_progress.running}
         for running in fresh:

@@ -69,6 +69,7 @@ def preflight_jobs(
         cache_dir=str(environment.cache_dir),
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
         import_paths=environment.import_paths,
+        weights={name: str(folder) for name, folder in environment.weights.items()},
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
         gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,12 +49,16 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnvironment:
-    """The environment of trials and segments: fork server, the devices of one node, and the folders of workers."""
+    """The environment of trials and segments: fork server, the devices of one node, and the folders of workers.
+
+    weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
+    """
 
     server: ForkServer
     devices: tuple[Device, ...]
     cache_dir: Path
     import_paths: tuple[str, ...] = ()
+    weights: Mapping[str, Path] = field(default_factory=dict)
 
 
 def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:

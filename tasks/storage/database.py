@@ -21,6 +21,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
+from ringmaster.model_lineage.faults import InputFault
+from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
 from ringmaster.tasks.storage.releases import check_tables
 from ringmaster.tasks.storage.schema import METADATA
 
@@ -40,7 +42,7 @@ class Database:
 
     The functions passed to `read` and `write` may run several times and must tolerate that: a commit whose reply was
     lost is retried. Safe to use from several threads. Raises OtherRelease if the database has tables of another
-    release's form.
+    release's form, DatabaseFault if a SQLite file cannot be used.
 
     url: `sqlite:///FILE` or `postgresql://...`.
     patience_s: seconds after which a transaction gives up and raises the last database error.
@@ -52,7 +54,13 @@ class Database:
         self._patience_s = patience_s
         self._closing = threading.Event()
         self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
-        self.write(_prepare)
+        try:
+            self.write(_prepare)
+        except DBAPIError as error:
+            file = path_of(url) if url.startswith("sqlite:") else ""
+            if fault := file and fault_of(Path(file), contents="what it says of runs"):
+                raise DatabaseFault(fault) from error
+            raise
 
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
@@ -112,6 +120,14 @@ class Database:
     def _wait(self, wait_s: float) -> None:
         if self._closing.wait(wait_s):
             raise DatabaseClosed(f"{self.url} was closed while it was away")
+
+
+class DatabaseFault(InputFault):
+    """A SQLite file is damaged, cannot be written, or is none."""
+
+    def __init__(self, fault: str) -> None:
+        self.faults = (fault,)
+        super().__init__(fault)
 
 
 def _prepare(connection: Connection) -> None:
@@ -178,7 +194,7 @@ def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[
 def file_url(file: Path) -> str:
     """Returns the URL of a SQLite file, whose folder is created."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{file.absolute()}"
+    return sqlite_url(file)
 
 
 def _report_first(attempt: RetryCallState) -> None:

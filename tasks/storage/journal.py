@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Select, bindparam, delete, insert, select, tuple_, update
 
-from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
+from ringmaster.model_lineage.sqlite_files import fault_of
+from ringmaster.tasks.storage.database import Database, DatabaseFault, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
@@ -228,15 +229,11 @@ class Journal:
         return job if self._batch is not None else f"{batch}/{job}"
 
 
-class UnreadableJournal(ValueError):
-    """A journal's file is damaged, or cannot be opened."""
-
-
 def jobs_of_file(file: Path) -> list[JobRecord]:
     """Returns the jobs in the journal of a batch that runs on this machine alone, as `Journal.jobs` does.
 
     It only reads, so that a thousand journals take a second: a `Database` prepares its tables, which is a synced write.
-    Raises UnreadableJournal.
+    Raises DatabaseFault.
     """
     try:
         with closing(
@@ -246,9 +243,10 @@ def jobs_of_file(file: Path) -> list[JobRecord]:
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
                 return []  # its run was killed before it had written anything
             rows = connection.execute("SELECT * FROM jobs WHERE batch = '' ORDER BY number").fetchall()
-    except sqlite3.Error as error:
-        raise UnreadableJournal(f"the journal {file} cannot be read: {error}. To fix: restore the file") from error
-    return [_job_record(row["name"], {**dict(row), "details": json.loads(row["details"])}) for row in rows]
+        return [_job_record(row["name"], {**dict(row), "details": json.loads(row["details"])}) for row in rows]
+    except (sqlite3.Error, ValueError) as error:
+        fault = fault_of(file, contents="what it says of runs")
+        raise DatabaseFault(fault or f"{file}: {error}. To fix: restore the file") from error
 
 
 class JobChanges(JoinableWrite):

@@ -277,6 +277,27 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
     assert isinstance(benches[1].events[1], Waiting)
 
 
+def test_what_is_planned_on_a_held_device_starts_on_an_idle_one(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    bench = Bench(tmp_path, [job("a")], leases=leases)
+    (planned,) = planned_devices(bench)
+    assert leases.take([bench.cluster.lease_names()[planned]], holder="batch other")
+    assert bench.run()
+    (started,) = [event for event in bench.events if isinstance(event, SegmentStarted)]
+    assert started.segment.devices != (planned,)
+    assert not any(isinstance(event, Waiting) for event in bench.events)
+    assert bench.statuses == {"a": JobStatus.DONE}
+
+
+def planned_devices(bench):
+    """Returns the devices of the first plan of a bench, whose executor has not begun."""
+    begin(bench.journal, bench.jobs, faults={})
+    bench.executor._plan_manager.replan(why="start")
+    (segment,) = bench.executor._plan_progress.planned
+    bench.executor._plan_progress.planned = []
+    return segment.devices
+
+
 def test_a_future_of_any_kind_will_do(tmp_path):
     """The executor needs only `add_done_callback` and `result`. The callback may run before `submit` has returned."""
     bench = Bench(tmp_path, [job("a"), job("b")])
