@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -29,7 +28,9 @@ from ringmaster.flows.process.process_log import Role, log_to_stderr
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_QUEUE = "default"  # the queue of flows that any machine may run
+DEFAULT_QUEUE = "default"  # the queue of batches, sweeps and retraining runs, which any machine may run
+REQUESTS_QUEUE = "requests"  # the queue of flows that take seconds, such as cancel-jobs: they overtake batches
+MOST_SHORT_RUNS = 3  # runs at once of any other queue than DEFAULT_QUEUE, in the whole pool
 POLL_EVERY_S = 2  # interval of polling for flow runs
 HEARTBEAT_S = 15  # Prefect shows a worker as offline after three missed intervals
 RESTART_S = 5.0  # before the worker begins again after an error, such as an absence of Prefect's server
@@ -44,11 +45,16 @@ def queue_of(node: str) -> str:
 
 
 class FlowWorker:
-    """The child process in which Prefect's worker serves queues of a work pool; it is restarted until `stop`."""
+    """The child process in which Prefect's worker serves queues of a work pool; it is restarted until `stop`.
 
-    def __init__(self, *, name: str, work_pool: str, queues: Sequence[str]) -> None:
+    most_runs: the most flow runs of DEFAULT_QUEUE that run here at once; the others wait in order, without a process.
+        A batch holds its place from its first measurement to its last record.
+    """
+
+    def __init__(self, *, name: str, work_pool: str, queues: Sequence[str], most_runs: int = 1) -> None:
         served = [argument for queue in queues for argument in ("--queue", queue)]
         self._command = [sys.executable, "-m", __name__, "--name", name, "--pool", work_pool, *served]
+        self._command += ["--most-runs", str(most_runs)]
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,18 +93,11 @@ class FlowWorker:
                 logger.warning("the process that starts flow runs has ended (exit status %d): it is restarted", status)
 
 
-async def serve(*, name: str, work_pool: str, queues: Sequence[str], stopping: asyncio.Event) -> None:
+async def serve(*, name: str, work_pool: str, queues: Sequence[str], most_runs: int, stopping: asyncio.Event) -> None:
     """Serves the queues until `stopping` is set; then ends the flow runs. Begins again after errors of Prefect."""
     is_away = False
     while not stopping.is_set():
-        worker = ProcessWorker(
-            name=name,
-            work_pool_name=work_pool,
-            work_queues=[*queues],
-            create_pool_if_not_found=False,
-            heartbeat_interval_seconds=HEARTBEAT_S,
-        )
-        serving = asyncio.ensure_future(_serve_once(worker, work_pool=work_pool, queues=queues))
+        serving = asyncio.ensure_future(_serve_once(name, work_pool=work_pool, queues=queues, most_runs=most_runs))
         await _first_of(serving, stopping)
         if not serving.done():
             await _end_flow_runs()
@@ -110,13 +109,36 @@ async def serve(*, name: str, work_pool: str, queues: Sequence[str], stopping: a
         await _first_of(asyncio.ensure_future(asyncio.sleep(RESTART_S)), stopping)
 
 
-async def _serve_once(worker: ProcessWorker, *, work_pool: str, queues: Sequence[str]) -> None:
-    """Serves until an error, with queues that exist: Prefect gives no run to a worker one of whose queues does not."""
+async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_runs: int) -> None:
+    """Serves until an error, with queues that exist: Prefect gives no run to a worker one of whose queues does not.
+
+    A limit of Prefect's worker counts the runs of all its queues. What batches wait for must not wait behind them:
+    the measurements of other batches on this node (a batch that runs elsewhere waits for them) and the requests of
+    people. DEFAULT_QUEUE therefore has a worker of its own.
+    """
     async with get_client() as client:
-        for name in queues:
-            with suppress(ObjectAlreadyExists):
-                await client.create_work_queue(name=name, work_pool_name=work_pool)
-    await worker.start(printer=logger.debug)
+        for queue in queues:
+            limit = None if queue == DEFAULT_QUEUE else MOST_SHORT_RUNS
+            try:
+                await client.create_work_queue(name=queue, work_pool_name=work_pool, concurrency_limit=limit)
+            except ObjectAlreadyExists:
+                there = await client.read_work_queue_by_name(queue, work_pool_name=work_pool)
+                if there.concurrency_limit is None and limit is not None:
+                    await client.update_work_queue(there.id, concurrency_limit=limit)
+    limited, others = [q for q in queues if q == DEFAULT_QUEUE], [q for q in queues if q != DEFAULT_QUEUE]
+    served = [(name, others, None)] if others else []
+    served += [(f"{name} (batches)" if others else name, limited, most_runs)] if limited else []
+    async with asyncio.TaskGroup() as group:
+        for worker_name, worker_queues, most in served:
+            worker = ProcessWorker(
+                name=worker_name,
+                work_pool_name=work_pool,
+                work_queues=worker_queues,
+                limit=most,
+                create_pool_if_not_found=False,
+                heartbeat_interval_seconds=HEARTBEAT_S,
+            )
+            group.create_task(worker.start(printer=logger.debug))
 
 
 async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:
@@ -149,7 +171,7 @@ async def _main(asked: argparse.Namespace) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):  # even if the parent process had them ignored
         loop.add_signal_handler(number, stopping.set)
-    await serve(name=asked.name, work_pool=asked.pool, queues=asked.queue, stopping=stopping)
+    await serve(name=asked.name, work_pool=asked.pool, queues=asked.queue, most_runs=asked.most_runs, stopping=stopping)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -158,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--pool", required=True)
     parser.add_argument("--queue", action="append", required=True)
+    parser.add_argument("--most-runs", type=int, required=True)
     asked = parser.parse_args(arguments)
     ownership.set_umask()
     log_to_stderr(Role.FLOW_WORKER)

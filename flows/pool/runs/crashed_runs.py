@@ -23,11 +23,10 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectException
-from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.flow_runs import runs_fact
-from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
+from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, run_again
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -67,7 +66,7 @@ class CrashedRuns:
         wanted = [*self._crashed(client), *self._not_begun(client)]
         for run in wanted:
             logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
-            client.set_flow_run_state(run.id, AwaitingRetry(message="its process had died"), force=True)
+            client.set_flow_run_state(run.id, run_again(run, message="its process had died"), force=True)
         return [run.name for run in wanted]
 
     def _crashed(self, client: SyncPrefectClient) -> list[FlowRun]:
