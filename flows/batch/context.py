@@ -26,7 +26,7 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import input_errors
-from ringmaster.flows.pool.own_node import own_node
+from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
@@ -41,7 +41,7 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
 
 LEASE_RETRY_S = 1.0
 
@@ -64,7 +64,7 @@ class NodeContext:
     batch: Batch
     cluster: Cluster
     ledger: Ledger
-    server: ForkServer
+    server: ForkServerClient
     environment: TrialEnvironment
     known: ProfileStore
     leases: Leases
@@ -161,7 +161,9 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
         else:
             cluster, lend = node.cluster, partial(node.lent, batch.name)
-        server = lent_server.get()
+        server: ForkServerClient | None = lent_server.get()
+        if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
+            server = ForkServerClient(link.readlink())
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
             stack.callback(server.close)

@@ -14,6 +14,7 @@ import httpx
 from ringmaster.flows import settings
 from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.node_options import NodeOptions
+from ringmaster.flows.pool.own_node import fork_server_of
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
@@ -77,7 +78,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         allocation=options.allocation,
     )
     try:
-        server.start()  # takes seconds, in which a signal may end the process: nothing is registered yet
+        server.start_when_needed(link=fork_server_of(options.home, options.name))
         stopping = threading.Event()
         # From now on the node must leave in order: the pool would otherwise notice its absence only after a minute.
         with stop_signals(stopping.set):

@@ -116,8 +116,7 @@ class NodeAgent:
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the fork server and registers the node; returns once the agent can take orders."""
-        self._server.start()
+        """Registers the node; returns once the agent can take orders."""
         self._last_command = max((id for id, _, _ in self._message_store.commands(after=0)), default=0)
         self._register()
         self._looking.start()
