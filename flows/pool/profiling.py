@@ -238,7 +238,7 @@ def _start(node: str, key: str) -> FlowRun:
     key = uuid.uuid4().hex  # a repeated request returns the same run
     run: Any = for_prefect(
         lambda: run_deployment(
-            "profile-node/profile-node",
+            "profile-node/z-internal-profile-node",
             parameters=parameters,
             work_queue_name=f"node-{node}",
             timeout=0,

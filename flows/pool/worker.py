@@ -25,6 +25,7 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.parents import end_with_parent
 from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +89,14 @@ class FlowWorker:
                     env={"PREFECT_WORKER_QUERY_SECONDS": str(POLL_EVERY_S), **os.environ},
                 )
             with self._process:  # closes the pipe by which the process sees that this one lives
-                status = self._process.wait()
+                status = self._wait(self._process)
             if not self._stopping.wait(RESTART_S):
                 logger.warning("the process that starts flow runs has ended (exit status %d): it is restarted", status)
 
 
 async def serve(*, name: str, work_pool: str, queues: Sequence[str], most_runs: int, stopping: asyncio.Event) -> None:
     """Serves the queues until `stopping` is set; then ends the flow runs. Begins again after errors of Prefect."""
-    is_away = False
+    is_away, ending = False, asyncio.ensure_future(_end_stopped_runs())
     while not stopping.is_set():
         serving = asyncio.ensure_future(_serve_once(name, work_pool=work_pool, queues=queues, most_runs=most_runs))
         await _first_of(serving, stopping)
@@ -107,6 +108,7 @@ async def serve(*, name: str, work_pool: str, queues: Sequence[str], most_runs: 
             logger.warning("flow runs cannot be started, trying again: %s", _cause(result))
         is_away = isinstance(result, Exception)
         await _first_of(asyncio.ensure_future(asyncio.sleep(RESTART_S)), stopping)
+    ending.cancel()
 
 
 async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_runs: int) -> None:
@@ -139,6 +141,17 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
                 heartbeat_interval_seconds=HEARTBEAT_S,
             )
             group.create_task(worker.start(printer=logger.debug))
+
+
+async def _end_stopped_runs() -> None:
+    """Kills the processes of flow runs that stay stopped; Prefect reports the runs as crashed, and they go on."""
+    stopped = StoppedProcesses()
+    while True:
+        await asyncio.sleep(stopped.look_every_s)
+        runs = {run.pid: run for run in psutil.Process().children()}
+        for pid in stopped.among(runs):
+            logger.warning("the process %d of a flow run was stopped (SIGSTOP): it is killed", pid)
+            runs[pid].kill()
 
 
 async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:

@@ -29,6 +29,7 @@ from ringmaster.techniques.interface.values import to_json
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
 CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
+MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
 DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
 
@@ -134,7 +135,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         Service(
             name=MLFLOW,
             command=(
-                *(*python, "mlflow", "server", "--workers", "1", *_listen(options.host, options.port_mlflow)),
+                *(*python, MLFLOW_SERVER, "--workers", "1", *_listen(options.host, options.port_mlflow)),
                 *_mlflow_logs(options),
                 *("--app-name", "basic-auth"),
             ),
@@ -151,14 +152,12 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=DEPLOYMENTS,
             command=(*python, "ringmaster.flows.deployments", *nodes),
             environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
-            after=(PREFECT,),
             once=True,
         ),
         Service(
             name=CONTROLLER,
             command=(*python, "ringmaster.flows.entry", "pool", "controller"),
             environment={**member, **options.engine.environment(), **ray},
-            after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
             group=False,
             grace_s=60.0,

@@ -48,7 +48,7 @@ from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)
 
-DEPLOYMENT = "segment/segment"
+DEPLOYMENT = "segment/z-internal-segment"
 QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
 LOOK_EVERY_S = 0.5
 ACTIONS_EVERY_S = 3.0  # interval of the checks for runs that a person has cancelled or retried

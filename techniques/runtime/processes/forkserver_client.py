@@ -21,6 +21,7 @@ from ringmaster.techniques.runtime.processes.fence import TICK, seconds_since_bo
 from ringmaster.techniques.runtime.processes.launcher import rank_argument, rank_environment
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
 
 WORKER = "ringmaster.techniques.runtime.processes.worker:main"
 # Imports of every worker. Optimizers import torch._dynamo at their first step, which takes seconds if not preloaded.
@@ -223,6 +224,7 @@ class ForkServer(ForkServerClient):
         killer.cancel()
         self._starting = None
         process.stdout.close()
+        threading.Thread(target=_end_if_stopped, args=(process,), name="stopped", daemon=True).start()
         if line != b"ready\n":
             process.kill()
             process.wait()
@@ -231,6 +233,18 @@ class ForkServer(ForkServerClient):
                 tail = self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
         return process
+
+
+def _end_if_stopped(process: subprocess.Popen[bytes]) -> None:
+    """Kills a server that stays stopped: it starts nothing, and does not report the ends of its workers."""
+    stopped = StoppedProcesses()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=stopped.look_every_s)
+            return
+        if stopped.among([process.pid]):
+            sys.stderr.write(f"the fork server was stopped for {stopped.after_s:.0f} s: taken for hung and killed\n")
+            process.kill()
 
 
 def _restore_signals() -> None:
