@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
-from prefect.client.orchestration import get_client
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows.process import ownership
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_QUEUE = "default"  # the queue of batches, sweeps and retraining runs, which any machine may run
 REQUESTS_QUEUE = "requests"  # the queue of flows that take seconds, such as cancel-jobs: they overtake batches
 MOST_SHORT_RUNS = 3  # runs at once of any other queue than DEFAULT_QUEUE, in the whole pool
+LOOK_EVERY_S = 0.5
 POLL_EVERY_S = 2  # interval of polling for flow runs
 HEARTBEAT_S = 15  # Prefect shows a worker as offline after three missed intervals
 RESTART_S = 5.0  # before the worker begins again after an error, such as an absence of Prefect's server
@@ -93,6 +95,15 @@ class FlowWorker:
             if not self._stopping.wait(RESTART_S):
                 logger.warning("the process that starts flow runs has ended (exit status %d): it is restarted", status)
 
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Returns the exit status of the process, which is killed if it stays stopped."""
+        stopped = StoppedProcesses()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=stopped.look_every_s)
+            if stopped.among([process.pid]):
+                process.kill()
+
 
 async def serve(*, name: str, work_pool: str, queues: Sequence[str], most_runs: int, stopping: asyncio.Event) -> None:
     """Serves the queues until `stopping` is set; then ends the flow runs. Begins again after errors of Prefect."""
@@ -119,6 +130,8 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
     people. DEFAULT_QUEUE therefore has a worker of its own.
     """
     async with get_client() as client:
+        while not await _has_work_pool(client, work_pool):  # `deployments` makes it, at the same time
+            await asyncio.sleep(LOOK_EVERY_S)
         for queue in queues:
             limit = None if queue == DEFAULT_QUEUE else MOST_SHORT_RUNS
             try:
@@ -141,6 +154,14 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
                 heartbeat_interval_seconds=HEARTBEAT_S,
             )
             group.create_task(worker.start(printer=logger.debug))
+
+
+async def _has_work_pool(client: PrefectClient, name: str) -> bool:
+    try:
+        await client.read_work_pool(name)
+    except ObjectNotFound:
+        return False
+    return True
 
 
 async def _end_stopped_runs() -> None:

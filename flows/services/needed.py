@@ -30,6 +30,18 @@ PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deploym
 CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
+# Prefect's services look every 5 to 15 s by default, which takes most of the time of an idle server. What they do may
+# wait: they mark late runs, workers that are offline and pauses that are over, plan the runs of new schedules, free the
+# slots of dead runs, and find flow runs that have been silent for minutes.
+PREFECT_INTERVALS = {
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_FOREMAN_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "15",
+    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT15S",
+}
 DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
 
@@ -258,6 +270,7 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
         ALLOWED_HOSTS: ",".join(_names(options)),
         "PREFECT_API_DATABASE_CONNECTION_URL": options.databases.prefect,
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        **PREFECT_INTERVALS,
     }
 
 

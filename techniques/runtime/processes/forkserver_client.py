@@ -102,6 +102,7 @@ class ForkServer(ForkServerClient):
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._starting: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         self._listener: socket.socket | None = None  # of a server that starts when it is needed
 
     def start(self) -> Self:
@@ -144,6 +145,7 @@ class ForkServer(ForkServerClient):
         if (starting := self._starting) is not None:
             starting.kill()
         with self._lock:
+            self._is_closed = True
             if self._listener is not None:
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
                 self._listener.close()
@@ -169,7 +171,7 @@ class ForkServer(ForkServerClient):
         """Starts the server whenever it does not run and a connection waits."""
         waiting = select.poll()
         waiting.register(listener, select.POLLIN)
-        while waiting.poll() and listener.fileno() != -1:
+        while waiting.poll() and not self._is_closed:
             try:
                 process = self.start()._process
             except RuntimeError as error:  # its log says more; the next connection is another try
