@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.flow_runs import runs_fact
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, run_again
+from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -53,9 +54,11 @@ class CrashedRuns:
         """Checks for crashed runs periodically until `until` is set; skips checks while Prefect is away."""
         # ValueError: what answers is not Prefect.
         passing = (httpx.HTTPError, PrefectException, SQLAlchemyError, ValueError)
+        prefect = OpenClient()
         while not until.wait(LOOK_EVERY_S):
-            with suppress(*passing), get_client(sync_client=True) as client:
+            with suppress(*passing), prefect.use() as client:
                 self.revive(client)
+        prefect.close()
 
     def revive(self, client: SyncPrefectClient) -> list[str]:
         """Schedules crashed runs again; returns their names.

@@ -149,6 +149,7 @@ class ForkServer(ForkServerClient):
             if self._listener is not None:
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
                 self._listener.close()
+                self._listener = None
             self._hang_up()
             self._folder.close()
 
