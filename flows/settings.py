@@ -46,7 +46,7 @@ NODE_PRICES = "RINGMASTER_NODE_PRICES"
 MOST_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
 """Environment variable for the most batches, sweeps and retraining runs that have a process on a machine at a time."""
 
-FLOW_RUN_BYTES = 300_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
+FLOW_RUN_BYTES = 400_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
 FLOW_RUNS_SHARE = 0.1  # of a machine's memory, by default: the rest is the jobs'
 LEAST_FLOW_RUNS = 2
 
