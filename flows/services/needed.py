@@ -142,7 +142,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=PREFECT,
             command=(*python, "ringmaster.flows.services.prefect_server", *_listen(options.host, options.port_prefect)),
             environment={**member, **_prefect_environment(options, address)},
-            ready_url=f"http://{local}:{options.port_prefect}/api/health",
+            # Unlike `health`, it needs the database: after failures of SQLite under load, all connections may hang.
+            ready_url=f"http://{local}:{options.port_prefect}/api/ready",
         ),
         Service(
             name=MLFLOW,

@@ -33,7 +33,7 @@ LOOK_EVERY_S = 0.25  # interval of the checks of starting services
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 LASTED_S = 60.0  # a service that was up for so long starts again with the first delay
 CHECK_EVERY_S = 15.0  # interval of the checks of servers that are up
-HUNG_S = 180.0  # without an answer, after which a server that was up is hung, and not only busy
+HUNG_S = 90.0  # without an answer, after which a server that was up is hung, and not only busy
 LEAST_CHECKS = 4  # without an answer in that time
 
 
@@ -91,6 +91,17 @@ def answers(url: str) -> bool:
         return False
 
 
+def responds(url: str) -> bool:
+    """Returns whether a server answers at all: one without its database, for example, says so and does not hang."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
 def delay_s(num_failures: int) -> float:
     """Returns the seconds until an ended service is restarted, after `num_failures` earlier failures in a row."""
     return float(min(FIRST_DELAY_S * 2 ** min(num_failures, 10), LONGEST_DELAY_S))
@@ -101,7 +112,8 @@ class Supervisor:
 
     services: the services, in the order in which they start.
     files: the files of the services, which hold their states and logs.
-    is_up: returns whether a server answers at a URL.
+    is_up: returns whether a server that starts is up, by its answer at a URL.
+    responds: returns whether a server that was up answers at all.
     clock: monotonic seconds.
     stopped: detects processes that are stopped.
     """
@@ -112,10 +124,11 @@ class Supervisor:
         files: ServiceFiles,
         *,
         is_up: Callable[[str], bool] = answers,
+        responds: Callable[[str], bool] = responds,
         clock: Callable[[], float] = time.monotonic,
         stopped: StoppedProcesses | None = None,
     ) -> None:
-        self._files, self._is_up, self._clock = files, is_up, clock
+        self._files, self._is_up, self._responds, self._clock = files, is_up, responds, clock
         self._stopped = stopped or StoppedProcesses(clock=clock)
         self._children = {service.name: Child(service) for service in services}
         self._selector = selectors.DefaultSelector()
@@ -161,7 +174,7 @@ class Supervisor:
         if now_s - child.checked_s < CHECK_EVERY_S:
             return
         child.checked_s = now_s
-        if self._is_up(url):
+        if self._responds(url):
             child.answered_s, child.num_silent = now_s, 0
             return
         child.num_silent += 1

@@ -292,7 +292,7 @@ def test_a_server_that_hangs_is_ended_and_one_that_is_busy_is_not(files):
     answers.append(True)
     server.step()
     answers.append(False)
-    for _ in range(12):
+    for _ in range(6):
         assert state.lives()
         clock.now_s += 15.0
         server.step()
@@ -300,4 +300,4 @@ def test_a_server_that_hangs_is_ended_and_one_that_is_busy_is_not(files):
     server._ended(server._children["server"])
     server.step()
     (again,) = files.states()
-    assert (again.status, again.message) == (ServiceStatus.WAITING, "hung: no answer from http://server for 180 s")
+    assert (again.status, again.message) == (ServiceStatus.WAITING, "hung: no answer from http://server for 90 s")
