@@ -122,7 +122,7 @@ def _kept_batch(file: Path) -> Batch | None:
 
 
 # An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
-lent_server: ContextVar[ForkServer | None] = ContextVar("lent_server", default=None)
+lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
 
 # Fork servers that were started ahead of the flow that will use them, by batch name.
 _warm: dict[str, ForkServer] = {}
@@ -161,7 +161,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
         else:
             cluster, lend = node.cluster, partial(node.lent, batch.name)
-        server: ForkServerClient | None = lent_server.get()
+        server = lent_server.get()
         if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
             server = ForkServerClient(link.readlink())
         if server is None:

@@ -217,10 +217,10 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
 
 
 @contextmanager
-def keeping_a_node(requests: Requests, *, batch: str, run: str) -> Iterator[None]:
+def keeping_a_node(requests: Requests, *, batch: str = "", run: str = "") -> Iterator[None]:
     """Inside the context, the controller keeps a node of an engine that lends some, on which a batch is profiled.
 
-    A person may cancel the batch meanwhile. batch, run: its name and its id.
+    A person may cancel the batch meanwhile. batch, run: its name and its id; empty for a dry run.
     """
     number = requests.ask(RequestKind.NODE, {"batch": batch, "run": run, "beats": 0})
     every_s = Timeouts.of_environment().beat_every_s

@@ -141,8 +141,9 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
                 if there.concurrency_limit is None and limit is not None:
                     await client.update_work_queue(there.id, concurrency_limit=limit)
     limited, others = [q for q in queues if q == DEFAULT_QUEUE], [q for q in queues if q != DEFAULT_QUEUE]
-    served = [(name, others, None)] if others else []
+    served: list[tuple[str, list[str], int | None]] = [(name, others, None)] if others else []
     served += [(f"{name} (batches)" if others else name, limited, most_runs)] if limited else []
+    survivors = psutil.Process().children()  # flow runs that a former worker here has started
     async with asyncio.TaskGroup() as group:
         for worker_name, worker_queues, most in served:
             worker = ProcessWorker(
@@ -154,6 +155,25 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
                 heartbeat_interval_seconds=HEARTBEAT_S,
             )
             group.create_task(worker.start(printer=logger.debug))
+            if most is not None:
+                group.create_task(_count_survivors(worker, survivors, most=most))
+
+
+async def _count_survivors(worker: ProcessWorker, survivors: Sequence[psutil.Process], *, most: int) -> None:
+    """Lowers the limit of a worker by the flow runs that it has not started itself, for as long as they run."""
+    is_full = True
+    while is_full:
+        alive = [run for run in survivors if _is_alive(run)]
+        with suppress(RuntimeError):  # it has not begun yet
+            worker.limiter.total_tokens = max(most - len(alive), 1)
+            is_full = bool(alive)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 async def _has_work_pool(client: PrefectClient, name: str) -> bool:

@@ -280,7 +280,8 @@ def test_a_stopped_service_is_ended_and_started_again(run):
 def test_a_server_that_hangs_is_ended_and_one_that_is_busy_is_not(files):
     """Nothing tells its threads that hang from outside, but that it does not answer for minutes."""
     clock, answers = Clock(), [True]
-    server = Supervisor([service("server", ready_url="http://server")], files, is_up=lambda _: answers[-1], clock=clock)
+    services = [service("server", ready_url="http://server")]
+    server = Supervisor(services, files, is_up=lambda _: True, responds=lambda _: answers[-1], clock=clock)
     server.step(), server.step()
     (state,) = files.states()
     assert state.status == ServiceStatus.UP
