@@ -45,6 +45,13 @@ NODE_PRICES = "RINGMASTER_NODE_PRICES"
 """Environment variables for the most nodes that an engine lends, and the seconds after which an idle one is given back.
 """
 
+MOST_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
+"""Environment variable for the most batches, sweeps and retraining runs that have a process on a machine at a time."""
+
+FLOW_RUN_BYTES = 400_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
+FLOW_RUNS_SHARE = 0.1  # of a machine's memory, by default: the rest is the jobs'
+LEAST_FLOW_RUNS = 2
+
 # The MLflow writer waits on its own for a server that is away, and can be stopped. MLflow's own retries take minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
@@ -172,6 +179,21 @@ def elasticity() -> ElasticityOptions | None:
     except ValueError:
         said = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
         raise InputError([f"{said} are not a number of nodes and of seconds. To fix: as in 4 and 300"]) from None
+
+
+def most_flow_runs() -> int:
+    """Returns how many batches may have a process on this machine at a time; the others wait in order without one.
+
+    This is RINGMASTER_MOST_FLOW_RUNS, or as many as fit into FLOW_RUNS_SHARE of the memory. Raises InputError where the
+    variable is not a positive number.
+    """
+    from ringmaster.tasks.cluster import memory_bytes
+
+    if not (given := os.environ.get(MOST_FLOW_RUNS)):
+        return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), LEAST_FLOW_RUNS)
+    if not (given.isdecimal() and int(given) > 0):
+        raise InputError([f"{MOST_FLOW_RUNS}={given} is not a number of flow runs. To fix: as in 8"])
+    return int(given)
 
 
 def _node_prices() -> NodePrices | None:

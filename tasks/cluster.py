@@ -156,14 +156,14 @@ def cpu_slots(number: int | None = None, *, root: Path = Path("/")) -> tuple[Dev
             f"To fix: ask for 1 to {len(cores)}"
         )
     shares = _even(cores, number or len(cores))
-    memory_bytes = _memory_bytes(root) // len(shares)
+    share_bytes = memory_bytes(root) // len(shares)
     name = _cpu_name(root)
     return tuple(
         Device(
             kind="cpu",
             index=index,
             name=name,
-            memory_bytes=memory_bytes,
+            memory_bytes=share_bytes,
             cores=tuple(sorted(cpu for core in share for cpu in core)),
         )
         for index, share in enumerate(shares)
@@ -202,7 +202,7 @@ def _physical_cores(cpus: Sequence[int], *, root: Path) -> list[tuple[int, ...]]
     return [tuple(core) for core in cores.values()]
 
 
-def _memory_bytes(root: Path) -> int:
+def memory_bytes(root: Path = Path("/")) -> int:
     """Returns the bytes of memory that this process may use: the machine's, or less if its control groups limit it."""
     limits = [
         _text(group / file)

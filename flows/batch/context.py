@@ -27,7 +27,7 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.pool.own_node import own_node
+from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -43,7 +43,7 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
 
 LEASE_RETRY_S = 1.0
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
@@ -67,7 +67,7 @@ class NodeContext:
     batch: Batch
     cluster: Cluster
     ledger: Ledger
-    server: ForkServer
+    server: ForkServerClient
     environment: TrialEnvironment
     known: ProfileStore
     leases: Leases
@@ -142,7 +142,7 @@ def _kept_batch(file: Path) -> Batch | None:
 
 
 # An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
-lent_server: ContextVar[ForkServer | None] = ContextVar("lent_server", default=None)
+lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
 
 # Fork servers that were started ahead of the flow that will use them, by batch name.
 _warm: dict[str, ForkServer] = {}
@@ -198,6 +198,8 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         if node is not None:
             lend = partial(node.lent, batch.name)
         server = lent_server.get()
+        if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
+            server = ForkServerClient(link.readlink())
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
             stack.callback(server.close)

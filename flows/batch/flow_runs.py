@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from uuid import UUID
 
 import httpx
 from prefect import runtime
@@ -15,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled, Cancelling, Failed
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import Interrupted, RunFailed
@@ -74,6 +76,15 @@ def is_being_cancelled() -> bool:
     except (httpx.HTTPError, PrefectException):  # no answer
         return False
     return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
+
+
+def cancel_this_run() -> None:
+    """Cancels the run of this process, from any thread, as its page in Prefect or Ctrl-C at its terminal does."""
+    if (run := os.environ.get(STARTED_RUN)) is None:
+        os.kill(os.getpid(), signal.SIGINT)
+        return
+    with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(run), Cancelling(message="cancelled by hand"))
 
 
 def is_started_by_prefect() -> bool:

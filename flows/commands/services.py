@@ -153,7 +153,7 @@ def up(
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
-    announce("starting Prefect, MLflow and the controller, usually 20 to 40 s")
+    announce("starting Prefect, MLflow and the controller, usually 15 to 25 s")
     with foreground.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
             raise typer.Exit(1)

@@ -165,7 +165,7 @@ class PooledRun:
         if self._submission is not None:
             return
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
-        self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
+        self._kept_node.enter_context(keeping_a_node(Requests(self._run.database), batch=batch.name, run=self._run.id))
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
         facts = {"batch": batch.to_json(), "digest": digest(batch.to_json())}

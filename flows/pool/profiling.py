@@ -20,6 +20,7 @@ from prefect.states import Cancelled
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
+from ringmaster.flows.batch.flow_runs import cancel_this_run
 from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
@@ -216,14 +217,18 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
 
 
 @contextmanager
-def keeping_a_node(requests: Requests) -> Iterator[None]:
-    """Inside the context, the controller keeps a node of an engine that lends some, on which a batch is profiled."""
-    number = requests.ask(RequestKind.NODE, {"beats": 0})
-    with requests.renewed(lambda: number, every_s=Timeouts.of_environment().beat_every_s):
+def keeping_a_node(requests: Requests, *, batch: str = "", run: str = "") -> Iterator[None]:
+    """Inside the context, the controller keeps a node of an engine that lends some, on which a batch is profiled.
+
+    A person may cancel the batch meanwhile. batch, run: its name and its id; empty for a dry run.
+    """
+    number = requests.ask(RequestKind.NODE, {"batch": batch, "run": run, "beats": 0})
+    every_s = Timeouts.of_environment().beat_every_s
+    with requests.renewed(lambda: number, every_s=every_s, on_refused=cancel_this_run):
         try:
             yield
         finally:
-            requests.answer(number, status=RequestStatus.WITHDRAWN)
+            requests.answer(number, status=RequestStatus.WITHDRAWN, among=(RequestStatus.OPEN,))
 
 
 def _start(node: str, key: str) -> FlowRun:
@@ -233,7 +238,7 @@ def _start(node: str, key: str) -> FlowRun:
     key = uuid.uuid4().hex  # a repeated request returns the same run
     run: Any = for_prefect(
         lambda: run_deployment(
-            "profile-node/profile-node",
+            "profile-node/z-internal-profile-node",
             parameters=parameters,
             work_queue_name=f"node-{node}",
             timeout=0,

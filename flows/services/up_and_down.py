@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -36,15 +36,20 @@ from ringmaster.flows.services.needed import (
     prefect_logging_file,
 )
 from ringmaster.flows.services.passwords import keep_password
-from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.services.process_ids import KILL_PATIENCE_S, ProcessId
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.database import fault_of
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.pool.node.holding import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
+TOLD_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
 LONGEST_LINE = 12  # lines of a log that are shown
 ANSWER_PATIENCE_S = 300.0  # timeout of a server that is up and still has to open its database
 DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
@@ -57,7 +62,8 @@ def files_of(home: Path) -> ServiceFiles:
 
 def is_up(home: Path) -> bool:
     """Returns whether a supervisor runs the services of this home, and an `up` has seen all of them up."""
-    return files_of(home).supervisor() is not None and settings.pool_file(home).exists()
+    supervisor = files_of(home).supervisor()
+    return supervisor is not None and not is_stopped(supervisor.pid) and settings.pool_file(home).exists()
 
 
 def start(options: PoolOptions, *, database_server: str | None) -> bool:
@@ -81,6 +87,7 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
 
 def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str | None) -> bool:
     console = error_console()
+    _end_stopped(files, console)
     supervisor, was_up = files.supervisor(), settings.pool_file(options.home).exists()
     if supervisor is not None:
         console.print("going on with what another `ringmaster up` began, with the options of that")
@@ -137,6 +144,7 @@ def is_let_in(address: PoolAddress) -> bool:
 def stop(home: Path) -> bool:
     """Ends the services in order; returns whether all have ended."""
     files, console = files_of(home), error_console()
+    _end_stopped(files, console)
     supervisor = files.supervisor()
     if supervisor is not None:
         _end(supervisor, files, console)
@@ -201,14 +209,18 @@ def _supervise(files: ServiceFiles) -> ProcessId:
 def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restarts: dict[str, int]) -> bool:
     """Prints a line for each service that is up; returns True once all are.
 
+    A node whose devices another run holds is not waited for: it serves once that run has ended, which may take hours.
+
     restarts: number of earlier restarts of each service.
     """
     console, began_s = error_console(), time.monotonic()
+    told_s, told_holders = began_s, ""
     names = [service.name for service in files.services()]
     here: dict[str, Callable[[], str | None]] = {CONTROLLER: members.leader, WORKER: members.node}
     done: set[str] = set()
     while time.monotonic() - began_s < DEADLINE_S:
-        for state in files.states(by=supervisor):
+        states = files.states(by=supervisor)
+        for state in states:
             if state.name in done:
                 continue
             if state.num_restarts > restarts.get(state.name, 0):
@@ -217,15 +229,48 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             said = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
             if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and said is not None:
                 done.add(state.name)
-                console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}")
+                told_s = time.monotonic()
+                console.print(f"{state.name:12} up after {told_s - began_s:5.1f} s {said}")
         if done == set(names):
             return True
+        holders = _holders(files.folder.parent) if WORKER in set(names) - done else ""
+        if holders not in ("", told_holders):
+            told_holders = holders
+            console.print(
+                f"{WORKER:12} waits for this machine's devices, which {holders} holds, and serves them once they are "
+                "free. To fix: let that run end, or end it by Ctrl-C in its terminal or SIGTERM to its process: its "
+                "jobs write checkpoints, and `ringmaster run FILE --resume` goes on with them",
+                soft_wrap=True,
+            )
+        if holders and done == set(names) - {WORKER}:
+            return True
+        if time.monotonic() - told_s >= TOLD_EVERY_S:
+            told_s = time.monotonic()
+            for line in _awaited(files, [state for state in states if state.name not in done], told_s - began_s):
+                console.print(line, soft_wrap=True)
         if supervisor.wait(LOOK_EVERY_S):
             console.print(f"the supervisor has ended, see {files.log('supervisor')}", style="red")
             return False
     missing = ", ".join(name for name in names if name not in done)
     console.print(styled(f"not up after {DEADLINE_S:.0f} s:", "red"), f"{missing}; see {files.folder}/*.log")
     return False
+
+
+def _holders(home: Path) -> str:
+    """Returns which runs hold devices of this machine, with their processes; empty where only nodes do."""
+    holders = leases_of(home, Cluster(nodes=())).processes()
+    return " and ".join(f"{name} (process {pid})" for name, pid in holders.items() if not name.startswith(NODE_HOLDER))
+
+
+def _awaited(files: ServiceFiles, states: Sequence[ServiceState], waited_s: float) -> Iterator[str]:
+    """Yields a line for each service that has been started and is not up: what it lacks, and where its log is."""
+    urls = {service.name: service.ready_url for service in files.services()}
+    for state in states:
+        if state.process is not None:
+            url = urls.get(state.name)
+            lack = state.message or (f"no answer from {url} yet" if url else "it has not ended yet")
+            where = files.log(state.name)
+            yield f"{state.name:12} is waited for since {waited_s:.0f} s (process {state.pid}): {lack}; log: {where}"
 
 
 def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
@@ -243,6 +288,15 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
                     console.print(_line(state))
         if ended:
             return
+
+
+def _end_stopped(files: ServiceFiles, console: Console) -> None:
+    """Kills a supervisor that is stopped: it restarts nothing and obeys nothing. Its services go on."""
+    supervisor = files.supervisor()
+    if supervisor is not None and is_stopped(supervisor.pid):
+        console.print(f"the supervisor (process {supervisor.pid}) was stopped (SIGSTOP): it is killed")
+        supervisor.signal(signal.SIGKILL)
+        supervisor.wait(KILL_PATIENCE_S)
 
 
 def _living(files: ServiceFiles) -> list[ServiceState]:

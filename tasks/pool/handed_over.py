@@ -17,6 +17,8 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
 
+WAITING = (RequestStatus.OPEN, RequestStatus.GRANTED)
+
 
 def hand_over(
     requests: Requests, batch: Mapping[str, Any], *, file: Path, checkpoint_every_s: float | None = None
@@ -71,15 +73,31 @@ def pending(database: Database) -> list[Pending]:
     newest = {name_of(request): request.id for request in every}
     found = []
     for request in every:
-        is_over = request.status == RequestStatus.REFUSED
-        is_shown = request.status in (RequestStatus.OPEN, RequestStatus.GRANTED) or (
-            is_over and newest[name_of(request)] == request.id
-        )
+        is_over = request.status in (RequestStatus.REFUSED, RequestStatus.WITHDRAWN)
+        is_shown = request.status in WAITING or (is_over and newest[name_of(request)] == request.id)
         if is_shown and request.answer.get("flow_run") not in submitted:
             message = request.answer.get("message", "") if is_over else _stage(request)
             jobs = tuple(str(job["name"]) for job in request.content["batch"]["jobs"])
             found.append(Pending(name=name_of(request), jobs=jobs, is_over=is_over, message=message))
     return found
+
+
+def waiting(database: Database, *, batch: str) -> list[Request]:
+    """Returns the requests of the batches of that name, or that id, whose jobs are not submitted yet.
+
+    These are requests of kind TRAIN of batches that were handed over, and of kind NODE of batches that are measured.
+    """
+    submissions, requests = Submissions(database), Requests(database)
+    submitted = submissions.flow_runs()
+    handed_over = [request for status in WAITING for request in requests.open(RequestKind.TRAIN, status=status)]
+    return [
+        *(r for r in handed_over if name_of(r) == batch and r.answer.get("flow_run") not in submitted),
+        *(
+            r
+            for r in requests.open(RequestKind.NODE)
+            if batch in (r.content.get("batch"), r.content.get("run")) and submissions.status(r.content["run"]) is None
+        ),
+    ]
 
 
 def name_of(request: Request) -> str:

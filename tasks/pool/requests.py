@@ -34,11 +34,13 @@ ANSWERED = (RequestStatus.GRANTED, RequestStatus.DONE, RequestStatus.REFUSED)
 class RequestKind(StrEnum):
     """The kinds of requests.
 
-    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
+    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]). A `CANCEL`
+      with `is_waiting` is about the batches of that name whose jobs are not submitted yet.
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
-    - `NODE` says that a batch needs a node to be profiled on, for as long as it is renewed.
+    - `NODE` says that a batch, with its name and `run`, is measured and needs a node for it, for as long as it is
+      renewed. A refusal cancels the batch.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
       renews it (`ringmaster.tasks.pool.handed_over`).
     """
@@ -115,12 +117,18 @@ class Requests:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [_request(row._mapping) for row in rows]
 
-    def answer(self, number: int, *, status: RequestStatus, answer: Mapping[str, Any] | None = None) -> None:
-        """Answers a request, or withdraws it."""
+    def answer(
+        self,
+        number: int,
+        *,
+        status: RequestStatus,
+        answer: Mapping[str, Any] | None = None,
+        among: Sequence[RequestStatus] = tuple(RequestStatus),
+    ) -> bool:
+        """Answers a request, or withdraws it, if its status is among `among`; returns whether it was."""
+        act = update(REQUESTS).where(REQUESTS.c.id == number, REQUESTS.c.status.in_(among))
         values = {"status": status, "answer": dict(answer or {})}
-        self._database.write(
-            lambda connection: connection.execute(update(REQUESTS).where(REQUESTS.c.id == number).values(**values))
-        )
+        return self._database.write(lambda connection: connection.execute(act.values(**values)).rowcount > 0)
 
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.
@@ -140,10 +148,13 @@ class Requests:
         return self._database.write(act)
 
     @contextmanager
-    def renewed(self, find: Callable[[], int | None], *, every_s: float) -> Iterator[None]:
+    def renewed(
+        self, find: Callable[[], int | None], *, every_s: float, on_refused: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """Renews a request from a background thread while the context is open and the request holds.
 
         find: returns the number of the request, or None if it does not exist yet; it is called again until it does.
+        on_refused: called from that thread if the request is refused meanwhile.
         """
 
         def renew(over: threading.Event) -> None:
@@ -152,6 +163,8 @@ class Requests:
                 while not over.wait(every_s):
                     number = find() if number is None else number
                     if number is not None and not self.renew(number):
+                        if on_refused is not None and self.read(number).status == RequestStatus.REFUSED:
+                            on_refused()
                         return
 
         with running(renew, name="renew", patience_s=LAST_RENEWAL_S):  # limited, as the database may be unreachable

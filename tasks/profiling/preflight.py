@@ -27,7 +27,7 @@ from ringmaster.techniques.runtime.processes.events import (
     RankExited,
     event_from_json,
 )
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.runtime.processes.gang import was_killed
 
 PREFLIGHT_TARGET = "ringmaster.techniques.runtime.estimates.preflight:main"
@@ -77,7 +77,7 @@ def preflight_jobs(
 
 
 def run_preflight(
-    order: PreflightOrder, *, server: ForkServer, notice: Notice, failed: Failed = untold
+    order: PreflightOrder, *, server: ForkServerClient, notice: Notice, failed: Failed = untold
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Carries out a preflight order in worker processes; returns preflights and faults, by job name."""
     Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _preflight(
     fail: Failed,
     *,
     names_of: Mapping[str, Sequence[str]],
-    server: ForkServer,
+    server: ForkServerClient,
     notice: Notice,
 ) -> int | None:
     """Inspects jobs in order in one worker process; returns its exit status, None if it vanished."""

@@ -21,7 +21,7 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
@@ -54,7 +54,7 @@ class TrialEnvironment:
     weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
     """
 
-    server: ForkServer
+    server: ForkServerClient
     devices: tuple[Device, ...]
     cache_dir: Path
     import_paths: tuple[str, ...] = ()

@@ -10,16 +10,18 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.states import AwaitingRetry
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import PrefectException
+from prefect.states import AwaitingRetry, Cancelled, Cancelling
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.pool.handed_over import name_of
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 DEPLOYMENT = "train-batch/train-batch"
 LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
 FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
 
 
@@ -70,16 +73,20 @@ class BatchRuns:
         waiting = self._requests.open(RequestKind.TRAIN)
         is_due = self._clock() - self._followed_s >= FOLLOW_EVERY_S
         granted = self._requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED) if is_due else []
-        if not (waiting or granted):
+        cancelled = self._requests.open(RequestKind.TRAIN, status=RequestStatus.WITHDRAWN) if is_due else []
+        if not (waiting or granted or cancelled):
             return
         with get_client(sync_client=True) as client:
+            deployment = client.read_deployment_by_name(DEPLOYMENT).id if waiting else None
             for request in waiting:
-                self._start(client, request)
+                assert deployment is not None
+                self._start(client, request, deployment=deployment)
             if is_due:
                 self._follow(client, granted)
+                self._cancel(client, cancelled)
                 self._followed_s = self._clock()
 
-    def _start(self, client: SyncPrefectClient, request: Request) -> None:
+    def _start(self, client: SyncPrefectClient, request: Request, *, deployment: UUID) -> None:
         """Creates the flow run of a batch, once however often it is requested."""
         file = Path(request.content["file"])
         if not file.exists():
@@ -92,34 +99,42 @@ class BatchRuns:
             "checkpoint_every_s": request.content["checkpoint_every_s"],
         }
         run = client.create_flow_run_from_deployment(
-            client.read_deployment_by_name(DEPLOYMENT).id,
+            deployment,
             parameters=parameters,
             idempotency_key=f"{request.key}-{attempt}",
         )
         logger.info("batch %s has flow run %s", name_of(request), run.name)
         answer = {"flow_run": str(run.id), "run_name": run.name, "attempt": attempt}
-        self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer)
+        among = (RequestStatus.OPEN,)
+        if not self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer, among=among):
+            said = self._requests.read(request.id)  # cancelled meanwhile
+            self._requests.answer(request.id, status=said.status, answer={**said.answer, **answer})
 
     def _follow(self, client: SyncPrefectClient, granted: Sequence[Request]) -> None:
-        runs = {request.id: self._run_of(client, request) for request in granted}
-        there = {number: run for number, run in runs.items() if run is not None}
-        states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in there.items()}
+        runs = _runs_of(client, granted)
+        states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in runs.items()}
         silent = self._silences.among(granted, states=states)
         standing = {*self._submissions.active().values()}
         for request in granted:
-            if (run := there.get(request.id)) is not None:
+            if (run := runs.get(request.id)) is not None:
                 is_standing = str(run.id) in standing
                 self._judge(client, request, run, is_silent=request.id in silent, is_standing=is_standing)
+            else:  # Prefect has lost it: the open request gets a new one
+                logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
+                attempt = int(request.answer.get("attempt", 1)) + 1
+                self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
 
-    def _run_of(self, client: SyncPrefectClient, request: Request) -> FlowRun | None:
-        """Returns the flow run of a batch; if Prefect has lost it, reopens the request so that a new run is created."""
-        try:
-            return client.read_flow_run(UUID(request.answer["flow_run"]))
-        except ObjectNotFound:
-            logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
-            attempt = int(request.answer.get("attempt", 1)) + 1
-            self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
-            return None
+    def _cancel(self, client: SyncPrefectClient, cancelled: Sequence[Request]) -> None:
+        """Cancels the flow runs of batches that a person has cancelled before their jobs were submitted."""
+        runs = _runs_of(client, cancelled)
+        for request in cancelled:
+            run = runs.get(request.id)
+            if run is None or run.state is None or run.state.is_final():
+                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=request.answer)
+            elif run.state.type == StateType.SCHEDULED:  # it has no process
+                client.set_flow_run_state(run.id, Cancelled(message=request.answer.get("message")), force=True)
+            elif run.state.type != StateType.CANCELLING:
+                client.set_flow_run_state(run.id, Cancelling(message=request.answer.get("message")), force=True)
 
     def _judge(
         self, client: SyncPrefectClient, request: Request, run: FlowRun, *, is_silent: bool, is_standing: bool
@@ -134,4 +149,20 @@ class BatchRuns:
         elif state.type == StateType.RUNNING and is_silent:  # `CrashedRuns` handles runs that never begin
             logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
             said = f"its process had been silent for {self._silences.silent_s:.0f} s"
-            client.set_flow_run_state(run.id, AwaitingRetry(message=said), force=True)
+            client.set_flow_run_state(run.id, run_again(run, message=said), force=True)
+
+
+def run_again(run: FlowRun, *, message: str) -> State[Any]:
+    """Returns the state that schedules a flow run again, before those that were scheduled after it."""
+    return AwaitingRetry(message=message, scheduled_time=run.expected_start_time)
+
+
+def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[int, FlowRun]:
+    """Returns the flow runs of batches, as far as Prefect has them, by the number of the request."""
+    wanted = {UUID(request.answer["flow_run"]): request.id for request in requests if "flow_run" in request.answer}
+    ids, found = [*wanted], dict[int, FlowRun]()
+    for first in range(0, len(ids), RUNS_AT_ONCE):
+        page = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + RUNS_AT_ONCE]))
+        for run in client.read_flow_runs(flow_run_filter=page, limit=RUNS_AT_ONCE):
+            found[wanted[run.id]] = run
+    return found

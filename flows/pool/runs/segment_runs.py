@@ -48,10 +48,10 @@ from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)
 
-DEPLOYMENT = "segment/segment"
+DEPLOYMENT = "segment/z-internal-segment"
 QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
-LOOK_EVERY_S = 0.5
-ACTIONS_EVERY_S = 3.0  # interval of the checks for runs that a person has cancelled or retried
+LOOK_EVERY_S = 1.0
+ACTIONS_EVERY_S = 5.0  # interval of the checks for runs that a person has cancelled or retried
 CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
 # ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
 AWAY = (httpx.HTTPError, PrefectException, ValueError)

@@ -91,6 +91,12 @@ class Leases:
     def _units_of(self, devices: Sequence[str]) -> list[str]:
         return [unit for device in devices for unit in self._units.get(device, (device,))]
 
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of each holder of a device that is leased now."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT holder, pid, born FROM device_leases").fetchall()
+        return {holder: pid for holder, pid, born in rows if identity(pid) == born}
+
     def _held(self, db: sqlite3.Connection) -> dict[str, str]:
         rows = db.execute("SELECT device, holder, pid, born FROM device_leases").fetchall()
         return {device: holder for device, holder, pid, born in rows if identity(pid) == born}

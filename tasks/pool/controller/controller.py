@@ -62,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
 TICK_S = 0.25
+IDLE_TICK_S = 1.0  # while no batch is active
 NODES_EVERY_S = 1.0
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
@@ -168,7 +169,7 @@ class PoolController:
 
     def keep_ticking(self, until: threading.Event) -> None:
         """Has the executor's thread call `tick` periodically; returns once `until` is set."""
-        while not until.wait(TICK_S):
+        while not until.wait(TICK_S if self._standing else IDLE_TICK_S):
             if self._is_due.is_set():  # otherwise the last tick is not done yet
                 self._is_due.clear()
                 self._executor.call(self.tick)

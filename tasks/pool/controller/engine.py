@@ -30,6 +30,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
+IDLE_LOOK_EVERY_S = 1.0  # while no gang runs
 MOST_REMEMBERED = 10_000  # allocations that are gone
 CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
 
@@ -209,7 +210,7 @@ class PoolEngine:
 
     def _poll(self) -> None:
         try:
-            while not self._closing.wait(LOOK_EVERY_S):
+            while not self._closing.wait(LOOK_EVERY_S if self._flights else IDLE_LOOK_EVERY_S):
                 self.catch_up()
         except DatabaseClosed:  # this process is ending
             self._closing.set()

@@ -10,6 +10,8 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
+from ringmaster.tasks.pool.handed_over import WAITING as HANDED_OVER
+from ringmaster.tasks.pool.handed_over import waiting
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import (
     MOST_PRIORITY,
@@ -114,10 +116,26 @@ class RequestHandler:
                 self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
 
     def _cancel(self, content: Mapping[str, Any]) -> str:
+        if content.get("is_waiting"):
+            return self._cancel_waiting(str(content.get("batch", "")))
         batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
         why = str(content.get("message") or "cancelled by hand")
         self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
         return _told(batch, jobs, "cancelled")
+
+    def _cancel_waiting(self, name: str) -> str:
+        """Cancels batches whose jobs are not submitted: their flow runs, in Prefect or in other processes, end."""
+        for request in (found := waiting(self._database, batch=name)):
+            is_handed_over = request.kind == RequestKind.TRAIN
+            self._requests.answer(
+                request.id,
+                status=RequestStatus.WITHDRAWN if is_handed_over else RequestStatus.REFUSED,
+                answer={**request.answer, "message": "cancelled by hand"},
+                among=HANDED_OVER,
+            )
+        if not found:
+            raise Refused(f"batch {name} waits no more: its jobs were just submitted. To fix: cancel it again")
+        return f"cancelled: batch {name}, whose jobs were not in the plan yet"
 
     def _pause(self, content: Mapping[str, Any]) -> str:
         fits = (*ENDED, JobStatus.PAUSED)

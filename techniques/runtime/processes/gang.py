@@ -24,6 +24,7 @@ from ringmaster.techniques.runtime.processes.events import (
 )
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
 from ringmaster.text import printable_lines
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
@@ -75,6 +76,7 @@ class Gang:
     """
 
     def __init__(self, launcher: Launcher, order: GangOrder, *, num_ranks: int) -> None:
+        self._stopped = StoppedProcesses()
         self._folder = Path(order.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         rendezvous(order).unlink(missing_ok=True)  # left by an earlier try of the same order, whose ranks have ended
@@ -109,9 +111,9 @@ class Gang:
     def wait(self, on_event: Callable[[Event], None]) -> Outcome:
         """Passes on rank 0's events until all ranks have ended; returns the outcome.
 
-        If a rank fails or hangs, the other ranks are killed. When `wait` returns, no rank runs any more and the devices
-        are free. The outcome is the first cause among the failures that the ranks reported: for example, an
-        out-of-memory error explains the errors of its peers.
+        If a rank fails or hangs, or a process of its session is stopped, the other ranks are killed. When `wait`
+        returns, no rank runs any more and the devices are free. The outcome is the first cause among the failures that
+        the ranks reported: for example, an out-of-memory error explains the errors of its peers.
         """
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
@@ -130,7 +132,8 @@ class Gang:
 
     def _supervise(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None]) -> Outcome:
         while alive := self._alive():
-            self._hear(selector, on_event, seconds=min(rank.patience_left_s() for rank in alive))
+            patience_s = min(rank.patience_left_s() for rank in alive)
+            self._hear(selector, on_event, seconds=min(patience_s, self._stopped.look_every_s))
             if any(rank.has_failed() for rank in self._ranks):
                 # A rank's failure often makes others fail; their reports help to find the cause.
                 self._drain(selector, until=lambda: all(r.has_failed() for r in self._ranks), seconds=LAST_WORDS_S)
@@ -139,6 +142,10 @@ class Gang:
                 return first_cause.verdict(self.log(first_cause.index))
             if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
                 return _hung(silent)
+            if self._stopped.is_due():  # each rank leads a session
+                hung = self._stopped.among(rank.pid for rank in self._alive() if rank.pid is not None)
+                if stopped := [rank for rank in self._alive() if rank.pid in hung]:
+                    return _stopped(stopped, seconds=self._stopped.after_s)
         result = self._ranks[0].result
         return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
 
@@ -162,6 +169,12 @@ def _hung(silent: list[_Rank]) -> Outcome:
     rank = silent[0]
     message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
     return Outcome(status=OutcomeStatus.CRASHED, message=message)
+
+
+def _stopped(ranks: list[_Rank], *, seconds: float) -> Outcome:
+    who = ", ".join(str(rank.index) for rank in ranks)
+    message = f"rank {who} was stopped (SIGSTOP) for {seconds:.0f} s while {ranks[0].phase}: taken for hung and killed"
+    return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=True)
 
 
 class _Rank:

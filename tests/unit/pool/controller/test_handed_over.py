@@ -1,16 +1,22 @@
 """Handed-over batches: one is in the database at once, gets a flow run once Prefect answers, and is never lost."""
 
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import httpx
 import pytest
-from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.asking import ask_about
+from ringmaster.flows.pool.profiling import keeping_a_node
 from ringmaster.flows.pool.runs import batch_runs
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, BatchRuns
+from ringmaster.tasks.pool.controller.request_handler import RequestHandler
 from ringmaster.tasks.pool.handed_over import followed, hand_over, pending
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
@@ -40,18 +46,23 @@ class Prefect:
         return SimpleNamespace(id=uuid.uuid4())
 
     def create_flow_run_from_deployment(self, deployment, *, parameters, idempotency_key):
-        run = SimpleNamespace(id=uuid.uuid4(), name="dotted-owl", state=Scheduled(), run_count=0, parameters=parameters)
+        run = SimpleNamespace(
+            id=uuid.uuid4(),
+            name="dotted-owl",
+            state=Scheduled(),
+            run_count=0,
+            parameters=parameters,
+            expected_start_time=datetime(2026, 1, 1, tzinfo=UTC),
+        )
         return self.runs.setdefault(idempotency_key, run)
 
-    def read_flow_run(self, id):
-        found = [run for run in self.runs.values() if run.id == id]
-        if not found:
-            raise ObjectNotFound(None)
-        return found[0]
+    def read_flow_runs(self, *, flow_run_filter, limit):
+        assert len(flow_run_filter.id.any_) <= limit == 200
+        return [run for run in self.runs.values() if run.id in flow_run_filter.id.any_]
 
     def set_flow_run_state(self, id, state, *, force):
         assert force
-        self.read_flow_run(id).state = state
+        next(run for run in self.runs.values() if run.id == id).state = state
 
 
 @pytest.fixture
@@ -126,6 +137,7 @@ def test_a_run_whose_process_fell_silent_is_put_on_its_queue_again(bench):
     assert bench.run().state.name == "Running"
     bench.look(seconds=SILENT_S + 10)
     assert bench.run().state.name == "AwaitingRetry"
+    assert bench.run().state.state_details.scheduled_time == bench.run().expected_start_time  # before later batches
 
 
 def test_while_the_database_was_away_nobody_was_silent(bench):
@@ -185,3 +197,81 @@ def test_whoever_follows_a_batch_renews_it(database, bench, monkeypatch):
     with followed(database, "somebody else's"):
         pass
     assert bench.requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)
+
+
+@pytest.fixture
+def cancel(database):
+    """Cancels batches as `ringmaster jobs cancel` does, while a controller answers."""
+    handler = RequestHandler(
+        database, executor=None, standing={}, on_priority=lambda *_: None, clock=Clock(), silent_s=SILENT_S
+    )
+
+    def ask(batch):
+        with ThreadPoolExecutor() as threads:
+            answers = threads.submit(ask_about, database, RequestKind.CANCEL, batch=batch)
+            while not answers.done():
+                handler.answer(handler.about_batches(handler.standing()))
+            return answers.result()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("state", "after"), [(Scheduled(), "Cancelled"), (Running(), "Cancelling"), (Pending(), "Cancelling")]
+)
+def test_a_batch_that_waits_or_is_measured_is_cancelled_with_its_flow_run(database, bench, cancel, state, after):
+    bench.look()
+    bench.run().state = state
+    (answer,) = cancel("nightly")
+    assert (answer.is_done, answer.message) == (True, "cancelled: batch nightly, whose jobs were not in the plan yet")
+    bench.look()
+    assert (bench.run().state.name, bench.run().state.message) == (after, "cancelled by hand")
+    assert stages(database) == [("nightly", ("a", "b"), True, "cancelled by hand")]
+    bench.run().state = Cancelled()
+    assert bench.look().status == RequestStatus.REFUSED
+
+
+def test_a_batch_that_has_no_flow_run_yet_is_cancelled_without_one(database, prefect, bench, cancel):
+    cancel("nightly")
+    assert (bench.look().status, prefect.runs) == (RequestStatus.REFUSED, {})
+
+
+def test_a_batch_that_is_cancelled_while_its_flow_run_is_made_is_cancelled_with_it(prefect, bench, cancel, monkeypatch):
+    make = prefect.create_flow_run_from_deployment
+
+    def make_late(*args, **kwargs):
+        cancel("nightly")
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(
+        Prefect, "create_flow_run_from_deployment", lambda _, *args, **kwargs: make_late(*args, **kwargs)
+    )
+    bench.look()
+    bench.look()
+    assert bench.run().state.name == "Cancelled"
+
+
+def test_a_batch_that_another_process_measures_is_told_so(database, cancel, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_PATIENCE", "0.01,2,1")
+    told = threading.Event()
+    monkeypatch.setattr("ringmaster.flows.pool.profiling.cancel_this_run", told.set)
+    with keeping_a_node(Requests(database), batch="mine", run="mine-1"):
+        cancel("mine")
+        told.wait()
+    with pytest.raises(InputError, match="there is no batch 'mine'"):
+        cancel("mine")
+
+
+def test_hundreds_of_batches_are_followed_by_a_few_requests(database, prefect, bench, tmp_path, monkeypatch):
+    for number in range(250):
+        hand_over(bench.requests, {**BATCH, "name": f"b{number}"}, file=tmp_path / f"{number}.json")
+    bench.look()
+    pages, read = [], prefect.read_flow_runs
+
+    def counted(_, **filters):
+        pages.append(filters)
+        return read(**filters)
+
+    monkeypatch.setattr(Prefect, "read_flow_runs", counted)
+    bench.look()
+    assert len(pages) == 2
