@@ -287,9 +287,9 @@ NO_DATA = PreparedData(name="n", digest="", num_samples=1, num_held_out=1, kind=
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (replace(LLAMA, config={**TINY, "num_hidden_layers": 100_000_000}), "num_hidden_layers is 100,000,000; a model"),
+        (replace(LLAMA, config={**TINY, "num_hidden_layers": 100_000_000}), "num_hidden_layers is 100,000,000; a"),
         (model("GPT2LMHeadModel", n_embd=32, n_head=2, n_layer=10**12), "n_layer is 1,000,000,000,000; a model has at"),
-        (replace(LLAMA, config={**TINY, "hidden_size": 2**40}), "hidden_size is 1,099,511,627,776; a model has at most"),
+        (replace(LLAMA, config={**TINY, "hidden_size": 2**40}), "hidden_size is 1,099,511,627,776; a model"),
         (replace(LLAMA, config={**TINY, "hidden_size": 10**400}), "hidden_size is about 2^1329; a model has at most"),
         (replace(LLAMA, config={**TINY, "vocab_size": 10**9}), "numbers, 32,000,000,000 of them in"),
         (model("GPTNeoForCausalLM", hidden_size=32, num_layers=2, num_heads=2,
