@@ -112,9 +112,9 @@ def run_preflight(
         if first in preflights
         for name in names
     }
-    for job, why in _foreign_tokens(order.jobs, preflights):
-        del preflights[job]
-        fail(job, why)
+    for name, why in _foreign_tokens(order.jobs, preflights):
+        del preflights[name]
+        fail(name, why)
     return preflights, faults
 
 
@@ -181,7 +181,7 @@ def _preflight(
     try:
         while True:
             match event_from_json(channel.receive()):
-                case PreflightStarted(job=job):
+                case PreflightStarted(job=str(job)):
                     notice(f"inspecting {_few(names_of[job])}")
                 case DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
