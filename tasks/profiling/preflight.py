@@ -84,8 +84,8 @@ def run_preflight(
     preflights: dict[str, Preflight] = {}
     faults: dict[str, str] = {}
     alike: dict[str, list[str]] = {}
-    for job in order.jobs:
-        alike.setdefault(inspection_key(job), []).append(job.name)
+    for each in order.jobs:
+        alike.setdefault(inspection_key(each), []).append(each.name)
     names_of = {names[0]: names for names in alike.values()}  # by the job that is inspected for all of them
 
     def fail(job: str, why: str) -> None:

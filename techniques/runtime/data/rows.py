@@ -446,7 +446,7 @@ def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) ->
     for chunk in mine:  # whose pages, of any size, are decompressed as a whole
         expansion.check(chunk.total_uncompressed_size)
     num_bytes = sum(chunk.total_uncompressed_size for chunk in mine)
-    num_rows = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
+    num_rows: int = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
     if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in mine):
         longest = max(chunk.total_uncompressed_size for chunk in mine)
         num_rows = min(num_rows, max(BYTES_PER_BATCH // max(longest, 1), REPEATED_ROWS_PER_BATCH))

@@ -64,4 +64,4 @@ def test_a_damaged_journal_hides_no_other_batch(home):
     journal_of(home, "good")
     result = status()
     assert "good" in result.stdout
-    assert "damaged" in result.stderr and "cannot be read: file is not a database" in result.stderr
+    assert "journal.db is damaged" in result.stderr
