@@ -20,7 +20,8 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -
     reasons = _by_reason(too_large or left_out)
     said = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MOST_REASONS])
     remedy = "larger devices, or a smaller model" if too_large else "let it use other gang sizes or techniques"
-    return f"no technique can train it here: {said or 'none was asked for'}. To fix: {remedy}; {MORE}"
+    said = said or "no number of devices in num_devices is there"
+    return f"no technique can train it here: {said}. To fix: {remedy}; {MORE}"
 
 
 def _why_trials_failed(failures: Sequence[Failure]) -> str:
