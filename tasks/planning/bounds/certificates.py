@@ -58,16 +58,18 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
 def _scaled(certificate: Certificate) -> Certificate:
     """Returns prices in another unit, which prove the same. Raises ValueError where one is negative or not finite."""
     slots = (certificate.slot_prices, *certificate.typed_prices.values())
-    jobs = {name: getattr(certificate, name) for name in ("job_prices", "work_prices", "cover_prices")}
-    scaled = scaling_of(price for prices in (*slots, *jobs.values()) for price in prices.values())
+    jobs = (certificate.job_prices, certificate.work_prices, certificate.cover_prices)
+    scaled = scaling_of(price for prices in (*slots, *jobs) for price in prices.values())
 
     def changed(prices: Mapping[Any, float]) -> dict[Any, float]:
         return {key: scaled(price) for key, price in prices.items()}
 
     return Certificate(
         changed(certificate.slot_prices),
+        job_prices=changed(certificate.job_prices),
+        work_prices=changed(certificate.work_prices),
         typed_prices={kind: changed(prices) for kind, prices in certificate.typed_prices.items()},
-        **{name: changed(prices) for name, prices in jobs.items()},
+        cover_prices=changed(certificate.cover_prices),
     )
 
 

@@ -171,8 +171,8 @@ def _proving(found: Plan, better: Plan, *, value: float) -> Plan:
     """Returns the better plan, which has that value, with the bounds and proofs of the plan that was found."""
     lower_s = None if found.lower_bound_s is None else min(found.lower_bound_s, better.makespan_s)
     solver_s = None if found.solver_bound_s is None else min(found.solver_bound_s, better.makespan_s)
-    bounds = {"lower_bound_s": lower_s, "solver_bound_s": solver_s}
-    plan = replace(found, segments=better.segments, method=better.method, **bounds)
+    plan = replace(found, segments=better.segments, method=better.method, lower_bound_s=lower_s)
+    plan = replace(plan, solver_bound_s=solver_s)
     if plan.value is None:
         return plan
     return replace(plan, value=value, value_bound=None if plan.value_bound is None else min(plan.value_bound, value))
