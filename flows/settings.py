@@ -15,6 +15,7 @@ from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engines.registry import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+from ringmaster.techniques.runtime.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
@@ -245,6 +246,8 @@ def embed(folder: Path) -> None:
     Variables that the user has set keep their values: with PREFECT_API_URL, for example, the run reports to that
     server. Where a pool is up, the run uses the pool's servers. From here on, only the owner can read the files that
     this process writes.
+
+    Raises InputError where a cache of compiled code is another user's.
     """
     ownership.keep_to_owner(folder)
     proxies.report_bypass()
@@ -267,5 +270,7 @@ def embed(folder: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    with input_errors():
+        os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

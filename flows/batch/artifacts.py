@@ -107,7 +107,7 @@ def show_plan(plan: Plan, problem: Problem, prediction: Prediction | None = None
 
     device: the kind of the cluster's devices.
     """
-    gains = section(plan, problem, device=device) if plan.lower_bound_s is not None else []
+    gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
     page = plan_markdown(plan, problem, prediction, gains=gains)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 
@@ -131,7 +131,7 @@ def plan_markdown(
     The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
     """
     picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
-    bound = "-" if plan.lower_bound_s is None else f"{plan.lower_bound_s:.1f} s"
+    bound = "-" if plan.best_bound_s is None else f"{plan.best_bound_s:.1f} s"
     gap = "-" if plan.gap is None else f"{plan.gap:.2%}"
     size = f"{counted(len(problem.jobs), 'job')} on {counted(problem.num_devices, 'device')}"
     lines = [

@@ -115,8 +115,9 @@ class DryRun:
         plan = self.plan
         figures = None
         if plan is not None:
-            names = ("makespan_s", "lower_bound_s", "gap", "objective", "value")
-            figures = {name: getattr(plan, name) for name in names} | {"segments": plan.to_json()["segments"]}
+            names = ("makespan_s", "gap", "objective", "value")
+            figures = {name: getattr(plan, name) for name in names}
+            figures |= {"lower_bound_s": plan.best_bound_s, "segments": plan.to_json()["segments"]}
         return {
             "batch": self.batch,
             "status": "planned" if self.is_good else "failed",

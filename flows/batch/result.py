@@ -112,7 +112,7 @@ def collect(
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
     if plan is not None and problem is not None:
-        figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.lower_bound_s, "gap": plan.gap}
+        figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.best_bound_s, "gap": plan.gap}
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
         practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
@@ -143,9 +143,9 @@ def collect(
 def _bound_over_groups(plan: Plan, fusion: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns the bound over all divisions into groups; the plan's own bound holds for the chosen division only."""
     lower_s = fusion["lower_bound_s"]
-    if plan.value is not None or plan.lower_bound_s is None or not lower_s:
+    if plan.value is not None or plan.best_bound_s is None or not lower_s:
         return {}
-    lower_s = min(lower_s, plan.lower_bound_s)
+    lower_s = min(lower_s, plan.best_bound_s)
     return {"lower_bound_s": lower_s, "gap": max(0.0, plan.makespan_s / lower_s - 1)}
 
 

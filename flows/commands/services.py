@@ -23,8 +23,8 @@ def up(
     database: Annotated[
         str | None,
         typer.Option(
-            help="postgresql://USER:PASSWORD@HOST:PORT/NAME, where databases NAME, NAME_prefect and NAME_mlflow are "
-            "made where they are missing; without it, SQLite files, for a pool of this machine alone."
+            help="postgresql://USER@HOST:PORT/NAME, with the password in ~/.pgpass, where databases NAME, NAME_prefect "
+            "and NAME_mlflow are made where they are missing; without it, SQLite files, for a pool of this machine alone."
         ),
     ] = None,
     host: Annotated[

@@ -92,7 +92,7 @@ def _plan(row: Any) -> dict[str, Any]:
         "method": plan.method,
         "objective": plan.objective,
         "makespan_s": plan.makespan_s,
-        "lower_bound_s": plan.lower_bound_s,
+        "lower_bound_s": plan.best_bound_s,
         "gap": plan.gap,
         "planning_s": dict(plan.seconds),
         "segments": [

@@ -77,8 +77,8 @@ def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
     """Returns bars for the bound, the plan and the simple rules, relative to the plan."""
     makespan_s = found.makespan_s
     rows_: list[tuple[str, float, str]] = []
-    if found.lower_bound_s:
-        rows_.append(("no plan beats", found.lower_bound_s, f"gap {found.makespan_s / found.lower_bound_s - 1:.2%}"))
+    if bound_s := found.best_bound_s:
+        rows_.append(("no plan beats", bound_s, f"gap {found.makespan_s / bound_s - 1:.2%}"))
     rows_.append(("this plan", makespan_s, f"{counted(found.num_switches, 'switch', 'switches')}, by {found.method}"))
     rows_ += [(name, seconds, f"{seconds / makespan_s:.2f} times as long") for name, seconds in simple.items()]
     # Rules that are many times as long would leave the other bars too short.
@@ -112,13 +112,13 @@ def _quality(found: Plan, problem: Problem) -> str:
 
 
 def _how_to_check(found: Plan) -> str:
+    if found.solver:
+        return f"bound: proved by {found.solver} (a solver, unchecked); the plan itself: ringmaster check PROBLEM PLAN"
     if not found.lower_bound_s:
         return "bound: none was proved"
     if found.proof == COUNTING:
         return f"bound: proved by {COUNTING} that are not split; ringmaster check PROBLEM PLAN recomputes it"
-    if found.certificate is None:
-        return f"bound: proved by {found.proof} (a solver, unchecked); the plan itself: ringmaster check PROBLEM PLAN"
-    return f"bound: proved by {found.proof} that the plan carries; ringmaster check PROBLEM PLAN recomputes it"
+    return f"bound: proved by {found.proof}, which the plan carries; ringmaster check PROBLEM PLAN recomputes it"
 
 
 def _seconds(found: Plan) -> str:

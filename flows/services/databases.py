@@ -106,7 +106,10 @@ def _parsed(url: str) -> URL:
         server = None
     if server is None or server.drivername != "postgresql" or not server.host:
         raise InputError(
-            ["--database is no PostgreSQL server. To fix: write postgresql://USER:PASSWORD@HOST:PORT/NAME"]
+            [
+                "--database is no PostgreSQL server. To fix: write postgresql://USER@HOST:PORT/NAME, with the password "
+                "in ~/.pgpass"
+            ]
         )
     return server
 

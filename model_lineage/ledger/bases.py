@@ -10,13 +10,12 @@ from pathlib import Path
 
 from ringmaster.model_lineage.exchange.hub_cards import CARD, read_card
 from ringmaster.model_lineage.exchange.importing import (
-    MODEL_FILES,
-    Fetch,
     fetch_from_hub,
     planned_bases,
     registered_name,
     whole_or_nothing,
 )
+from ringmaster.model_lineage.exchange.model_folder import MODEL_FILES, Fetch
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord

@@ -6,7 +6,9 @@ from there without duplicates.
 
 import json
 import math
+import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -88,6 +90,7 @@ class Models(Families):
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
         if model.status != "READY":
             self.client.log_model_artifacts(model.model_id, str(folder))
+            _close_to_others(model.artifact_location)
             if not (folder / CARD).exists():
                 self._write_hub_card(model, parent_records, metrics or {})
             self.client.finalize_logged_model(model.model_id, "READY")
@@ -289,6 +292,20 @@ class Models(Families):
             text = cards.with_children(version.description or "", _child_lines(tags))
             self.client.update_model_version(record.registered_name, str(record.version), text)
             self.client.set_logged_model_tags(parent_id, {_NOTE: text})
+
+
+def _close_to_others(location: str) -> None:
+    """Takes from others the access to copied files that those they were copied from have; those on a server have none.
+
+    A group that RINGMASTER_UMASK lets in, which is this process's umask, keeps its access.
+    """
+    folder = Path(location.removeprefix("file://"))
+    if not folder.is_dir():  # on a server
+        return
+    taken = int(os.environ.get("RINGMASTER_UMASK") or "077", 8)
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~taken & ~(0 if path.is_dir() else 0o111))
 
 
 def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -265,7 +265,7 @@ class MlflowWriter:
         self.ledger.write_json(run_id, f"{folder}/problem.json", problem.to_json())
         self.ledger.write_svg(run_id, f"{folder}/gantt.svg", gantt.render_svg(plan, problem))
         self.ledger.write_table(run_id, f"{folder}/segments.json", plan_rows(event))
-        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
+        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.best_bound_s, "plan/gap": plan.gap}
         points = [MetricPoint(key, value, number) for key, value in figures.items() if value is not None]
         self.ledger.log_metrics(run_id, points)
         if number == 1:

@@ -52,6 +52,11 @@ def metric_named(name: str) -> Metric:
     return metric
 
 
+def installed_metric(name: str) -> str | None:
+    """Returns the dotted path of the class of an installed metric; None for built-in ones."""
+    return None if name in BUILTIN else find("metric", name, _every())
+
+
 def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
     """Returns metrics that are computed together, each once. Raises ValueError as `metric_named`.
 

@@ -36,10 +36,10 @@ def render_svg(
     for segment in plan.segments:
         boxes = _boxes(segment, problem, frame, colour_of[_technique(segment, problem)])
         parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
-    if plan.lower_bound_s:
-        least = f"no plan ends before {seconds_text(plan.lower_bound_s)}"
+    if plan.best_bound_s:
+        least = f"no plan ends before {seconds_text(plan.best_bound_s)}"
         title = "no plan can end before this"
-        parts.append(frame.line(plan.lower_bound_s, said=least, title=title, style=("bound", "least")))
+        parts.append(frame.line(plan.best_bound_s, said=least, title=title, style=("bound", "least")))
     return "\n".join([*parts, "</svg>"])
 
 
@@ -61,8 +61,8 @@ def _technique(segment: Segment, problem: Problem) -> str:
 
 def _said(plan: Plan) -> list[str]:
     said = [f"makespan {seconds_text(plan.makespan_s)}"]
-    if plan.lower_bound_s and plan.gap is not None:
-        said.append(f"no plan beats {seconds_text(plan.lower_bound_s)} (gap {plan.gap:.2%})")
+    if plan.best_bound_s and plan.gap is not None:
+        said.append(f"no plan beats {seconds_text(plan.best_bound_s)} (gap {plan.gap:.2%})")
     return [*said, f"{counted(len(plan.segments), 'segment')}, {counted(plan.num_switches, 'switch', 'switches')}"]
 
 

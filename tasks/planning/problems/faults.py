@@ -11,6 +11,7 @@ from ringmaster.text import MOST_IN_NAME, is_printable_name
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
 LEAST_RUNTIME_S = 1e-6
+LEAST_FACTOR = 1e-100  # of weights and prices other than 0: products of smaller ones lose their digits
 
 # JSON key -> attribute
 _NODE_AMOUNTS = {"until": "available_until_s", "price": "price", "host_memory": "host_memory_bytes"}
@@ -22,6 +23,7 @@ _OPTION_AMOUNTS = {
     "host_memory": "host_memory_bytes",
 }
 _NAME = f"text of at most {MOST_IN_NAME} visible characters"
+_FACTORS = ("price", "weight")
 _SECONDS = "a number of seconds >= 0"
 
 
@@ -229,6 +231,8 @@ def _amount_faults(place: str, value: Any, attributes: Mapping[str, str]) -> Ite
         default = type(value).__dataclass_fields__[attribute].default
         if not (amount is None and default is None) and not is_amount(amount):
             yield f"{place}: {key} must be a number >= 0 (and at most {MAX_AMOUNT:g}), not {shown(amount)}"
+        elif key in _FACTORS and 0 < amount < LEAST_FACTOR:
+            yield f"{place}: {key} must be 0 or at least {LEAST_FACTOR:g}, not {shown(amount)}"
 
 
 def _type_faults(place: str, device_type: Any) -> Iterator[str]:

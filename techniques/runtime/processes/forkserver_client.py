@@ -213,7 +213,8 @@ class ForkServer(ForkServerClient):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=rank_environment(),
+                # Some libraries create files of fixed names in the temporary folder, which other users share.
+                env={**rank_environment(), "TMPDIR": str(self._folder.path)},
                 preexec_fn=_restore_signals,
                 pass_fds=[listener.fileno()],
             )

@@ -109,7 +109,8 @@ class PreparedRows:
         width = context.max_length if self.spec.packing else self.spec.seq_len or counts.longest
         padding = {**self.kind.padding, "input_ids": tokenizer.pad_id if tokenizer is not None else 0}
         stored = open_columns(folder, "training")
-        batch = PaddedSamples(stored, collate=self.kind.collate, width=width, padding=padding).rows([0])
+        samples = PaddedSamples(stored, collate=self.kind.collate, width=width, padding=padding)
+        batch = samples.rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
         if labels is not None and not self.spec.labels and shapes.get("labels") == (2,):
             check_no_indicators(labels, column=self.label_column or "labels")
@@ -138,6 +139,7 @@ class PreparedRows:
             num_truncated=counts.num_truncated,
             num_left_out=counts.num_left_out,
             columns=tuple(sorted(columns.columns.items())),
+            lengths=(width, width) if self.spec.packing else _typical_lengths(samples),
         )
         return self.kind.described(self._with_label_faults(prepared, labels))
 
@@ -208,6 +210,12 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
     if faults:
         raise FaultyRows(faults)
     return prepared.labels(found.names, has_rows=has_rows)
+
+
+def _typical_lengths(samples: PaddedSamples) -> tuple[int, ...]:
+    """The `PreparedData.lengths` of samples, of at most 65,536 of them."""
+    chosen = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), 1 << 16)).astype(np.int64))
+    return tuple(int(length) for length in np.quantile(samples.lengths(chosen), (0.5, 0.95), method="higher"))
 
 
 def _num_values(folder: Path) -> dict[str, int]:

@@ -123,6 +123,12 @@ def test_what_is_cut_is_counted(tmp_path):
     prepared, training, _ = opened(tmp_path, "completion", rows, seq_len=10, vocab_size=257)
     assert prepared.num_truncated == 2
     assert fetch(training, range(3))["input_ids"].shape == (3, 10)
+    assert prepared.lengths == (10, 10)
+
+
+def test_typical_lengths_are_recorded(tmp_path):
+    rows = [{"prompt": "p", "completion": "c" * length} for length in (1, 3, 5, 9)]
+    assert opened(tmp_path, "completion", rows, seq_len=20, vocab_size=257)[0].lengths == (7, 11)
 
 
 def test_what_has_nothing_to_learn_is_left_out(tmp_path):

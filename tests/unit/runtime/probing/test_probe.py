@@ -17,6 +17,7 @@ from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.runtime.probing import StepFault, probe
+from ringmaster.techniques.runtime.probing.probe import _file
 from tests.integration.workbench import write_prose
 
 HERE = "tests.unit.runtime.probing.samples"
@@ -44,6 +45,24 @@ def made(name, **kwargs):
 def prose(tmp_path_factory):
     file = write_prose(tmp_path_factory.mktemp("prose") / "prose.txt", num_lines=60)
     return DataSpec(path=str(file), seq_len=24, vocab_size=300)
+
+
+def test_a_probe_stands_for_another_job_only_if_the_model_and_the_loss_feel_no_difference(prose, tmp_path):
+    data = prepare(prose, cache_dir=tmp_path)
+    job = Job(name="job", model=LLAMA, data=prose, num_steps=4)
+
+    def file(what="step", **changes):
+        return _file(what, replace(job, **changes), data, tmp_path)
+
+    assert file() == file(name="b", seed=1, num_steps=9, precision="bf16", global_batch_size=2)
+    for change in (
+        {"evaluation": EvaluationSpec(metrics=("loss", "perplexity"))},
+        {"data": replace(prose, kind="chat")},
+        {"loss": f"{HERE}:mean_error"},
+        {"loss": "cross-entropy", "loss_options": {"label_smoothing": 0.1}},
+    ):
+        assert file() != file(**change)
+    assert file("draws") == file("draws", evaluation=EvaluationSpec(metrics=("perplexity",)), loss="cross-entropy")
 
 
 @pytest.fixture
