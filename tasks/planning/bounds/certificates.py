@@ -57,8 +57,8 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
 
 def _scaled(certificate: Certificate) -> Certificate:
     """Returns prices in another unit, which prove the same. Raises ValueError where one is negative or not finite."""
-    slots = (certificate.slot_prices, *certificate.typed_prices.values())
-    jobs = (certificate.job_prices, certificate.work_prices, certificate.cover_prices)
+    slots: list[Mapping[Any, float]] = [certificate.slot_prices, *certificate.typed_prices.values()]
+    jobs = [certificate.job_prices, certificate.work_prices, certificate.cover_prices]
     scaled = scaling_of(price for prices in (*slots, *jobs) for price in prices.values())
 
     def changed(prices: Mapping[Any, float]) -> dict[Any, float]:
