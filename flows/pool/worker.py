@@ -172,7 +172,7 @@ async def _count_survivors(worker: ProcessWorker, survivors: Sequence[psutil.Pro
 
 def _is_alive(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
