@@ -10,10 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from datetime import timedelta
 
-from docket import Docket, Worker
-from prefect.server.api import background_workers
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
 
@@ -22,18 +19,6 @@ from ringmaster.flows.process.parents import end_with_parent
 from ringmaster.flows.process.process_log import Role
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
 from ringmaster.flows.services.serving import checked, serve, server_of
-
-
-class BackgroundWorker(Worker):
-    """Runs Prefect's own tasks in the background, and looks for those that are due once a second.
-
-    By default it looks four times a second, which takes a fifth of the time of an idle server. The tasks are due every
-    few seconds at most.
-    """
-
-    def __init__(self, docket: Docket) -> None:
-        interval = timedelta(seconds=1)
-        super().__init__(docket, minimum_check_interval=interval, scheduling_resolution=interval)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ownership.set_umask()
     if asked.until_stdin_ends:
         end_with_parent()
-    vars(background_workers)["Worker"] = BackgroundWorker
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
