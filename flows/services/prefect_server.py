@@ -11,11 +11,8 @@ import argparse
 import asyncio
 import os
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
-from docket import Docket, Worker
-from prefect.server.api import background_workers
 from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
@@ -27,18 +24,6 @@ from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
 from ringmaster.flows.services.serving import checked, serve, server_of
 from ringmaster.model_lineage.sqlite_files import alone_in
-
-
-class BackgroundWorker(Worker):
-    """Runs Prefect's own tasks in the background, and looks for those that are due once a second.
-
-    By default it looks four times a second, which takes a fifth of the time of an idle server. The tasks are due every
-    few seconds at most.
-    """
-
-    def __init__(self, docket: Docket) -> None:
-        interval = timedelta(seconds=1)
-        super().__init__(docket, minimum_check_interval=interval, scheduling_resolution=interval)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,7 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         end_with_parent()
     if (file := prefect_database()) is not None:
         asyncio.run(create_database(file))
-    vars(background_workers)["Worker"] = BackgroundWorker
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()

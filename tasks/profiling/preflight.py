@@ -85,7 +85,7 @@ def run_preflight(
     faults: dict[str, str] = {}
     alike: dict[str, list[str]] = {}
     for each in order.jobs:
-        alike.setdefault(inspection_key(each), []).append(each.name)
+        alike.setdefault(inspection_key(each, weights=order.weights), []).append(each.name)
     names_of = {names[0]: names for names in alike.values()}  # by the job that is inspected for all of them
 
     def fail(job: str, why: str) -> None:
@@ -118,7 +118,7 @@ def run_preflight(
     return preflights, faults
 
 
-def inspection_key(job: Job) -> str:
+def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:
     """Returns a key that is equal for jobs of which an inspection finds the same.
 
     All of the job counts but what neither its data, its tiny step nor its options depend on. The data counts by its
@@ -129,14 +129,13 @@ def inspection_key(job: Job) -> str:
             job,
             name="",
             seed=0,
-            base=job.base and "base",
+            base=job.base if job.base in weights else job.base and "base",
             optimizer=replace(job.optimizer, lr=1e-3),
             schedule=ScheduleSpec(),
             clip_grad_norm=job.clip_grad_norm and 1.0,
             num_steps=int(job.trains),
             num_epochs=None,
             evaluation=EvaluationSpec(metrics=job.evaluation.metrics),
-            components=None,
         ),
         length=32,
     )

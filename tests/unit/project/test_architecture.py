@@ -313,8 +313,8 @@ def test_what_is_imported_is_named_among_the_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["ray"]]
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in lines}
-    # Distributions whose modules have other names; pydantic pins pydantic_core, and Prefect docket.
-    named |= {"PIL", "sklearn", "yaml", "pynvml", "pydantic_core", "docket", "pythonjsonlogger"}
+    # Distributions whose modules have other names; pydantic_core belongs to pydantic, which pins it.
+    named |= {"PIL", "sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
     foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
     assert foreign - named == set()
 
