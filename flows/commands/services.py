@@ -24,7 +24,7 @@ def up(
         str | None,
         typer.Option(
             help="postgresql://USER@HOST:PORT/NAME, with the password in ~/.pgpass, where databases NAME, NAME_prefect "
-            "and NAME_mlflow are made where they are missing; without it, SQLite files, for a pool of this machine alone."
+            "and NAME_mlflow are made where they are missing; without it, SQLite files, for this machine alone."
         ),
     ] = None,
     host: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
 import uuid
@@ -71,28 +70,6 @@ def import_model(
         )
 
 
-def inspect(folder: Path) -> None:
-    """Raises ValueError if a folder holds no model, or files that a model's folder must not hold. Writes nothing."""
-    files = files_of(folder)
-    if not any(name.endswith(".safetensors") for name, _ in files):
-        raise ValueError(f"{folder} holds no safetensors. To fix: name a model's folder, or a hub name that has them")
-    for name, path in files:
-        if name.endswith(".safetensors"):
-            read_layout(path, named=str(folder / name))
-        elif PurePosixPath(name).name in READ_AS_JSON:
-            _check_json(path, named=folder / name)
-
-
-def _check_json(path: Path, *, named: Path) -> None:
-    try:
-        if path.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(f"it has more than {MOST_JSON_BYTES // 1_000_000} MB")
-        if not isinstance(json.loads(path.read_bytes()), dict):
-            raise ValueError("it is no object")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
-
-
 _WORD = r"(models?|checkpoints?|ckpts?|weights?|final|best|last|latest|saved?|export(ed)?|out(puts?)?|results?|hf"
 _WORD += r"|pytorch|runs?|steps?|epochs?|snapshots?|artifacts?|v?\d[\d._:T-]*|[0-9a-f]{12,64})"
 GENERIC = re.compile(rf"{_WORD}([-_.]?{_WORD})*", re.IGNORECASE)
@@ -124,10 +101,6 @@ def registered_name(source: str, *, taken: Callable[[str], bool] = lambda _: Fal
 def _joined(parts: Sequence[str]) -> str:
     name = "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")
     return name[:MOST_NAME] or "imported"
-def registered_name(source: str) -> str:
-    """Returns the registry name of an imported model: the folder's name, or the hub name with its slash replaced."""
-    name = Path(source).name if Path(source).is_absolute() else source.strip("/").replace("/", "--")
-    return re.sub(r"[^\w.-]", "-", name) or "imported"
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
