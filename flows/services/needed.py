@@ -149,9 +149,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=MLFLOW,
             command=(
                 *(*python, MLFLOW_SERVER, "--workers", "1", *_listen(options.host, options.port_mlflow)),
-                *(*python, "ringmaster.model_lineage.server", "--workers", "1"),
-                *_listen(options.host, options.port_mlflow),
                 *_mlflow_logs(options),
+                *("--app-name", "basic-auth"),
             ),
             environment={**member, **_mlflow_environment(options, address)},
             ready_url=f"http://{local}:{options.port_mlflow}/health",

@@ -57,9 +57,9 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
 
 def _scaled(certificate: Certificate) -> Certificate:
     """Returns prices in another unit, which prove the same. Raises ValueError where one is negative or not finite."""
-    slots: list[Mapping[Any, float]] = [certificate.slot_prices, *certificate.typed_prices.values()]
-    jobs = [certificate.job_prices, certificate.work_prices, certificate.cover_prices]
-    scaled = scaling_of(price for prices in (*slots, *jobs) for price in prices.values())
+    every: list[Mapping[Any, float]] = [certificate.slot_prices, *certificate.typed_prices.values()]
+    every += [certificate.job_prices, certificate.work_prices, certificate.cover_prices]
+    scaled = scaling_of(price for prices in every for price in prices.values())
 
     def changed(prices: Mapping[Any, float]) -> dict[Any, float]:
         return {key: scaled(price) for key, price in prices.items()}

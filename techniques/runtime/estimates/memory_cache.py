@@ -32,7 +32,18 @@ VERSION = 4  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
 PATIENCE_S = 180.0
-IRRELEVANT_DATA = ("name", "digest", "num_samples", "num_held_out", "source", "folder", "lengths", "columns")
+IRRELEVANT_DATA = (
+    "name",
+    "digest",
+    "num_samples",
+    "num_held_out",
+    "source",
+    "folder",
+    "lengths",
+    "columns",
+    "notes",
+    "training_faults",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from ringmaster.model_lineage.server import CLOSED, PasswordForAll
+from ringmaster.model_lineage.mlflow_server import CLOSED, PasswordForAll
 
 KNOWN = f"Basic {base64.b64encode(b'ringmaster:secret').decode()}"
 
