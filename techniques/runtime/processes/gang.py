@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import storable
+from ringmaster.techniques.interface.values import message_text
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     Event,
@@ -20,8 +20,9 @@ from ringmaster.techniques.runtime.processes.events import (
     RankFailed,
     RankResult,
     RankStarted,
+    RefusedEvent,
     ShareEnded,
-    event_from_json,
+    event_or_refusal,
 )
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
@@ -31,7 +32,7 @@ FIRST_PATIENCE_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
-SUPERVISION = (RankStarted, RankFailed, RankExited)  # events that only `wait` reads
+SUPERVISION = (RankStarted, RankFailed, RankExited, RefusedEvent)  # events that only `wait` reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         # The message may quote a user's exception or a file name, with characters that databases refuse.
-        object.__setattr__(self, "message", storable(self.message))
+        object.__setattr__(self, "message", message_text(self.message))
 
 
 def as_event(outcome: Outcome) -> ShareEnded:
@@ -189,7 +190,7 @@ class _Rank:
         events: list[Event] = []
         try:
             while (content := self.channel.poll()) is not None:
-                event = event_from_json(content)
+                event = event_or_refusal(content)
                 self._note(event)
                 events.append(event)
         except ChannelClosed:
@@ -205,6 +206,8 @@ class _Rank:
                 self.phase, self.patience_s = event.phase, event.patience_s
             case RankFailed():
                 self.failure = event
+            case RefusedEvent():  # another try would end the same way
+                self.failure = self.failure or RankFailed(kind=OutcomeStatus.INVALID, message=event.message)
             case RankResult():
                 self.result = event.result
             case RankExited():
