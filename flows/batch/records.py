@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from prefect import get_run_logger
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
 from ringmaster.tasks.profiling.preflight import Failed
 from ringmaster.tasks.profiling.reasons import refusal_lines
 from ringmaster.tasks.profiling.stage import Profiled
@@ -43,6 +43,7 @@ class RecordedRun(Protocol):
     """A run of a batch, as far as the end of its records needs it.
 
     is_recorded: whether its records are closed.
+    listener_faults: what is missing, and why, since a listener of the run raised; by listener.
     patience_s: how long to wait for an unavailable MLflow; None for the recorder's default.
     """
 
@@ -50,6 +51,7 @@ class RecordedRun(Protocol):
     sweep_scheduler: SweepScheduler | None
     is_recorded: bool
     patience_s: float | None
+    listener_faults: Mapping[Listener, str]
 
     @property
     def recorder(self) -> AsyncRecorder:
@@ -61,8 +63,11 @@ def close_records(run: RecordedRun, result: BatchResult) -> list[str]:
     run.is_recorded = True
     run.journal.put("status", result.status)
     finish_records(run.recorder, result)
-    faults = run.recorder.close(patience_s=run.patience_s)
-    run.journal.put("is_recorded", run.recorder.is_complete)
+    lost = [fault for listener, fault in run.listener_faults.items() if listener == run.recorder.listen]
+    for fault in run.listener_faults.values():
+        current_view.get().say(f"{fault}; the log has the traceback")
+    faults = [*lost, *run.recorder.close(patience_s=run.patience_s)]
+    run.journal.put("is_recorded", run.recorder.is_complete and not lost)
     if run.sweep_scheduler is not None:
         run.sweep_scheduler.close(run_id=run.recorder.run_of())
     return faults
@@ -104,13 +109,12 @@ def failures_told(*, but: Iterable[str] = ()) -> Failed:
 
     but: jobs that have ended before and are not reported.
     """
-    view, told = current_view.get(), set(but)
+    listeners, told = Listeners([current_view.get().listen, log_decision]), set(but)
 
     def tell(job: str, why: str) -> None:
         if job not in told:
             told.add(job)
-            for listen in (view.listen, log_decision):
-                listen(failure(job, why))
+            listeners.tell(failure(job, why))
 
     return tell
 

@@ -80,8 +80,8 @@ class BatchResult:
 
     @property
     def exit_code(self) -> int:
-        """0 if all jobs are done, else 1."""
-        return 0 if self.status == "done" else 1
+        """0 if all jobs are done and recorded, else 1."""
+        return 0 if self.status == "done" and not self.faults else 1
 
 
 def collect(

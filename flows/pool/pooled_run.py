@@ -208,6 +208,11 @@ class PooledRun:
         """Yields the follower of the pool's controller."""
         yield self._follower
 
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the follower raised; by listener."""
+        return self._follower.listener_faults
+
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
         """Returns the result so far. faults: what could not be recorded."""
         profiling = self._profiling()

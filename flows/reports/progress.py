@@ -33,6 +33,8 @@ from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Ste
 class View:
     """A view that shows nothing. Subclasses show notices (lines of progress) and an executor's events."""
 
+    PURPOSE = "the view of the progress"
+
     def __enter__(self) -> Self:
         return self
 

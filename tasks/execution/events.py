@@ -91,10 +91,13 @@ class Listeners:
 
     faults: by detached listener, what is missing since, and why. A listener says what it is for in an attribute
         PURPOSE, of its object where it is a method.
+    on_fault: is called once with each listener that raises, and with what is missing since.
     """
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = [*listeners]
+    def __init__(
+        self, listeners: Sequence[Listener], *, on_fault: Callable[[Listener, str], None] = lambda listener, fault: None
+    ) -> None:
+        self._listeners, self._on_fault = [*listeners], on_fault
         self.faults: dict[Listener, str] = {}
 
     def tell(self, event: ExecutionEvent) -> None:
@@ -114,6 +117,7 @@ class Listeners:
             self._listeners.remove(listener)
             purpose = getattr(getattr(listener, "__self__", listener), "PURPOSE", None)
             purpose = purpose or getattr(listener, "__qualname__", repr(listener))
-            fault = f"{purpose} stopped on an error: {type(error).__name__}: {error}"
-            self.faults[listener] = message_text(fault)
+            fault = message_text(f"{purpose} stopped on an error: {type(error).__name__}: {error}")
+            self.faults[listener] = fault
             logger.exception("%s is detached; what it is for is missing from now on", purpose)
+            self._on_fault(listener, fault)

@@ -6,6 +6,7 @@ for MLflow if necessary; training never waits. A batch is resumed from the journ
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -24,9 +25,11 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
 from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.interface.values import message_text, to_json
 
 __all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
+
+logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
@@ -73,7 +76,8 @@ class Insistence:
                 self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
                 return False
             self.faults.append(str(error))
-        except Exception as error:  # noqa: BLE001 - the top frame of a thread: reported when the batch ends
+        except Exception as error:
+            logger.exception("a record cannot be written")
             self.faults.append(f"{type(error).__name__}: {error}")
         return True
 
@@ -88,6 +92,8 @@ class AsyncRecorder:
     num_plans: the plans that are recorded already; by default those in the journal.
     tensors: the store for finished models.
     """
+
+    PURPOSE = "the recorder of events in MLflow"
 
     def __init__(
         self,
@@ -112,6 +118,7 @@ class AsyncRecorder:
         )
         self._insist = Insistence(notice)
         self._num_dropped = 0
+        self._has_failed = False
         self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
@@ -154,7 +161,7 @@ class AsyncRecorder:
     @property
     def is_complete(self) -> bool:
         """Whether every event that can be recorded is recorded. Valid after `close`."""
-        return not self._insist.gave_up and not self._num_dropped
+        return not self._insist.gave_up and not self._num_dropped and not self._has_failed
 
     def run_of(self, job: str | None = None) -> str | None:
         """Returns the MLflow run of the batch or of a job, None before it is open."""
@@ -169,6 +176,15 @@ class AsyncRecorder:
         self._insist.do(action)
 
     def _work(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            logger.exception("the recorder ends here")
+            self._has_failed = True
+            fault = f"all events since the recorder stopped on an error: {type(error).__name__}: {error}"
+            self._insist.faults.append(message_text(fault))
+
+    def _write(self) -> None:
         flushed_s = time.monotonic()
         while (action := self._next(flushed_s)) is not None:
             action()

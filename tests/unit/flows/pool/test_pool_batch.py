@@ -201,6 +201,35 @@ def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monke
     assert len(bench.ids()) == 2
 
 
+def test_a_view_that_fails_is_told_and_costs_the_batch_nothing(bench, caplog):
+    said = []
+
+    class Broken(View):
+        def listen(self, event):
+            raise KeyError("/top5")
+
+        def say(self, text):
+            said.append(text)
+
+    token = current_view.set(Broken())
+    with played(bench.database):
+        result = bench.train()
+    current_view.reset(token)
+    assert (result.status, result.faults, result.exit_code) == ("done", (), 0)
+    assert said == ["the view of the progress stopped on an error: KeyError: '/top5'; the log has the traceback"]
+    assert caplog.text.count("KeyError: '/top5'") == 1
+
+
+def test_a_recorder_that_fails_is_told_and_the_run_does_not_end_well(bench, monkeypatch):
+    with played(bench.database), monkeypatch.context() as patch:
+        patch.setattr(async_recorder.PoolRecorder, "_follow", lambda recorder: 1 / 0)
+        result = bench.train()
+    assert (result.status, result.exit_code) == ("done", 1)
+    assert result.faults == ("all events since the recorder stopped on an error: ZeroDivisionError: division by zero",)
+    assert bench.train(resume=True).faults == ()
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+
+
 class Killed(BaseException):
     """Stands for the sudden death of the process."""
 
