@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import ABOUT, NODES
 from ringmaster.techniques.interface.values import from_json, to_json
+
+logger = logging.getLogger(__name__)
 
 
 class NodeStatus(StrEnum):
@@ -45,9 +49,19 @@ class NodeRecord:
     health: Mapping[str, str] = field(default_factory=dict)
     allocation: str = ""
 
+    def __post_init__(self) -> None:
+        numbers = [number for device in self.devices for number in (device.index, device.memory_bytes, *device.cores)]
+        if not 0 < len(self.devices) <= MAX_DEVICES or any(
+            device.kind not in ("cpu", "gpu") for device in self.devices
+        ):
+            raise ValueError(f"node {self.name!r:.100} has no devices that can be planned: {self.devices!r:.200}")
+        if not all(type(number) is int and 0 <= number <= MOST_BYTES for number in numbers):
+            raise ValueError(f"node {self.name!r:.100} has devices of an impossible size: {self.devices!r:.200}")
 
-KnownDevices = dict[str, tuple[Any, tuple[Device, ...]]]
-"""By name of a node, the stored form of its devices, and the devices."""
+
+KnownDevices = dict[str, tuple[Any, tuple[Device, ...] | None]]
+"""By name of a node, the stored form of its devices, and the devices; None for those that cannot be read."""
+MOST_BYTES = 2**60  # of a device
 MOST_LENT = "most lent nodes"
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
@@ -132,12 +146,25 @@ def read_nodes(connection: Connection, *, known: KnownDevices | None = None) -> 
     known: the devices of each node as it was read last, which are not converted again while they are the same.
     """
     rows = connection.execute(select(NODES).where(NODES.c.status != NodeStatus.LEFT).order_by(NODES.c.name)).all()
-    return [_record(row._mapping, known={} if known is None else known) for row in rows]
+    found = [_record(row._mapping, known={} if known is None else known) for row in rows]
+    return [record for record in found if record is not None]
 
 
-def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord:
+def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord | None:
+    """Returns the node of a row; None, and logs why once, for one that no controller could use."""
     name, stored = row["name"], row["devices"]
-    if name not in known or known[name][0] != stored:
-        known[name] = (stored, tuple(from_json(Device, each) for each in stored))
-    fields = {key: row[key] for key in ("incarnation", "address", "beats", "health", "allocation")}
-    return NodeRecord(name=name, devices=known[name][1], status=NodeStatus(row["status"]), **fields)
+    is_known = name in known and known[name][0] == stored
+    try:
+        devices = known[name][1] if is_known else tuple(from_json(Device, each) for each in stored)
+        if devices is None:
+            return None
+        fields = {key: row[key] for key in ("incarnation", "address", "beats", "allocation")}
+        health = {
+            str(int(number)): str(why) for number, why in dict(row["health"]).items() if int(number) < len(devices)
+        }
+        node = NodeRecord(name=name, devices=devices, health=health, status=NodeStatus(row["status"]), **fields)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        logger.error("node %r does not serve, as its row cannot be read: %s: %s", name, type(error).__name__, error)
+        node = None
+    known[name] = (stored, None if node is None else node.devices)
+    return node

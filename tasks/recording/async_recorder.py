@@ -237,7 +237,12 @@ class PoolRecorder(AsyncRecorder):
     def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits like `AsyncRecorder.close`. The next recorder of the batch writes what is left."""
         self._is_over.set()
-        return super().close(patience_s=patience_s)
+        faults = super().close(patience_s=patience_s)
+        if num := self._reader.num_unreadable:
+            faults.append(
+                f"{num} events that cannot be read, as the pool's database is damaged: the log has their numbers"
+            )
+        return faults
 
     def _follow(self) -> None:
         while not self._insist.gave_up:

@@ -2,7 +2,50 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, UniqueConstraint
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, TypeDecorator, UniqueConstraint
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+
+from ringmaster.techniques.interface.values import storable
+
+UNREADABLE = "unreadable"
+"""The key, in what is read of a JSON column, of a text that is no JSON, as it was damaged or written by hand."""
+
+
+class MessageText(TypeDecorator[str]):
+    """A text for people, which may quote what databases refuse."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
+        """Returns the text as it is stored."""
+        return None if value is None else storable(value)
+
+
+class json_field(FunctionElement[str]):
+    """A field of a JSON column as text, such as `json_field(BATCHES.c.content, "name")`; NULL in a damaged row.
+
+    SQLite's own function fails on the whole query where one row is damaged.
+    """
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(json_field)
+def _field(element: Any, compiler: Any, **options: Any) -> str:
+    column, key = (compiler.process(each, **options) for each in element.clauses)
+    return f"({column} ->> CAST({key} AS TEXT))"
+
+
+@compiles(json_field, "sqlite")
+def _field_of_sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    column, key = (compiler.process(each, **options) for each in element.clauses)
+    return f"CASE WHEN json_valid({column}) THEN {column} ->> {key} END"
+
 
 METADATA = MetaData()
 # The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
@@ -52,7 +95,7 @@ BATCHES = Table(
     Column("id", Text, primary_key=True),
     Column("content", JSON, nullable=False),
     Column("status", Text, nullable=False),
-    Column("message", Text, nullable=False),
+    Column("message", MessageText, nullable=False),
     Column("submitted_s", Float, nullable=False),
 )
 
@@ -72,7 +115,7 @@ JOBS = Table(
     Column("name", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("step", BigInteger, nullable=False),
-    Column("message", Text, nullable=False),
+    Column("message", MessageText, nullable=False),
     Column("details", JSON, nullable=False),
     UniqueConstraint("batch", "name"),
 )
@@ -96,7 +139,7 @@ PLANS = Table(
     Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("batch", Text, nullable=False, index=True),
     Column("made_s", Float, nullable=False),
-    Column("why", Text, nullable=False),
+    Column("why", MessageText, nullable=False),
     Column("content", JSON, nullable=False),
 )
 
