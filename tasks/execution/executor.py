@@ -247,8 +247,11 @@ class Executor:
         self._plan_manager.want(why)
 
     def forget(self, batch: str) -> None:
-        """Removes a batch's jobs, all of which have ended, from the table."""
-        self.job_table.remove(self.job_table.of_batch(batch))
+        """Removes a batch's jobs from the table, which have ended or are given up. Nothing follows from their gangs."""
+        jobs = self.job_table.of_batch(batch)
+        for job in jobs:
+            self._plan_progress.drop(job)
+        self.job_table.remove(jobs)
 
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Cancels jobs for good. Running ones write a checkpoint first."""
@@ -340,6 +343,10 @@ class Executor:
         if fresh:
             self._stop_gangs(r for r in self._plan_progress.running.values() if not fresh.isdisjoint(r.segment.devices))
 
+    def leased(self) -> set[str]:
+        """Returns the names of the devices that segments hold."""
+        return {name for running in self._plan_progress.running.values() for name in running.names}
+
     def is_free(self, node: str) -> bool:
         """Whether no segment runs on the node."""
         return not any(n == node for r in self._plan_progress.running.values() for n, _ in r.segment.devices)
@@ -415,7 +422,7 @@ class Executor:
 
     def _note(self, number: int, event: Event) -> None:
         running = self._plan_progress.running.get(number)
-        if running is None:
+        if running is None or running.segment.job not in self.job_table.entries:
             return
         lead = running.segment.job
         named = event.job if isinstance(event, JobEvent) else None
@@ -469,11 +476,15 @@ class Executor:
         self._tell(GangSaid(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
-        running = self._plan_progress.running.pop(number)
+        running = self._plan_progress.running.pop(number, None)
+        if running is None:
+            return
         if running.refusal:
             outcome = replace(outcome, status=OutcomeStatus.INVALID, message=running.refusal)
         self._journal.end_segment(number, {"status": outcome.status, "message": outcome.message, **outcome.result})
         self._leases.give_back(running.names)
+        if running.segment.job not in self.job_table.entries:
+            return
         decision = self._decide(running, outcome)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
             self._plan_manager.want(f"{running.segment.job} has lost its devices")

@@ -63,12 +63,13 @@ LAST_RENEWAL_S = 2.0
 class Request:
     """One request.
 
+    kind: None for one of another release, which this one does not know.
     answer: {"message": ...} for a refused request; for `LEND`, the devices that were granted.
     """
 
     id: int
     key: str
-    kind: RequestKind
+    kind: RequestKind | None
     content: Mapping[str, Any]
     status: RequestStatus
     answer: Mapping[str, Any]
@@ -198,5 +199,8 @@ class Silences:
 
 
 def _request(row: Mapping[Any, Any]) -> Request:
-    fields = {key: row[key] for key in ("id", "key", "content", "answer")}
-    return Request(kind=RequestKind(row["kind"]), status=RequestStatus(row["status"]), **fields)
+    kind = RequestKind(row["kind"]) if row["kind"] in list(RequestKind) else None
+    content, answer = (row[key] if isinstance(row[key], dict) else {} for key in ("content", "answer"))
+    return Request(
+        id=row["id"], key=row["key"], kind=kind, content=content, status=RequestStatus(row["status"]), answer=answer
+    )

@@ -189,15 +189,16 @@ class Submissions:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [(from_json(Submission, row.content), row.status) for row in rows]
 
-    def end(self, batch: str) -> None:
-        """Marks a batch as ended, once all of its jobs have ended."""
-        self._set(batch, BatchStatus.ENDED)
+    def end(self, batch: str, *, message: str = "") -> None:
+        """Marks a batch as ended, once all of its jobs have ended. message: why the pool has refused it, if so."""
+        self._set(batch, BatchStatus.ENDED, message=message)
 
     def reopen(self, batch: str) -> None:
         """Marks an ended batch as submitted again, as some of its jobs continue."""
         self._set(batch, BatchStatus.SUBMITTED)
 
-    def _set(self, batch: str, status: BatchStatus) -> None:
+    def _set(self, batch: str, status: BatchStatus, *, message: str = "") -> None:
+        values = {"status": status, "message": message}
         self._database.write(
-            lambda connection: connection.execute(update(BATCHES).where(BATCHES.c.id == batch).values(status=status))
+            lambda connection: connection.execute(update(BATCHES).where(BATCHES.c.id == batch).values(**values))
         )
