@@ -62,10 +62,10 @@ def runs_fact(root: str) -> str:
     return f"runs of {root}"
 
 
-def is_being_cancelled() -> bool:
-    """Returns whether the flow run that this process was started for is being cancelled."""
-    run = os.environ.get(STARTED_RUN)
-    if run is None:
+def is_being_cancelled(run: str = "") -> bool:
+    """Returns whether a flow run is being cancelled. run: its id, by default of the one that started this process."""
+    run = run or os.environ.get(STARTED_RUN, "")
+    if not run:
         return False
     try:
         with get_client(sync_client=True) as client:

@@ -154,11 +154,8 @@ def _runs_on_pool() -> Iterator[_Run]:
 
 def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    from ringmaster.tasks.storage.journal import JobStatus
-
-    status = JobStatus.FAILED if found.is_over else "handed over"
-    known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
-    return [{**known, "job": job} for job in found.jobs]
+    known = {"status": found.status, "step": 0, "message": found.message, "leader": None}
+    return [{"batch": found.name, "run": found.run, "job": job, **known} for job in found.jobs]
 
 
 def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:

@@ -8,48 +8,54 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import current_flow_run, is_started_by_prefect, root_run
+from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
 from ringmaster.flows.batch.fusing import choose_together
 from ringmaster.flows.batch.records import tell_refused
 from ringmaster.flows.batch.result import BatchResult, collect
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect, notices
+from ringmaster.flows.faults import BatchCancelled
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
 from ringmaster.flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
+from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.pool.batch_events import Position
-from ringmaster.tasks.pool.handed_over import followed
+from ringmaster.tasks.pool.handed_over import Measurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
-from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import digest, to_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
+CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancelled
 FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 
 
@@ -105,6 +111,7 @@ def open_pooled_run(
         stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         ledger = open_ledger(address.mlflow_uri)
         pool_run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
+        stack.enter_context(cancelled_from_outside(pool_run))
         yield PooledRun(
             pool_run,
             options,
@@ -114,6 +121,41 @@ def open_pooled_run(
             sweep_scheduler=sweep_scheduler,
             stack=stack,
         )
+
+
+@contextmanager
+def cancelled_from_outside(run: PoolRun, *, every_s: float = CANCELLED_EVERY_S) -> Iterator[None]:
+    """Inside the context, the batch is cancelled once `ringmaster jobs cancel` or the flow run's state asks for that.
+
+    Of a process that Prefect has started, Prefect takes care. Before the jobs are submitted, this process is stopped,
+    as Ctrl-C would; BatchCancelled is raised then. After that, the pool's controller cancels them.
+    """
+    flow_run, was_stopped = root_run(), threading.Event()
+
+    def look(over: threading.Event) -> None:
+        with suppress(DatabaseClosed):
+            while not over.wait(every_s):
+                if not (is_cancelled(run.database, run.id) or is_being_cancelled(flow_run)):
+                    continue
+                if run.submissions.status(run.id) is not None:
+                    Requests(run.database).ask(
+                        RequestKind.CANCEL, {"batch": run.id, "jobs": []}, key=f"cancel {run.id} of {flow_run}"
+                    )
+                elif interrupts.current() is not None:  # else a program of the user's, which is not to be ended
+                    was_stopped.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    if is_started_by_prefect() or not flow_run:
+        yield
+        return
+    with running(look, name="cancellation", patience_s=0.0):
+        try:
+            yield
+        except SystemExit:
+            if not was_stopped.is_set():
+                raise
+            raise BatchCancelled(f"batch {run.batch.name} was cancelled before its jobs were planned") from None
 
 
 class PooledRun:
@@ -165,6 +207,10 @@ class PooledRun:
         if self._submission is not None:
             return
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
+        jobs = tuple(job.name for job in batch.jobs)
+        self._kept_node.enter_context(
+            measured(self._run.database, Measurement(id=self._run.id, name=batch.name, jobs=jobs, flow_run=root_run()))
+        )
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()

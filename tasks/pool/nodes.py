@@ -49,18 +49,9 @@ class NodeRecord:
     health: Mapping[str, str] = field(default_factory=dict)
     allocation: str = ""
 
-    def __post_init__(self) -> None:
-        numbers = [number for device in self.devices for number in (device.index, device.memory_bytes, *device.cores)]
-        if not 0 < len(self.devices) <= MAX_DEVICES or any(
-            device.kind not in ("cpu", "gpu") for device in self.devices
-        ):
-            raise ValueError(f"node {self.name!r:.100} has no devices that can be planned: {self.devices!r:.200}")
-        if not all(type(number) is int and 0 <= number <= MOST_BYTES for number in numbers):
-            raise ValueError(f"node {self.name!r:.100} has devices of an impossible size: {self.devices!r:.200}")
 
-
-KnownDevices = dict[str, tuple[Any, tuple[Device, ...] | None]]
-"""By name of a node, the stored form of its devices, and the devices; None for those that cannot be read."""
+KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
+"""By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
 MOST_BYTES = 2**60  # of a device
 MOST_LENT = "most lent nodes"
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
@@ -74,11 +65,14 @@ class Nodes:
         self._known: KnownDevices = {}
 
     def register(self, node: NodeRecord) -> None:
-        """Registers a node whose worker begins to serve; replaces the row of an earlier worker of the same node."""
+        """Registers a node whose worker begins to serve; replaces the row of an earlier worker of the same node.
+
+        Raises ValueError if its devices cannot be planned.
+        """
+        row = to_json(_checked(node))
 
         def act(connection: Connection) -> None:
             connection.execute(delete(NODES).where(NODES.c.name == node.name))
-            row = to_json(node)
             connection.execute(insert(NODES).values(**row, since_s=time.time()))
 
         self._database.write(act)
@@ -153,18 +147,31 @@ def read_nodes(connection: Connection, *, known: KnownDevices | None = None) -> 
 def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord | None:
     """Returns the node of a row; None, and logs why once, for one that no controller could use."""
     name, stored = row["name"], row["devices"]
-    is_known = name in known and known[name][0] == stored
+    before, devices, told = known.get(name, (None, (), ""))
     try:
-        devices = known[name][1] if is_known else tuple(from_json(Device, each) for each in stored)
-        if devices is None:
-            return None
+        if before != stored:
+            devices = tuple(from_json(Device, each) for each in stored)
         fields = {key: row[key] for key in ("incarnation", "address", "beats", "allocation")}
         health = {
             str(int(number)): str(why) for number, why in dict(row["health"]).items() if int(number) < len(devices)
         }
-        node = NodeRecord(name=name, devices=devices, health=health, status=NodeStatus(row["status"]), **fields)
+        status = NodeStatus(row["status"])
+        node = _checked(NodeRecord(name=name, devices=devices, health=health, status=status, **fields))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        logger.error("node %r does not serve, as its row cannot be read: %s: %s", name, type(error).__name__, error)
-        node = None
-    known[name] = (stored, None if node is None else node.devices)
+        fault = f"{type(error).__name__}: {error}"
+        if fault != told:
+            logger.error("node %r does not serve, as its row cannot be read: %s", name, fault)
+        known[name] = (None, (), fault)
+        return None
+    known[name] = (stored, devices, "")
+    return node
+
+
+def _checked(node: NodeRecord) -> NodeRecord:
+    """Returns a node. Raises ValueError if its devices cannot be planned, which would keep all batches from a plan."""
+    numbers = [number for device in node.devices for number in (device.index, device.memory_bytes, *device.cores)]
+    if not 0 < len(node.devices) <= MAX_DEVICES or any(device.kind not in ("cpu", "gpu") for device in node.devices):
+        raise ValueError(f"node {node.name!r:.100} has no devices that can be planned: {node.devices!r:.200}")
+    if not all(type(number) is int and 0 <= number <= MOST_BYTES for number in numbers):
+        raise ValueError(f"node {node.name!r:.100} has devices of an impossible size: {node.devices!r:.200}")
     return node

@@ -128,14 +128,19 @@ class Requests:
 
         The content counts the renewals as `beats`, so that devices held for a requester that fell silent can be freed.
         """
+        return self._change(number, lambda content: {**content, "beats": content.get("beats", 0) + 1})
 
+    def note(self, number: int, **details: Any) -> bool:
+        """Adds details to the content of a request; returns whether the request is open or granted."""
+        return self._change(number, lambda content: {**content, **details})
+
+    def _change(self, number: int, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bool:
         def act(connection: Connection) -> bool:
             here = (REQUESTS.c.id == number) & REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
             content = connection.execute(select(REQUESTS.c.content).where(here)).scalar()
             if content is None:
                 return False
-            content = {**content, "beats": content.get("beats", 0) + 1}
-            connection.execute(update(REQUESTS).where(here).values(content=content))
+            connection.execute(update(REQUESTS).where(here).values(content=change(content)))
             return True
 
         return self._database.write(act)

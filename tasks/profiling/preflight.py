@@ -133,7 +133,8 @@ def _preflight(
         while True:
             match event_from_json(channel.receive()):
                 case PreflightStarted(job=job):
-                    notice(f"inspecting {job}")
+                    num_done = sum(each.name in preflights for each in order.jobs)
+                    notice(f"inspecting {job} (inspected: {num_done} of {len(order.jobs)} jobs)")
                 case DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
                 case PreflightDone(survey=preflight):

@@ -112,6 +112,11 @@ class Journal:
         found = self.database.read(lambda connection: connection.execute(query).scalar())
         return found[0] if isinstance(found, list) and found else default  # a damaged one counts as missing
 
+    def remove(self, key: str) -> None:
+        """Deletes a fact of the whole batch."""
+        here = (FACTS.c.batch == (self._batch or "")) & (FACTS.c.key == key)
+        self.database.write(lambda connection: connection.execute(delete(FACTS).where(here)))
+
     def drop_facts(self) -> None:
         """Deletes the facts of the whole batch."""
         query = delete(FACTS).where(FACTS.c.batch == (self._batch or ""))

@@ -12,6 +12,7 @@ from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
 from ringmaster.tasks.pool.controller.quarantine import Quarantine
+from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import (
     MOST_PRIORITY,
@@ -141,10 +142,26 @@ class RequestHandler:
         self._executor.fail([batch.qualified(job.name) for job in batch.jobs], message=message)
 
     def _cancel(self, content: Mapping[str, Any]) -> str:
+        if (waiting := self._cancel_unsubmitted(content)) is not None:
+            return waiting
         batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
         why = str(content.get("message") or "cancelled by hand")
         self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
         return _told(batch, jobs, "cancelled")
+
+    def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
+        """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
+        key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
+        if key in self._standing or key not in (names := unsubmitted(self._database)):
+            return None
+        if content.get("jobs"):
+            raise Refused(
+                f"the jobs of batch {names[key]} are being measured, and cannot be cancelled one by one before they "
+                "are planned. To fix: cancel the whole batch, or wait"
+            )
+        if not cancel_unsubmitted(self._database, key, why=why):
+            raise Refused(f"batch {names[key]} is measured by now. To fix: cancel it again")
+        return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
 
     def _pause(self, content: Mapping[str, Any]) -> str:
         fits = (*ENDED, JobStatus.PAUSED)
