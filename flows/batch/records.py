@@ -43,7 +43,6 @@ class RecordedRun(Protocol):
     """A run of a batch, as far as the end of its records needs it.
 
     is_recorded: whether its records are closed.
-    listener_faults: what is missing, and why, since a listener of the run raised; by listener.
     patience_s: how long to wait for an unavailable MLflow; None for the recorder's default.
     """
 
@@ -51,11 +50,14 @@ class RecordedRun(Protocol):
     sweep_scheduler: SweepScheduler | None
     is_recorded: bool
     patience_s: float | None
-    listener_faults: Mapping[Listener, str]
 
     @property
     def recorder(self) -> AsyncRecorder:
         """Writes the run into MLflow."""
+
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the run raised; by listener."""
 
 
 def close_records(run: RecordedRun, result: BatchResult) -> list[str]:

@@ -170,11 +170,12 @@ def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEv
         return checked_values(value, may_be_undefined=False)
     if isinstance(value, str):
         return message_text(value) if cls is Failed else _plain_text(name, value)
+    number: Any = value
     if name == "loss":  # one that is not finite has a remedy of its own
-        return math.inf if isinstance(value, int) and abs(value) > MOST_STEPS else float(value)
-    if not 0 <= value <= MOST_STEPS:  # nor NaN
+        return math.inf if isinstance(number, int) and abs(number) > MOST_STEPS else float(number)
+    if not 0 <= number <= MOST_STEPS:  # nor NaN
         raise ValueError(f"{name!r} is no number from 0 to {MOST_STEPS}. To fix: make it one")
-    return value
+    return number
 
 
 def _plain_text(name: str, value: str) -> str:
