@@ -14,6 +14,7 @@ def main() -> None:
     with interrupts.command(sys.argv[1:]):
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
+        from ringmaster.flows.faults import BatchCancelled
         from ringmaster.flows.process import ownership
         from ringmaster.flows.process.process_log import report_fault
         from ringmaster.model_lineage.faults import InputFault
@@ -25,6 +26,9 @@ def main() -> None:
         except InputFault as error:
             report_fault(listed(error.faults))
             sys.exit(INPUT_FAULT)
+        except BatchCancelled as error:
+            report_fault(str(error))
+            sys.exit(1)
 
 
 if __name__ == "__main__":

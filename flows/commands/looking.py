@@ -110,7 +110,7 @@ def _runs(batch: str | None) -> list[_Run]:
     every = [*_runs_here(), *_runs_on_pool()]
     runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
     if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
-        error_console().print(f"no job of {batch} is in a plan yet: they are measured, or wait for that")
+        error_console().print(f"no job of {batch} has been in a plan: its last run waits for that, or ended before")
     elif batch is not None and not runs:
         there = ", ".join(dict.fromkeys(run.batch for run in every)) or "none"
         raise InputError([f"there is no batch {batch!r} under {settings.home()}; there are {there}"])

@@ -55,6 +55,7 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import digest, to_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
+CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
 CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancelled
 FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 
@@ -124,28 +125,34 @@ def open_pooled_run(
 
 
 @contextmanager
-def cancelled_from_outside(run: PoolRun, *, every_s: float = CANCELLED_EVERY_S) -> Iterator[None]:
+def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
     """Inside the context, the batch is cancelled once `ringmaster jobs cancel` or the flow run's state asks for that.
 
     Of a process that Prefect has started, Prefect takes care. Before the jobs are submitted, this process is stopped,
     as Ctrl-C would; BatchCancelled is raised then. After that, the pool's controller cancels them.
     """
-    flow_run, was_stopped = root_run(), threading.Event()
+    flow_run, was_stopped, signals = root_run(), threading.Event(), interrupts.current()
+
+    def cancel_submitted() -> bool:
+        is_submitted = run.submissions.status(run.id) is not None
+        if is_submitted:
+            key = f"cancel {run.id} of {flow_run}"
+            Requests(run.database).ask(RequestKind.CANCEL, {"batch": run.id, "jobs": []}, key=key)
+        return is_submitted
 
     def look(over: threading.Event) -> None:
         with suppress(DatabaseClosed):
-            while not over.wait(every_s):
-                if not (is_cancelled(run.database, run.id) or is_being_cancelled(flow_run)):
+            while not over.wait(CANCELLED_EVERY_S):
+                if not (is_cancelled(run.database, run.id, flow_run=flow_run) or is_being_cancelled(flow_run)):
                     continue
-                if run.submissions.status(run.id) is not None:
-                    Requests(run.database).ask(
-                        RequestKind.CANCEL, {"batch": run.id, "jobs": []}, key=f"cancel {run.id} of {flow_run}"
-                    )
-                elif interrupts.current() is not None:  # else a program of the user's, which is not to be ended
+                if cancel_submitted():
+                    return
+                if signals is not None:  # else a program of the user's, which is not ended: its jobs are, once they are
                     was_stopped.set()
-                    os.kill(os.getpid(), signal.SIGTERM)
-                return
+                    os.kill(os.getpid(), signal.SIGINT)  # not SIGTERM, which Prefect sends once more
+                    return
 
+    check_cancelled(run)
     if is_started_by_prefect() or not flow_run:
         yield
         return
@@ -153,9 +160,20 @@ def cancelled_from_outside(run: PoolRun, *, every_s: float = CANCELLED_EVERY_S) 
         try:
             yield
         except SystemExit:
-            if not was_stopped.is_set():
+            if not was_stopped.is_set() or signals is None:
                 raise
-            raise BatchCancelled(f"batch {run.batch.name} was cancelled before its jobs were planned") from None
+            signals.asked = None  # nobody has pressed Ctrl-C
+            cancel_submitted()  # a moment ago
+            raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name)) from None
+
+
+def check_cancelled(run: PoolRun) -> None:
+    """Raises BatchCancelled if the batch was cancelled and none of its jobs is submitted.
+
+    Prefect starts the process of a flow run that is cancelled a moment before all the same.
+    """
+    if run.submissions.status(run.id) is None and is_cancelled(run.database, run.id, flow_run=root_run()):
+        raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name))
 
 
 class PooledRun:
@@ -301,6 +319,7 @@ class PooledRun:
         )
         submission = self._submission_of(profiled, jobs, together=together.profiles)
         store_weights(submission)
+        check_cancelled(run)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
         if not jobs:
             run.submissions.end(run.id)

@@ -22,7 +22,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.storage.schema import FACTS
+from ringmaster.tasks.storage.schema import FACTS, REQUESTS, json_field
 from ringmaster.techniques.interface.values import from_json, to_json
 
 MEASURING = "measuring "  # begins the key of the pool's fact about a batch that is being measured
@@ -96,9 +96,14 @@ def measurements(database: Database) -> list[Measurement]:
     return found
 
 
-def is_cancelled(database: Database, id: str) -> bool:
-    """Returns whether somebody has cancelled a batch that is being measured."""
-    return bool((Journal(database, batch="").get(f"{MEASURING}{id}") or {}).get(CANCELLED))
+def is_cancelled(database: Database, id: str, *, flow_run: str) -> bool:
+    """Returns whether somebody has cancelled a batch before its jobs were submitted. flow_run: that measures it."""
+    if (Journal(database, batch="").get(f"{MEASURING}{id}") or {}).get(CANCELLED):
+        return True
+    query = select(json_field(REQUESTS.c.content, CANCELLED)).where(
+        REQUESTS.c.kind == RequestKind.TRAIN, json_field(REQUESTS.c.answer, "flow_run") == flow_run
+    )
+    return any(database.read(lambda connection: connection.execute(query).scalars().all()))
 
 
 def unsubmitted(database: Database) -> dict[str, str]:
@@ -185,7 +190,7 @@ def _jobs_of(request: Request) -> tuple[str, ...]:
 
 
 def _measuring(database: Database, measurement: Measurement) -> Pending:
-    progress = Journal(database, batch=measurement.id).get(PROGRESS, "")
+    progress = Journal(database, batch=measurement.id).get(PROGRESS, "its measurement begins")
     message = f"is being cancelled: {measurement.cancelled}" if measurement.cancelled else progress
     return Pending(
         name=measurement.name,

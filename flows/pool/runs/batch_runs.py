@@ -172,12 +172,12 @@ class BatchRuns:
             self._cancel(client, run, measurement.cancelled)
 
     def _cancel(self, client: SyncPrefectClient, run: FlowRun, why: str) -> None:
-        """Cancels a run: its process ends it, or nobody does where it has none or that is dead."""
+        """Cancels a run: its worker or its process ends it, or nobody does where there is none or that is dead."""
         state = run.state
         if state is None or state.is_final():
             return
         since = datetime.now(UTC) - state.timestamp
-        if state.type == StateType.RUNNING:
+        if state.type in (StateType.PENDING, StateType.RUNNING):
             client.set_flow_run_state(run.id, Cancelling(message=why), force=True)
         elif state.type != StateType.CANCELLING or since > CANCELLED_WITHIN:
             client.set_flow_run_state(run.id, Cancelled(message=why), force=True)

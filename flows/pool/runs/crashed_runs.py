@@ -26,7 +26,7 @@ from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.flows.batch.flow_runs import runs_fact
+from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
@@ -96,7 +96,8 @@ class CrashedRuns:
 
 
 def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
-    return client.read_flow_runs(
+    found = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
         deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
     )
+    return [run for run in found if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again

@@ -232,7 +232,7 @@ def test_a_batch_that_waits_for_its_run_is_cancelled_and_gets_none(database, pre
 
 
 @pytest.mark.parametrize(
-    ("state", "then"), [(Scheduled(), "Cancelled"), (Pending(), "Cancelled"), (Running(), "Cancelling")]
+    ("state", "then"), [(Scheduled(), "Cancelled"), (Pending(), "Cancelling"), (Running(), "Cancelling")]
 )
 def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, bench, cancel, state, then):
     bench.look()
@@ -276,7 +276,7 @@ def test_a_batch_that_a_command_measures_is_cancelled_by_its_id_and_forgotten_wi
         runs.look()
         assert [(each.run, each.jobs, each.status) for each in pending(database)] == [("own-1", ("a",), "measuring")]
         assert cancel("own-1").status == RequestStatus.DONE
-        assert is_cancelled(database, "own-1")
+        assert is_cancelled(database, "own-1", flow_run="")
         runs._followed_s = -math.inf
         runs.look()
         assert run.state.name == "Cancelling"
