@@ -36,6 +36,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.automations import make_alarms
 from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
+from ringmaster.flows.process.process_log import report_faults
 from ringmaster.flows.serve_node import serve_node_run
 from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.techniques.interface.values import from_json
@@ -169,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     address = settings.pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
-        sys.stderr.write(f"nothing was deployed: {what}\n")
+        report_faults([f"nothing was deployed: {what}"])
         return 1
     with get_client(sync_client=True) as client:
         make_work_pool(client, address.work_pool)
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.nodes is not None:
                 make_node_deployment(client, from_json(NodeDeployment, asked.nodes))
         except InputError as error:
-            sys.stderr.write("\n".join(error.faults) + "\n")
+            report_faults(error.faults)
             return 1
         return keep_own_retraining(client, deploy)
 

@@ -15,19 +15,20 @@ def main() -> None:
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
         from ringmaster.flows.faults import BatchCancelled
+        from ringmaster.flows.output import prepare_streams
         from ringmaster.flows.process import ownership
-        from ringmaster.flows.process.process_log import report_fault
+        from ringmaster.flows.process.process_log import report_faults
         from ringmaster.model_lineage.faults import InputFault
-        from ringmaster.tasks.messages import listed
 
+        prepare_streams()
         try:
             ownership.keep_to_owner(settings.home())
             app()
         except InputFault as error:
-            report_fault(listed(error.faults))
+            report_faults(error.faults)
             sys.exit(INPUT_FAULT)
         except BatchCancelled as error:
-            report_fault(str(error))
+            report_faults([str(error)])
             sys.exit(1)
 
 

@@ -23,6 +23,7 @@ from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.text import printable
 
 BatchName = Annotated[str, titled("Batch", min_length=1)]
 JobNames = Annotated[list[str], titled("Jobs", examples=[["llama", "vit-lr1e-3"]])]
@@ -131,7 +132,7 @@ def _ask(kind: wishes.RequestKind, batch: str, jobs: list[str], **more: Any) -> 
     """Returns and logs the answers of the pool's executor. Raises InputError where it refuses."""
     with open_database(pool_address()) as database:
         answers = ask_about(database, kind, batch=batch, jobs=jobs, **more)
-    lines = [f"{answer.batch}: {answer.message}" for answer in answers]
+    lines = [printable(f"{answer.batch}: {answer.message}") for answer in answers]
     for line in lines:
         get_run_logger().info(line)
     return lines

@@ -24,6 +24,7 @@ from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.text import MOST_IN_NAME, printable
 
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
 
@@ -46,7 +47,7 @@ def named(template: str) -> Callable[[], str]:
 def typed_or(wanted: str) -> str:
     """Returns the running flow's name if a person typed it, else `wanted`."""
     name = runtime.flow_run.name
-    return wanted if not name or _DRAWN.fullmatch(name) else str(name)
+    return printable(wanted, limit=MOST_IN_NAME) if not name or _DRAWN.fullmatch(name) else str(name)
 
 
 def current_flow_run() -> FlowRun | None:

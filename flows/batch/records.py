@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
-from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
@@ -20,6 +19,7 @@ from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import printable
 
 
 def job_rows(result: BatchResult) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
             "status": job["status"],
             "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
             "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
-            "reason": job["message"],
+            "reason": printable(job["message"]),
             "steps": job["num_steps"],
             "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
             **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
@@ -96,9 +96,9 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
 
 def log_decision(event: ExecutionEvent) -> None:
     """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
-    if line := describe(event):
+    if (line := describe(event)) is not None:
         has_failed = isinstance(event, JobEnded) and event.status == JobStatus.FAILED
-        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, Text.from_markup(line).plain)
+        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, line.text)
 
 
 def failure(job: str, why: str) -> JobEnded:
@@ -127,4 +127,4 @@ def tell_refused(profiled: Profiled) -> None:
     for line in refusal_lines({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
         current_view.get().detail(line)
         if logger is not None:
-            logger.info(line)
+            logger.info(printable(line))

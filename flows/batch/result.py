@@ -16,6 +16,7 @@ from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.text import printable
 
 PREDICTION = "prediction"
 """The fact: the prediction of the first plan's makespan since the batch was started or resumed, as JSON."""
@@ -71,7 +72,7 @@ class BatchResult:
                 others.setdefault(job["status"], []).append(job["name"] + why)
         num_done = sum(job["status"] == JobStatus.DONE for job in self.jobs)
         parts = [f"{num_done} of {len(self.jobs)} jobs are done"]
-        return "; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()])
+        return printable("; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()]))
 
     @property
     def objective_value(self) -> float | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,10 @@ from rich.table import Table
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.text import printable
+
+MOST_IN_CELL = 500  # characters of a message; --json has all of it
 
 if TYPE_CHECKING:
     from ringmaster.tasks.pool.handed_over import Pending
@@ -64,11 +66,16 @@ def status(
     if as_json:
         print_json(rows)
         return
+    output_console().print(status_table(rows))
+
+
+def status_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Returns the table that `status` prints. rows: of jobs."""
     columns = ("batch", "run", "job", "status", "step", "message", "trained with")
     table = Table(*columns, box=None, header_style="bold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    output_console().print(table)
+        table.add_row(*("" if value is None else printable(str(value), limit=MOST_IN_CELL) for value in row.values()))
+    return table
 
 
 def logs(
@@ -89,7 +96,7 @@ def logs(
                 ranks = sorted(path.stem.removeprefix("rank-") for path in gangs[-1].glob("rank-*.log"))
                 raise InputError([f"{job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
             text = file.read_text(errors="replace")
-            sys.stdout.write(text)
+            write_document(text)
             if not text:
                 error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
             return

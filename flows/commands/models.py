@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json, styled
 
 if TYPE_CHECKING:
     from ringmaster.tasks.evaluation.examination import Examined
@@ -44,7 +44,7 @@ def evaluate(
         found = [examine.find(model, home) for model in models]
         other = None if against is None else examine.find(against, home)
         console = error_console()
-        with console.status("") as status:
+        with console.status(styled("")) as status:
             examined = examine.examine_models(
                 found,
                 data=spec,
@@ -53,7 +53,7 @@ def evaluate(
                 metrics=metric,
                 max_rows=max_rows,
                 notice=console.print,
-                progress=lambda num_done, num_rows: status.update(f"{num_done} of {num_rows} rows"),
+                progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
             )
         for model, seen in zip(found, examined, strict=True):
             if record and model.record is not None:
@@ -115,9 +115,9 @@ def _show(examined: Mapping[str, Examined]) -> None:
     for label, seen in examined.items():
         for fault in seen.faults:
             said = fault if len(examined) == 1 else f"{label}: {fault}"
-            error_console().print(said, style="red", markup=False, highlight=False)
+            error_console().print(said, style="red")
         for cause in why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL}):
-            error_console().print(cause, style="yellow", markup=False, highlight=False)
+            error_console().print(cause, style="yellow")
 
 
 def _measured(examined: Examined) -> list[dict[str, Any]]:
@@ -135,11 +135,10 @@ def _measured(examined: Examined) -> list[dict[str, Any]]:
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+        table.add_row(*(_cell(value) for value in row.values()))
     output_console().print(table)
 
 

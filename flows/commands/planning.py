@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -92,7 +91,7 @@ def check(
 
     problem, planned = _problem(problem_file, None, 0), read_plan(plan_file)
     if faults := verify(planned, problem):
-        sys.stdout.write("\n".join(faults) + "\n")
+        output_console().print(*faults, sep="\n", soft_wrap=True)
         raise typer.Exit(1)
     lines = [
         f"OK: {len(planned.segments)} segments of {len(problem.jobs)} jobs keep every rule and end at "
@@ -115,7 +114,7 @@ def check(
         least = f"no plan has a {planned.objective} below {planned.value_bound:.2f}"
         above = f"; the plan's {planned.value:.2f} is at most {planned.gap:.2%} more" if planned.gap is not None else ""
         lines.append(f"OK: {least}{above}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    output_console().print(*lines, sep="\n", soft_wrap=True)
 
 
 def simulate(
@@ -167,7 +166,7 @@ def simulate(
     if ideal.value is not None:
         values = ", ".join(f"{row.value:.2f} ({name})" for name, row in rows)
         lines.append(f"{planned.objective}: {planned.value:.2f} predicted, {ideal.value:.2f} by who knew, {values}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    output_console().print(*lines, sep="\n", soft_wrap=True)
 
 
 def _registered(objective: str) -> str:

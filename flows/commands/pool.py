@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import show_result, training
@@ -42,11 +40,11 @@ def submit(
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
     from ringmaster.flows.pool.asking import pool_address
     from ringmaster.tasks.batch import load_batch
-    from ringmaster.tasks.batch.field_types import NAME_PATTERN
+    from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 
     pool = pool_address()
-    if not re.fullmatch(NAME_PATTERN, batch):
-        raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
+    if not is_name(batch):
+        raise InputError([f"--batch {batch!r} is no name. To fix: {NAME_REMEDY}"])
     jobs = replace(load_batch(located(jobs_file)), name=batch)
     if not unchecked:
         from ringmaster.flows.batch.probe import check_jobs
@@ -67,7 +65,7 @@ def submit(
         database.read(check_release)
         requests = Requests(database)
         number = hand_over(requests, jobs.to_json(), file=_kept(jobs), checkpoint_every_s=checkpoint_every)
-        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over", highlight=False)
+        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
         with in_time(ANSWER_PATIENCE_S) as is_over:
             run = requests.wait(number, until=is_over).answer.get("flow_run")
     if run is None:
@@ -75,7 +73,7 @@ def submit(
     else:
         said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(f"{said}\n{follow}", highlight=False, soft_wrap=True)
+    error_console().print(said, follow, sep="\n", soft_wrap=True)
     if as_json:
         print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
@@ -122,7 +120,7 @@ def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more
     else:
         console = error_console()
         for answer in answers:
-            console.print(f"{answer.batch}: {escape(answer.message)}", highlight=False)
+            console.print(f"{answer.batch}: {answer.message}")
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 

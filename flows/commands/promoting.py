@@ -46,8 +46,8 @@ def promote(
         print_json(done.to_json())
     else:
         for reason in done.decision.reasons:
-            output_console().print(f"- {reason}", markup=False, highlight=False, soft_wrap=True)
-        error_console().print(done.sentence(), markup=False, highlight=False)
+            output_console().print(f"- {reason}", soft_wrap=True)
+        error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
 
 
@@ -64,7 +64,7 @@ def rollback(
     if as_json:
         print_json({"model": name, "champion": restored, "taken_back": taken_back})
     else:
-        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not", markup=False)
+        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not")
 
 
 def _sound(alarm: Alarm) -> None:

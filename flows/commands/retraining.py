@@ -33,9 +33,9 @@ def sweep(
     console = error_console()
     console.print(_table(result["leaderboard"]))
     if result["challenger"]:
-        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}", highlight=False)
+        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
     for fault in result["faults"]:
-        console.print(f"not recorded: {fault}", style="yellow", markup=False, highlight=False)
+        console.print(f"not recorded: {fault}", style="yellow")
     if as_json:
         print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
@@ -61,7 +61,7 @@ def retrain(
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
     asked = {"file": str(models_file), "night": night, "force": force, "seed": seed}
     result = _run("ringmaster.flows.retrain_daily:retrain_daily", asked, is_verbose=verbose)
-    error_console().print(Markdown(result["report"]))
+    error_console().print(Markdown(result["report"], hyperlinks=False))
     if as_json:
         print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)

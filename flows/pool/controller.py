@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows import settings
@@ -206,5 +205,5 @@ def _end_at_once() -> None:
 
 def _log(event: ExecutionEvent) -> None:
     """Logs an event of the controller: what was decided, and why."""
-    if line := describe(event):
-        logger.info("%s", Text.from_markup(line).plain)
+    if (line := describe(event)) is not None:
+        logger.info("%s", line.text)

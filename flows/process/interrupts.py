@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from ringmaster.text import printable
+
 STOPPING = "stopping: writing checkpoints; press again to kill"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
@@ -28,7 +30,7 @@ Say = Callable[[str], None]
 def say_on_stderr(line: str) -> None:
     """Writes a line to stderr's file descriptor, past locks and redirections of Python's streams."""
     with suppress(OSError):  # nobody reads
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{printable(line)}\n".encode())
 
 
 def kill_everything() -> None:

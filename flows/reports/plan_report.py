@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ringmaster.flows.output import styled
 from ringmaster.tasks.planning.bounds.counting import COUNTING
 from ringmaster.tasks.planning.charts.drawing import COLOURS, counted, seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import axis, job_lines, margin_and_columns, rows
@@ -38,7 +39,7 @@ def print_plan(
     console.print(_comparison(found, simple))
     console.print()
     for line in filter(None, (_quality(found, problem), fused, _how_to_check(found), _seconds(found))):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
@@ -50,16 +51,16 @@ def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
         if node and node != name.rpartition(":")[0]:
             console.print()
         node = name.rpartition(":")[0]
-        line = Text().append(f"{name[-margin:]:>{margin}} ", "dim")
+        line = Text().append(styled(f"{name[-margin:]:>{margin}} ", "dim"))
         for piece in pieces:
             ground = f" on {colour[piece.of.job]}" if isinstance(piece.of, Segment) else ""
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)
-    console.print(Text(axis(found, margin, columns), style="dim"), soft_wrap=True)
+    console.print(styled(axis(found, margin, columns), "dim"), soft_wrap=True)
     console.print()
     for job, text in zip(problem.jobs, job_lines(found, problem, console.width), strict=True):
-        console.print(Text().append(text[:1], f"bold {colour[job.id]}").append(text[1:]), soft_wrap=True)
+        console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)
 
 
 def prediction_text(prediction: Prediction) -> str:
@@ -92,7 +93,7 @@ def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
         cut = "▸" if seconds > longest_s else ""
         style = {"no plan beats": "red", "this plan": "green"}.get(name, "dim")
         table.add_row(
-            name, Text("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{said}"
+            name, styled("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{said}"
         )
     return table
 

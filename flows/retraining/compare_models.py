@@ -28,6 +28,7 @@ from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, Mod
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json
+from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 
@@ -236,8 +237,8 @@ def _carry_out(
 def _question(model_result: ModelResult, candidate: ModelRecord, decision: Decision) -> str:
     """Returns the question for a person, as markdown."""
     serving = "none yet" if model_result.champion_version is None else f"version {model_result.champion_version}"
-    reasons = "".join(f"\n- {reason}" for reason in decision.reasons or (decision.why,))
+    reasons = "".join(f"\n- {markdown(reason)}" for reason in decision.reasons or (decision.why,))
     return (
-        f"# Promote {candidate.registered_name} version {candidate.version}?\n\nIts champion is {serving}. "
+        f"# Promote {markdown(candidate.registered_name)} version {candidate.version}?\n\nIts champion is {serving}. "
         f"The policy agrees:\n{reasons}"
     )

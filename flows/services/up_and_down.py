@@ -20,7 +20,7 @@ from sqlalchemy import Connection, select
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.engine_preflight import engine_faults
@@ -81,10 +81,10 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
     console = error_console()
     supervisor, was_up = files.supervisor(), settings.pool_file(options.home).exists()
     if supervisor is not None:
-        console.print("going on with what another `ringmaster up` began, with the options of that", highlight=False)
+        console.print("going on with what another `ringmaster up` began, with the options of that")
     elif survivors := _living(files):
         names = ", ".join(state.name for state in survivors)
-        console.print(f"taking over what runs already, with the options that it has: {names}", highlight=False)
+        console.print(f"taking over what runs already, with the options that it has: {names}")
     else:
         _prepare(options, files, database_server, console)
     address = files.address()
@@ -100,9 +100,9 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
             write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
             return True
         if was_up:  # batches run in it: ending them would gain nothing
-            console.print("what runs goes on, and what does not is tried again: see the logs", highlight=False)
+            console.print("what runs goes on, and what does not is tried again: see the logs")
             return False
-        console.print("ending what was started", highlight=False)
+        console.print("ending what was started")
         stop(options.home)
     finally:
         members.close()
@@ -122,12 +122,11 @@ def is_let_in(address: PoolAddress) -> bool:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return True  # it answers, and any other status is not about the password
     except OSError as error:
-        error_console().print(f"[red]MLflow did not say whether it takes the password:[/] {error}", highlight=False)
+        error_console().print(styled("MLflow did not say whether it takes the password:", "red"), str(error))
         return False
     error_console().print(
-        f"[red]MLflow does not let {address.username} in with this password.[/] To fix: give the one that its users "
-        "were made with; docs/operations.md says how to change it",
-        highlight=False,
+        styled(f"MLflow does not let {address.username} in with this password.", "red"),
+        "To fix: give the one that its users were made with; docs/operations.md says how to change it",
     )
     return False
 
@@ -139,15 +138,15 @@ def stop(home: Path) -> bool:
     if supervisor is not None:
         _end(supervisor, files, console)
     for state, service in reversed(_survivors(files)):  # services of a supervisor that was killed
-        console.print(f"ending {state.name}", highlight=False)
+        console.print(f"ending {state.name}")
         if state.process is not None:
             state.process.end(grace_s=service.grace_s, group=service.group)
     left = _survivors(files)
     if not left:
         settings.pool_file(home).unlink(missing_ok=True)
-        console.print("the pool is down", highlight=False)
+        console.print("the pool is down")
     for state, _ in left:
-        console.print(f"[red]{state.name} (process {state.pid}) has not ended[/]", highlight=False)
+        console.print(f"{state.name} (process {state.pid}) has not ended", style="red")
     return not left
 
 
@@ -155,13 +154,13 @@ def print_states(home: Path) -> None:
     """Prints the state of each service."""
     console = error_console()
     for state in files_of(home).states():
-        console.print(_line(state), highlight=False)
+        console.print(_line(state))
 
 
 def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | None, console: Console) -> None:
     if database_server is not None:
         for name in make_databases(database_server):
-            console.print(f"made database {name}", highlight=False)
+            console.print(f"made database {name}")
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
     address = options.address()
@@ -211,14 +210,14 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             said = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
             if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and said is not None:
                 done.add(state.name)
-                console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}", highlight=False)
+                console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}")
         if done == set(names):
             return True
         if supervisor.wait(LOOK_EVERY_S):
-            console.print(f"[red]the supervisor has ended[/], see {files.log('supervisor')}", highlight=False)
+            console.print(f"the supervisor has ended, see {files.log('supervisor')}", style="red")
             return False
     missing = ", ".join(name for name in names if name not in done)
-    console.print(f"[red]not up after {DEADLINE_S:.0f} s:[/] {missing}; see {files.folder}/*.log", highlight=False)
+    console.print(styled(f"not up after {DEADLINE_S:.0f} s:", "red"), f"{missing}; see {files.folder}/*.log")
     return False
 
 
@@ -234,7 +233,7 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
             if state.status != shown.get(state.name):
                 shown[state.name] = state.status
                 if state.status not in (ServiceStatus.UP, ServiceStatus.DONE):
-                    console.print(_line(state), highlight=False)
+                    console.print(_line(state))
         if ended:
             return
 
@@ -262,9 +261,9 @@ def _line(state: ServiceState) -> str:
 
 def _print_log(files: ServiceFiles, state: ServiceState, console: Console) -> None:
     lines = files.log(state.name).read_text(errors="replace").splitlines()[-LONGEST_LINE:]
-    console.print(f"[red]{state.name} did not start:[/] {state.message}", highlight=False)
-    console.print("\n".join(lines), highlight=False, markup=False)
-    console.print(f"The whole of it: {files.log(state.name)}", highlight=False)
+    console.print(styled(f"{state.name} did not start:", "red"), state.message)
+    console.print(*lines, sep="\n")
+    console.print(f"The whole of it: {files.log(state.name)}")
 
 
 class Members:

@@ -13,6 +13,7 @@ from typing import Any
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.connection import Connection, batch_experiment
 from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.text import storable
 
 METRICS_PER_REQUEST = 1000  # MLflow's limits
 PARAM_LIMIT = 6000
@@ -156,7 +157,7 @@ class Runs(Connection):
     def write_text(self, run_id: str, path: str, text: str) -> None:
         """Stores `text` as the artifact `path` (relative, "/" between folders), replacing an earlier one."""
         with _file(path) as (local, folder):
-            local.write_text(text, encoding="utf-8")
+            local.write_text(storable(text), encoding="utf-8")
             self.client.log_artifact(run_id, str(local), folder)
 
     def write_json(self, run_id: str, path: str, value: Any) -> None:
@@ -249,7 +250,7 @@ def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def param_text(value: Any) -> str:
     """Returns the text of a parameter or tag: lists and mappings as JSON, other values as Python prints them."""
-    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else storable(str(value))
 
 
 def _shortened(text: str, limit: int, path: str) -> str:

@@ -11,9 +11,10 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.interface.values import message_text, stored_as
+from ringmaster.techniques.interface.values import stored_as
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Listeners:
             self._listeners.remove(listener)
             purpose = getattr(getattr(listener, "__self__", listener), "PURPOSE", None)
             purpose = purpose or getattr(listener, "__qualname__", repr(listener))
-            fault = message_text(f"{purpose} stopped on an error: {type(error).__name__}: {error}")
+            fault = printable_lines(f"{purpose} stopped on an error: {type(error).__name__}: {error}")
             self.faults[listener] = fault
             logger.exception("%s is detached; what it is for is missing from now on", purpose)
             self._on_fault(listener, fault)

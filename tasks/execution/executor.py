@@ -38,7 +38,6 @@ from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replann
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
-from ringmaster.techniques.interface.values import message_text
 from ringmaster.techniques.runtime.processes.events import (
     CheckpointSaved,
     Event,
@@ -52,6 +51,7 @@ from ringmaster.techniques.runtime.processes.events import (
 )
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
+from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -437,7 +437,7 @@ class Executor:
                 logger.exception("an event of the gang of %s cannot be handled: %r", lead, event)
                 refusal = f"its event {event.NAME!r} cannot be handled: {type(error).__name__}: {error}"
         if refusal is not None:
-            self._refuse(running, job, message_text(refusal))
+            self._refuse(running, job, printable_lines(refusal))
 
     def _event_fault(self, running: RunningSegment, job: str, event: Event) -> str | None:
         """Returns why an event of a gang must not be acted on, or None."""
@@ -508,7 +508,7 @@ class Executor:
             jobs = [running.segment.job, *running.members]
             logger.exception("the outcome %r of %s cannot be decided on", outcome, ", ".join(jobs))
             what = f"its gang ended with an outcome that cannot be read: {type(error).__name__}: {error}"
-            self.fail(jobs, message=message_text(what))
+            self.fail(jobs, message=printable_lines(what))
             return "the job has failed"
 
     def _tell(self, event: ExecutionEvent) -> None:

@@ -22,9 +22,9 @@ from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.steering import EVALUATED
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.interface.values import message_text
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.text import printable_lines
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without progress
 FIRST_PAUSE_S = 1.0  # before a crashed segment is retried, as the cause may be transient
@@ -78,7 +78,7 @@ class OutcomePolicy:
         if record.status in ENDED:
             self._job_table.write(member, step=max(record.step, outcome.get("step", 0)))
         elif outcome["status"] == OutcomeStatus.INVALID:
-            self.fail(member, message_text(outcome["message"]))
+            self.fail(member, printable_lines(outcome["message"]))
         elif outcome["status"] == OutcomeStatus.DONE and self._job_table.is_whole(member, outcome["step"]):
             self._finish(member, outcome)
         elif record.status == JobStatus.PAUSED:

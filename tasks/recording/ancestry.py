@@ -12,6 +12,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
+from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {"lora": "lora", "prefix": "prefix-tuned", "ia3": "ia3"}
 
@@ -102,10 +103,10 @@ def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     if len(compared) < 2:
         return ""
     own = compared[0]
-    rows = [["", "this one", *(f"`{entry['model']}`" for entry in compared[1:])]]
+    rows = [["", "this one", *(code_span(str(entry["model"])) for entry in compared[1:])]]
     rows.append(["weights", *(_bytes(entry, own) for entry in compared)])
     rows.append(["a batch", *(_seconds(entry, own) for entry in compared)])
-    rows += [[key, *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
+    rows += [[markdown(key), *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
     if any(entry["sparsity"] > 0.01 for entry in compared):
         rows.append(["zeros", *(f"{entry['sparsity']:.0%}" for entry in compared)])
     lines = [f"| {' | '.join(row)} |" for row in rows]

@@ -25,7 +25,8 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
 from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import message_text, to_json
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import printable_lines
 
 __all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
 
@@ -182,7 +183,7 @@ class AsyncRecorder:
             logger.exception("the recorder ends here")
             self._has_failed = True
             fault = f"all events since the recorder stopped on an error: {type(error).__name__}: {error}"
-            self._insist.faults.append(message_text(fault))
+            self._insist.faults.append(printable_lines(fault))
 
     def _write(self) -> None:
         flushed_s = time.monotonic()

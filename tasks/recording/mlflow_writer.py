@@ -39,6 +39,7 @@ from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
+from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
@@ -182,7 +183,7 @@ class MlflowWriter:
             than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
             lines += [picture(run_id), f"{took}{than}."]
         if fusion := self._journal.get(FUSION):
-            lines.append(f"Which jobs train together was planned: {fusion['words']}.")
+            lines.append(f"Which jobs train together was planned: {markdown(fusion['words'])}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
             lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)
@@ -262,7 +263,7 @@ class MlflowWriter:
         run_id = self._job_run(event.job)
         if event.status != JobStatus.DONE:
             how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
-            self.ledger.set_note(run_id, f"**{how}**: {event.message}")
+            self.ledger.set_note(run_id, f"**{how}**: {markdown(event.message)}")
             self.ledger.set_tags(run_id, {REASON: event.message})
             self.ledger.finish_run(run_id, status)
             return
@@ -333,7 +334,7 @@ class MlflowWriter:
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
+        metrics = ", ".join(f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
         made = links.link(f"{model.registered_name} version {model.version}", where["model"])
-        causes = "".join(f"\n\n{cause}" for cause in why_undefined(event.details["metrics"]))
+        causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
         return f"Held-out: {metrics}{causes}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."

@@ -25,7 +25,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_d
 
 from ringmaster.tasks.storage.releases import check_tables
 from ringmaster.tasks.storage.schema import METADATA, UNREADABLE
-from ringmaster.techniques.interface.values import storable
+from ringmaster.text import storable
 
 logger = logging.getLogger(__name__)
 

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, TypeDecorator, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, TypeDecorator, UniqueConstraint
+from sqlalchemy import Text as DatabaseText
+from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
-from ringmaster.techniques.interface.values import storable
+from ringmaster.text import storable
 
 UNREADABLE = "unreadable"
 """The key, in what is read of a JSON column, of a text that is no JSON, as it was damaged or written by hand."""
-
-
-class MessageText(TypeDecorator[str]):
-    """A text for people, which may quote what databases refuse."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
-        """Returns the text as it is stored."""
-        return None if value is None else storable(value)
 
 
 class json_field(FunctionElement[str]):
@@ -31,7 +22,7 @@ class json_field(FunctionElement[str]):
     SQLite's own function fails on the whole query where one row is damaged.
     """
 
-    type = Text()
+    type = DatabaseText()
     inherit_cache = True
 
 
@@ -48,6 +39,19 @@ def _field_of_sqlite(element: Any, compiler: Any, **options: Any) -> str:
 
 
 METADATA = MetaData()
+
+
+class Text(TypeDecorator[str]):
+    """Text of any characters: those that a database refuses are stored as escapes."""
+
+    impl = DatabaseText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Returns the text as it is stored."""
+        return None if value is None else storable(value)
+
+
 # The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
 # auto-increments only columns of type INTEGER.
 NUMBER = BigInteger().with_variant(Integer, "sqlite")
@@ -95,7 +99,7 @@ BATCHES = Table(
     Column("id", Text, primary_key=True),
     Column("content", JSON, nullable=False),
     Column("status", Text, nullable=False),
-    Column("message", MessageText, nullable=False),
+    Column("message", Text, nullable=False),
     Column("submitted_s", Float, nullable=False),
 )
 
@@ -115,7 +119,7 @@ JOBS = Table(
     Column("name", Text, nullable=False),
     Column("status", Text, nullable=False),
     Column("step", BigInteger, nullable=False),
-    Column("message", MessageText, nullable=False),
+    Column("message", Text, nullable=False),
     Column("details", JSON, nullable=False),
     UniqueConstraint("batch", "name"),
 )
@@ -139,7 +143,7 @@ PLANS = Table(
     Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("batch", Text, nullable=False, index=True),
     Column("made_s", Float, nullable=False),
-    Column("why", MessageText, nullable=False),
+    Column("why", Text, nullable=False),
     Column("content", JSON, nullable=False),
 )
 

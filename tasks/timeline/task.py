@@ -24,6 +24,7 @@ from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
 from ringmaster.tasks.timeline.svg import render_svg
+from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0
 
@@ -130,7 +131,7 @@ class GanttArtifact:
 def markdown(run_timeline: RunTimeline) -> str:
     """Returns a run timeline as markdown. Prefect's UI shows pictures only as images within markdown."""
     picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
-    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{' · '.join(headline(run_timeline))}"
+    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{foreign(' · '.join(headline(run_timeline)))}"
 
 
 def _create_markdown(text: str) -> UUID:

@@ -16,8 +16,6 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-MOST_IN_MESSAGE = 4000  # characters
-
 SINCE_LATER = {"since_later": True}
 """The metadata of a field that was added after values without it had been stored. The JSON form omits the field while
 it has its default, so that the form and the digest of stored values do not change."""
@@ -29,22 +27,6 @@ def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
     The key keeps values readable that were stored before the field was renamed.
     """
     return dataclasses.field(default=default, metadata={"key": key})
-
-
-def storable(text: str) -> str:
-    """Returns `text` in a form that every database and HTTP client accepts.
-
-    File names, for example, may contain bytes that are not UTF-8.
-    """
-    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
-
-
-def message_text(text: str) -> str:
-    """Returns the message of a process in a form that may be stored and shown: `storable`, of limited length."""
-    if len(text) > MOST_IN_MESSAGE:
-        half = MOST_IN_MESSAGE // 2
-        text = f"{text[:half]} ... ({len(text) - 2 * half} characters are left out) ... {text[-half:]}"
-    return storable(text)
 
 
 def to_json(value: Any) -> Any:

@@ -32,7 +32,7 @@ from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, Reque
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import message_text
+from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class BatchRuns:
         self._failures[request.id] += 1
         if self._failures[request.id] < MOST_FAILURES:
             return
-        message = message_text(f"the pool's controller cannot handle it: {type(error).__name__}: {error}")
+        message = printable_lines(f"the pool's controller cannot handle it: {type(error).__name__}: {error}")
         self._requests.answer(request.id, status=RequestStatus.REFUSED, answer={"message": message})
 
     def _start(self, client: SyncPrefectClient, request: Request) -> None:

@@ -44,6 +44,7 @@ from ringmaster.tasks.storage.schema import SEGMENTS
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +266,7 @@ def _log(client: SyncPrefectClient, run: FlowRun, message: str) -> None:
     line = {
         "name": "ringmaster.segment",
         "level": logging.INFO,
-        "message": message,
+        "message": printable(message),
         "timestamp": datetime.now(UTC).isoformat(),
         "flow_run_id": str(run.id),
     }

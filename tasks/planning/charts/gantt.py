@@ -1,11 +1,11 @@
 """Gantt charts of plans as self-contained SVG; hovering over a job in a browser highlights all its segments."""
 
 from collections.abc import Iterable
-from html import escape
 
 from ringmaster.tasks.planning.charts.drawing import Frame, colours, counted, label, legend, seconds_text, stripes
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.text import xml
 
 MAX_LINKED = 300  # segments above which hovering highlights nothing: the styles would make the file too large
 BOUND_STYLE = (
@@ -80,7 +80,7 @@ def _boxes(segment: Segment, problem: Problem, frame: Frame, colour: str) -> lis
     )
     if others := trained_beside(segment, problem):
         title += f", together with {', '.join(others)}"
-    parts = [f"<title>{escape(title)}</title>"]
+    parts = [f"<title>{xml(title)}</title>"]
     least = 2.5 if segment.overhead_s > 0 else 0.0  # minimum visible width
     for box in frame.boxes(segment.devices, segment.start_s, segment.end_s):
         paid = min(box.wide / 2, max(least, segment.overhead_s * frame.scale))

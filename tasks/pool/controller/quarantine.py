@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import FACTS
-from ringmaster.techniques.interface.values import message_text
+from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Quarantine:
                 else:
                     self._mark(row, 0)
                     return result
-        message = message_text(f"the pool's controller cannot handle it, and goes on without it: {cause}")
+        message = printable_lines(f"the pool's controller cannot handle it, and goes on without it: {cause}")
         logger.error("%s is set aside: %s", row, message)
         set_aside(message)
         self._mark(row, 0)

@@ -9,8 +9,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 from ringmaster.techniques.interface.metric import checked_values
-from ringmaster.techniques.interface.values import message_text, storable
 from ringmaster.techniques.runtime.processes.events import MOST_STEPS, OutcomeStatus
+from ringmaster.text import printable_lines, storable
 
 MOST_IN_LINE = 1_000_000  # bytes of an event
 MOST_IN_TEXT = 4096  # characters of a value: a path of the longest kind
@@ -169,7 +169,7 @@ def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEv
     if isinstance(value, dict):
         return checked_values(value, may_be_undefined=False)
     if isinstance(value, str):
-        return message_text(value) if cls is Failed else _plain_text(name, value)
+        return printable_lines(value) if cls is Failed else _plain_text(name, value)
     number: Any = value
     if name == "loss":  # one that is not finite has a remedy of its own
         return math.inf if isinstance(number, int) and abs(number) > MOST_STEPS else float(number)

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from ringmaster.techniques.interface.metric import checked_values
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import SINCE_LATER, from_json, message_text, to_json
+from ringmaster.techniques.interface.values import SINCE_LATER, from_json, to_json
+from ringmaster.text import printable_lines, storable_values
 
 MOST_STEPS = 2**53  # JSON's whole numbers; a job has fewer
 MOST_IN_REFUSED = 200  # characters of a refused event that a message quotes
@@ -109,7 +110,7 @@ class RankFailed(Event):
     message: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", message_text(str(self.message)))
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +170,7 @@ class PreflightFailed(JobEvent):
     message: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", message_text(str(self.message)))
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
 
 
 # -- of a trial ------------------------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ class CheckpointFailed(JobEvent):
 
     def __post_init__(self) -> None:
         _check_step(self.step)
-        object.__setattr__(self, "message", message_text(str(self.message)))
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,7 +374,7 @@ class ModelFailed(Event):
     message: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", message_text(str(self.message)))
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
 
 
 # -- of others -------------------------------------------------------------------------------------------------------
@@ -429,8 +430,8 @@ def event_from_json(content: Mapping[str, Any]) -> Event:
         raise ValueError(f"an event is an object with its name as 'event', not {content!r:.{MOST_IN_REFUSED}}")
     cls = _CLASSES.get(name)
     if cls is None:
-        return OtherEvent(content=dict(content))
-    return from_json(cls, {key: value for key, value in content.items() if key in _KEYS[cls]})
+        return OtherEvent(content=storable_values(dict(content)))
+    return from_json(cls, {key: storable_values(value) for key, value in content.items() if key in _KEYS[cls]})
 
 
 def event_or_refusal(content: Any) -> Event:
@@ -440,4 +441,4 @@ def event_or_refusal(content: Any) -> Event:
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         name = str(content.get("event", "")) if isinstance(content, Mapping) else ""
         message = f"an event of its gang was refused: {error} (it was {content!r:.{MOST_IN_REFUSED}})"
-        return RefusedEvent(message=message_text(message), name=name)
+        return RefusedEvent(message=printable_lines(message), name=name)

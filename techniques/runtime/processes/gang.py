@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import message_text
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     Event,
@@ -26,6 +25,7 @@ from ringmaster.techniques.runtime.processes.events import (
 )
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
+from ringmaster.text import printable_lines
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_PATIENCE_S = 120.0
@@ -51,8 +51,8 @@ class Outcome:
     was_killed: bool = False
 
     def __post_init__(self) -> None:
-        # The message may quote a user's exception or a file name, with characters that databases refuse.
-        object.__setattr__(self, "message", message_text(self.message))
+        # The message may quote a user's exception or a file name, of any length and with any characters.
+        object.__setattr__(self, "message", printable_lines(self.message))
 
 
 def as_event(outcome: Outcome) -> ShareEnded:

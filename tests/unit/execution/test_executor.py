@@ -289,7 +289,7 @@ class Gauge:
 def test_a_listener_that_raises_is_told_once_and_detached_and_ends_nothing(tmp_path, caplog):
     bench, gauge = Bench(tmp_path, [job("a"), job("b")]), Gauge()
     bench.executor._listeners._listeners.insert(0, gauge.listen)
-    bench.expected_faults = ["the gauge stopped on an error: RuntimeError: no  needle"]
+    bench.expected_faults = ["the gauge stopped on an error: RuntimeError: no \\x00 needle"]
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
     assert len(bench.told(SegmentEnded)) == 2, "the others hear all events"

@@ -99,7 +99,7 @@ def test_what_more_devices_would_have_gained():
 
 
 def test_whatever_a_fault_says_stays_in_its_line_and_is_no_markdown():
-    assert "- **words** failed: line 3 is no \\| JSON \\<b\\> a\\_b" in REPORT.markdown().splitlines()
+    assert "- **words** failed: line 3\\\\nis no \\| JSON &lt;b&gt; a_b" in REPORT.markdown().splitlines()
 
 
 def test_a_night_without_work_says_so():

@@ -144,5 +144,5 @@ def test_a_metric_of_nothing_is_no_number_and_no_fault():
 
 def test_what_a_process_says_of_its_failure_can_be_stored_and_is_short():
     message = RankFailed(kind=OutcomeStatus.CRASHED, message="\0\ud800" + "m" * 100_000).message
-    assert len(message) < 5000
+    assert len(message) <= 20_000
     message.encode()
