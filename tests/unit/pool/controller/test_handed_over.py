@@ -297,7 +297,7 @@ def test_single_jobs_of_a_batch_that_is_not_measured_cannot_be_cancelled(databas
     "change",
     [
         {"file": None},
-        {"file": "a\0b"},
+        {"file": "{folder}/a\0b"},
         {"batch": {"name": "bad", "jobs": "\ud800"}, "file": "{folder}/bad.json"},
         {"batch": None, "file": "{folder}/bad.json"},
     ],

@@ -127,7 +127,9 @@ def test_a_batch_that_the_controller_fails_on_is_set_aside_at_its_second_failure
     assert pool.statuses("b2") == DONE
     assert (len(tries), set(pool.statuses("b1").values())) == (2, {JobStatus.FAILED})
     message = Journal(database, batch="b1").jobs()["a"].message
-    assert message == "the pool's controller cannot handle it, and goes on without it: RuntimeError: no \\x00 such thing"
+    assert (
+        message == "the pool's controller cannot handle it, and goes on without it: RuntimeError: no \\x00 such thing"
+    )
     assert "Traceback" in caplog.text
     assert [event.message for event in pool.told(controller_module.JobEnded)] == [message, message]
 
