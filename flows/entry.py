@@ -14,6 +14,7 @@ def main() -> None:
     with interrupts.command(sys.argv[1:]):
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
+        from ringmaster.flows.faults import BatchCancelled
         from ringmaster.flows.output import prepare_streams
         from ringmaster.flows.process import ownership, proxies
         from ringmaster.flows.process.process_log import report_faults
@@ -27,7 +28,7 @@ def main() -> None:
         except InputFault as error:
             report_faults(error.faults)
             sys.exit(INPUT_FAULT)
-        except RingmasterError as error:
+        except (BatchCancelled, RingmasterError) as error:
             report_faults([str(error)])
             sys.exit(1)
 

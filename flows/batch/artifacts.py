@@ -45,6 +45,8 @@ class DecisionArtifact:
     in_background: wraps the update in a background worker, so that nothing waits for it.
     """
 
+    PURPOSE = "the table of decisions in Prefect"
+
     def __init__(
         self,
         *,
@@ -89,6 +91,8 @@ class PlanArtifact:
     device: the kind of the pool's devices.
     show: creates the artifact, as `show_plan`.
     """
+
+    PURPOSE = "the plan in Prefect"
 
     def __init__(self, batch: str, *, device: str, show: Callable[..., None] | None = None) -> None:
         self._batch, self._device, self._show, self._is_shown = batch, device, show or show_plan, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -93,6 +93,7 @@ class LocalRun:
         self._cluster = context.node_context.cluster
         self.batch, self.journal, self.recorder = context.node_context.batch, context.journal, context.recorder
         self.is_begun = self.is_recorded = False
+        self.listener_faults: Mapping[Listener, str] = {}
         self._profiled: Profiled | None = None
         self._plan: Planned | None = None  # None where nothing is left to be planned
         self._began_at_s, self._profiling_s = time.time(), 0.0
@@ -198,6 +199,7 @@ class LocalRun:
             stack.callback(engine.close)
             stack.enter_context(following(engine, executor, cluster=self._cluster))
             stack.enter_context(stopped_by_signals(partial(_stop, executor)))
+            self.listener_faults = executor.listener_faults
             yield executor
 
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:

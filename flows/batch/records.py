@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from prefect import get_run_logger
@@ -11,7 +11,7 @@ from prefect.context import FlowRunContext
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
 from ringmaster.tasks.profiling.preflight import Failed
 from ringmaster.tasks.profiling.reasons import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
@@ -55,14 +55,21 @@ class RecordedRun(Protocol):
     def recorder(self) -> AsyncRecorder:
         """Writes the run into MLflow."""
 
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the run raised; by listener."""
+
 
 def close_records(run: RecordedRun, result: BatchResult) -> list[str]:
     """Records the result of a run, and waits until all is written; returns descriptions of what could not be."""
     run.is_recorded = True
     run.journal.put("status", result.status)
     finish_records(run.recorder, result)
-    faults = run.recorder.close(patience_s=run.patience_s)
-    run.journal.put("is_recorded", run.recorder.is_complete)
+    lost = [fault for listener, fault in run.listener_faults.items() if listener == run.recorder.listen]
+    for fault in run.listener_faults.values():
+        current_view.get().say(f"{fault}; the log has the traceback")
+    faults = [*lost, *run.recorder.close(patience_s=run.patience_s)]
+    run.journal.put("is_recorded", run.recorder.is_complete and not lost)
     if run.sweep_scheduler is not None:
         run.sweep_scheduler.close(run_id=run.recorder.run_of())
     return faults
@@ -104,13 +111,12 @@ def failures_told(*, but: Iterable[str] = ()) -> Failed:
 
     but: jobs that have ended before and are not reported.
     """
-    view, told = current_view.get(), set(but)
+    listeners, told = Listeners([current_view.get().listen, log_decision]), set(but)
 
     def tell(job: str, why: str) -> None:
         if job not in told:
             told.add(job)
-            for listen in (view.listen, log_decision):
-                listen(failure(job, why))
+            listeners.tell(failure(job, why))
 
     return tell
 

@@ -125,7 +125,7 @@ def _runs(batch: str | None) -> list[_Run]:
     every = [*_runs_here(), *_runs_on_pool()]
     runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
     if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
-        error_console().print(f"no job of {batch} is in a plan yet: they are measured, or wait for that")
+        error_console().print(f"no job of {batch} has been in a plan: its last run waits for that, or ended before")
     elif batch is not None and not runs:
         there = ", ".join(dict.fromkeys(run.batch for run in every)) or "none"
         raise InputError([f"there is no batch {batch!r} under {settings.home()}; there are {there}"])
@@ -174,11 +174,8 @@ def _runs_on_pool() -> Iterator[_Run]:
 
 def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    from ringmaster.tasks.storage.journal import JobStatus
-
-    status = JobStatus.FAILED if found.is_over else "handed over"
-    known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
-    return [{**known, "job": job} for job in found.jobs]
+    known = {"status": found.status, "step": 0, "message": found.message, "leader": None}
+    return [{"batch": found.name, "run": found.run, "job": job, **known} for job in found.jobs]
 
 
 def _rows(records: Iterable[JobRecord], batch: str, run: str) -> list[dict[str, Any]]:

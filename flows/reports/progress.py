@@ -36,6 +36,8 @@ from ringmaster.text import printable
 class View:
     """A view that shows nothing. Subclasses show notices (lines of progress) and an executor's events."""
 
+    PURPOSE = "the view of the progress"
+
     def __enter__(self) -> Self:
         return self
 

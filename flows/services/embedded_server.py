@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import httpx
 from prefect import Flow
 from prefect.context import refresh_global_settings_context
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.utilities.callables import get_call_parameters
 
+from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
 from ringmaster.flows.services.databases import check_prefect_database, prefect_database
@@ -123,9 +126,13 @@ class LocalFlow(Flow[P, R]):
     if not TYPE_CHECKING:  # the types of the base class hold
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """Calls the flow while Prefect has a server."""
+            """Calls the flow while Prefect has a server. On a pool, its page in Prefect can cancel it."""
             with embedded_server():
-                return super().__call__(*args, **kwargs)
+                options = {key: kwargs.pop(key) for key in ("return_state", "wait_for") if key in kwargs}
+                parameters = get_call_parameters(self.fn, args, kwargs)
+                if options or (run := run_with_cancel(self, parameters)) is None:
+                    return super().__call__(*args, **kwargs, **options)
+                return run_flow(self, flow_run=run, parameters=parameters)
 
         def with_options(self, **options: Any) -> Any:
             """Returns such a flow with other options."""

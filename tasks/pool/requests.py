@@ -34,13 +34,11 @@ ANSWERED = (RequestStatus.GRANTED, RequestStatus.DONE, RequestStatus.REFUSED)
 class RequestKind(StrEnum):
     """The kinds of requests.
 
-    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]). A `CANCEL`
-      with `is_waiting` is about the batches of that name whose jobs are not submitted yet.
+    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
-    - `NODE` says that a batch, with its name and `run`, is measured and needs a node for it, for as long as it is
-      renewed. A refusal cancels the batch.
+    - `NODE` says that a batch needs a node to be profiled on, for as long as it is renewed.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
       renews it (`ringmaster.tasks.pool.handed_over`).
     """
@@ -65,12 +63,13 @@ LAST_RENEWAL_S = 2.0
 class Request:
     """One request.
 
+    kind: None for one of another release, which this one does not know.
     answer: {"message": ...} for a refused request; for `LEND`, the devices that were granted.
     """
 
     id: int
     key: str
-    kind: RequestKind
+    kind: RequestKind | None
     content: Mapping[str, Any]
     status: RequestStatus
     answer: Mapping[str, Any]
@@ -123,38 +122,39 @@ class Requests:
         *,
         status: RequestStatus,
         answer: Mapping[str, Any] | None = None,
-        among: Sequence[RequestStatus] = tuple(RequestStatus),
-    ) -> bool:
-        """Answers a request, or withdraws it, if its status is among `among`; returns whether it was."""
-        act = update(REQUESTS).where(REQUESTS.c.id == number, REQUESTS.c.status.in_(among))
+    ) -> None:
+        """Answers a request, or withdraws it."""
+        act = update(REQUESTS).where(REQUESTS.c.id == number)
         values = {"status": status, "answer": dict(answer or {})}
-        return self._database.write(lambda connection: connection.execute(act.values(**values)).rowcount > 0)
+        self._database.write(lambda connection: connection.execute(act.values(**values)))
 
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.
 
         The content counts the renewals as `beats`, so that devices held for a requester that fell silent can be freed.
         """
+        return self._change(number, lambda content: {**content, "beats": content.get("beats", 0) + 1})
 
+    def note(self, number: int, **details: Any) -> bool:
+        """Adds details to the content of a request; returns whether the request is open or granted."""
+        return self._change(number, lambda content: {**content, **details})
+
+    def _change(self, number: int, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bool:
         def act(connection: Connection) -> bool:
             here = (REQUESTS.c.id == number) & REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
             content = connection.execute(select(REQUESTS.c.content).where(here)).scalar()
             if content is None:
                 return False
-            content = {**content, "beats": content.get("beats", 0) + 1}
-            connection.execute(update(REQUESTS).where(here).values(content=content))
+            connection.execute(update(REQUESTS).where(here).values(content=change(content)))
             return True
 
         return self._database.write(act)
 
     @contextmanager
-    def renewed(
-        self, find: Callable[[], int | None], *, every_s: float, on_refused: Callable[[], None] | None = None
-    ) -> Iterator[None]:
+    def renewed(self, find: Callable[[], int | None], *, every_s: float) -> Iterator[None]:
         """Renews a request from a background thread while the context is open and the request holds.
 
         find: returns the number of the request, or None if it does not exist yet; it is called again until it does.
-        on_refused: called from that thread if the request is refused meanwhile.
         """
 
         def renew(over: threading.Event) -> None:
@@ -163,8 +163,6 @@ class Requests:
                 while not over.wait(every_s):
                     number = find() if number is None else number
                     if number is not None and not self.renew(number):
-                        if on_refused is not None and self.read(number).status == RequestStatus.REFUSED:
-                            on_refused()
                         return
 
         with running(renew, name="renew", patience_s=LAST_RENEWAL_S):  # limited, as the database may be unreachable
@@ -211,5 +209,8 @@ class Silences:
 
 
 def _request(row: Mapping[Any, Any]) -> Request:
-    fields = {key: row[key] for key in ("id", "key", "content", "answer")}
-    return Request(kind=RequestKind(row["kind"]), status=RequestStatus(row["status"]), **fields)
+    kind = RequestKind(row["kind"]) if row["kind"] in list(RequestKind) else None
+    content, answer = (row[key] if isinstance(row[key], dict) else {} for key in ("content", "answer"))
+    return Request(
+        id=row["id"], key=row["key"], kind=kind, content=content, status=RequestStatus(row["status"]), answer=answer
+    )

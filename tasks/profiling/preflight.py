@@ -181,7 +181,9 @@ def _preflight(
         while True:
             match event_from_json(channel.receive()):
                 case PreflightStarted(job=str(job)):
-                    notice(f"inspecting {_few(names_of[job])}")
+                    num_done = sum(len(names) for name, names in names_of.items() if name in preflights)
+                    num_jobs = sum(map(len, names_of.values()))
+                    notice(f"inspecting {_few(names_of[job])} (inspected: {num_done} of {num_jobs} jobs)")
                 case DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
                 case PreflightDone(survey=preflight):

@@ -7,6 +7,7 @@ not be written waits in the journal, and is written when the batch is resumed.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -27,8 +28,11 @@ from ringmaster.tasks.pool.event_log import content_of, event_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import printable_lines
 
 __all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
+
+logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
@@ -80,7 +84,8 @@ class Insistence:
                 return False
             self.faults.append(str(error))
             return False
-        except Exception as error:  # noqa: BLE001 - the top frame of a thread: reported when the batch ends
+        except Exception as error:
+            logger.exception("a record cannot be written")
             self.faults.append(f"{type(error).__name__}: {error}")
             return False
         return True
@@ -96,6 +101,8 @@ class AsyncRecorder:
     num_plans: the plans that are recorded already; by default those in the journal.
     tensors: the store for finished models.
     """
+
+    PURPOSE = "the recorder of events in MLflow"
 
     def __init__(
         self,
@@ -227,9 +234,11 @@ class AsyncRecorder:
     def _work(self) -> None:
         try:
             self._write_all()
-        except Exception as error:  # noqa: BLE001 - the top frame of a thread: reported when the batch ends
+        except Exception as error:
+            logger.exception("the recorder ends here")
             self._has_stopped = True
-            self._insist.faults.append(f"the records have stopped: {type(error).__name__}: {error}")
+            fault = f"the records have stopped: {type(error).__name__}: {error}"
+            self._insist.faults.append(printable_lines(fault))
 
     def _write_all(self) -> None:
         flushed_s = time.monotonic()
@@ -284,7 +293,12 @@ class PoolRecorder(AsyncRecorder):
     def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits like `AsyncRecorder.close`. The next recorder of the batch writes what is left."""
         self._is_over.set()
-        return super().close(patience_s=patience_s)
+        faults = super().close(patience_s=patience_s)
+        if num := self._reader.num_unreadable:
+            faults.append(
+                f"{num} events that cannot be read, as the pool's database is damaged: the log has their numbers"
+            )
+        return faults
 
     def _follow(self) -> None:
         while not self._insist.gave_up and self._record_page():

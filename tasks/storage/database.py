@@ -6,12 +6,14 @@ table's rows up to a number has read all rows up to it, and row locks are not ne
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +26,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_d
 from ringmaster.model_lineage.faults import InputFault
 from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
 from ringmaster.tasks.storage.releases import check_tables
-from ringmaster.tasks.storage.schema import METADATA
+from ringmaster.tasks.storage.schema import METADATA, UNREADABLE
+from ringmaster.text import storable
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +194,43 @@ def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[
     connection.execute(dialect.insert(table).on_conflict_do_nothing(), [*rows])
 
 
+def json_text(value: Any, *, may_have_nan: bool = True) -> str:
+    """Returns the JSON text of a value, without what databases refuse: NUL, and halves of surrogate pairs.
+
+    may_have_nan: whether NaN and infinities stay. PostgreSQL refuses them: a mapping then lacks them, and in a list
+        they become null.
+    """
+    try:
+        text = json.dumps(value, allow_nan=may_have_nan)
+    except ValueError:
+        return json.dumps(_clean(value, may_have_nan=may_have_nan))
+    if "\\u0000" in text or "\\ud" in text:
+        return json.dumps(_clean(value, may_have_nan=may_have_nan))
+    return text
+
+
+def json_value(text: str) -> Any:
+    """Returns the value of a JSON text that is stored. A damaged one, which no row beside it is to suffer from, becomes
+    an object with the text under UNREADABLE.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {UNREADABLE: str(text)[:1000]}
+
+
+def _clean(value: Any, *, may_have_nan: bool) -> Any:
+    def is_stored(item: Any) -> bool:
+        return may_have_nan or not isinstance(item, float) or math.isfinite(item)
+
+    clean = partial(_clean, may_have_nan=may_have_nan)
+    if isinstance(value, Mapping):
+        return {storable(str(key)): clean(item) for key, item in value.items() if is_stored(item)}
+    if isinstance(value, (list, tuple)):
+        return [clean(item) if is_stored(item) else None for item in value]
+    return storable(value) if isinstance(value, str) else value
+
+
 def file_url(file: Path) -> str:
     """Returns the URL of a SQLite file, whose folder is created."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +262,12 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _sqlite(url: str, *, synced: bool) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    engine = create_engine(
+        url,
+        connect_args={"timeout": 30, "check_same_thread": False},
+        json_serializer=json_text,
+        json_deserializer=json_value,
+    )
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
@@ -242,6 +287,8 @@ def _postgresql(url: str) -> Engine:
     return create_engine(
         url.replace("postgresql://", "postgresql+psycopg://", 1),
         pool_size=4,
+        json_serializer=lambda value: json_text(value, may_have_nan=False),
+        json_deserializer=json_value,
         connect_args={
             "connect_timeout": 10,
             # Detects a server that vanished with its node within seconds instead of TCP's two hours.

@@ -114,7 +114,12 @@ class Journal:
         """Returns a fact of the whole batch."""
         query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
         found = self.database.read(lambda connection: connection.execute(query).scalar())
-        return default if found is None else found[0]
+        return found[0] if isinstance(found, list) and found else default  # a damaged one counts as missing
+
+    def remove(self, key: str) -> None:
+        """Deletes a fact of the whole batch."""
+        here = (FACTS.c.batch == (self._batch or "")) & (FACTS.c.key == key)
+        self.database.write(lambda connection: connection.execute(delete(FACTS).where(here)))
 
     def drop_facts(self) -> None:
         """Deletes the facts of the whole batch."""
@@ -302,9 +307,13 @@ def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
 
 
 def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
-    return JobRecord(
-        name=name, status=JobStatus(row["status"]), step=row["step"], message=row["message"], details=row["details"]
-    )
+    message, details = row["message"], row["details"]
+    try:
+        status = JobStatus(row["status"])
+    except ValueError:  # by hand, or of another release: a fault of this job alone
+        status, message = JobStatus.FAILED, f"its record has the unknown status {row['status']!r:.50}. {message}"
+    details = details if isinstance(details, dict) else {}
+    return JobRecord(name=name, status=status, step=row["step"], message=message, details=details)
 
 
 def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:

@@ -44,6 +44,8 @@ def tolerant(artifact: str) -> Iterator[None]:
 class ProgressArtifact:
     """A progress bar in Prefect's UI: the share of the batch's steps that are trained according to its journal."""
 
+    PURPOSE = "the progress bar in Prefect"
+
     def __init__(self, journal: Journal, *, total_steps: int) -> None:
         self._journal, self._total = journal, max(total_steps, 1)
         self._artifact = cast(
@@ -82,6 +84,8 @@ class GanttArtifact:
     in_background: wraps the drawing function in a background worker.
     look: is called with each `RunTimeline` that is drawn.
     """
+
+    PURPOSE = "the Gantt chart in Prefect"
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The flow runs of batches that were handed over to a pool: creates them when Prefect answers, and monitors them.
 
 A run that Prefect has lost is created anew. A run whose process fell silent is scheduled again. The final state of the
-run becomes the answer to the batch's request.
+run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets no run, or its run
+is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,14 +25,17 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.exceptions import PrefectException
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.pool.handed_over import name_of
+from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, Measurement, measurements, name_of
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, Silences
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +43,9 @@ DEPLOYMENT = "train-batch/train-batch"
 LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
 FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
 RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+MOST_FAILURES = 2  # of the handling of one request
+CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
+PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
 MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
 
 
@@ -48,6 +59,8 @@ class BatchRuns:
 
     def __init__(self, database: Database, *, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests, self._submissions, self._clock = Requests(database), Submissions(database), clock
+        self._database, self._facts = database, Journal(database, batch="")
+        self._failures: Counter[int] = Counter()  # by request
         self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
         self._followed_s = -FOLLOW_EVERY_S
         self._is_told = False  # that Prefect keeps them waiting
@@ -70,21 +83,52 @@ class BatchRuns:
 
     def look(self) -> None:
         """Creates the missing runs, and checks the states of the others."""
-        waiting = self._requests.open(RequestKind.TRAIN)
+        waiting = []
+        for request in self._requests.open(RequestKind.TRAIN):
+            if why := request.content.get(CANCELLED):
+                self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer={"message": str(why)})
+            else:
+                waiting.append(request)
         is_due = self._clock() - self._followed_s >= FOLLOW_EVERY_S
         granted = self._requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED) if is_due else []
-        cancelled = self._requests.open(RequestKind.TRAIN, status=RequestStatus.WITHDRAWN) if is_due else []
-        if not (waiting or granted or cancelled):
+        measuring = measurements(self._database) if is_due else []
+        if not (waiting or granted or measuring):
             return
         with get_client(sync_client=True) as client:
-            deployment = client.read_deployment_by_name(DEPLOYMENT).id if waiting else None
-            for request in waiting:
-                assert deployment is not None
-                self._start(client, request, deployment=deployment)
+            if waiting:
+                deployment = client.read_deployment_by_name(DEPLOYMENT).id
+                for request in waiting:
+                    self._handle(request, partial(self._start, client, request, deployment=deployment))
             if is_due:
                 self._follow(client, granted)
-                self._cancel(client, cancelled)
+                for measurement in measuring:
+                    self._look_at(client, measurement)
                 self._followed_s = self._clock()
+
+    def _handle(self, request: Request, act: Callable[[], None]) -> None:
+        """Acts on a request; refuses it at the second failure that is its own, and not Prefect's."""
+        try:
+            act()
+        except (httpx.TransportError, SQLAlchemyError, ObjectNotFound):
+            raise
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in PASSING or error.response.is_server_error:
+                raise
+            self._count_failure(request, error)
+        except (PrefectException, json.JSONDecodeError, ValidationError):  # the latter: what answers is not Prefect
+            raise
+        except OSError as error:  # the folder of the home is away or full
+            logger.warning("batch %s cannot be started for now: %s", name_of(request), error)
+        except Exception as error:
+            logger.exception("batch %s cannot be started or followed", name_of(request))
+            self._count_failure(request, error)
+
+    def _count_failure(self, request: Request, error: Exception) -> None:
+        self._failures[request.id] += 1
+        if self._failures[request.id] < MOST_FAILURES:
+            return
+        message = printable_lines(f"the pool's controller cannot handle it: {type(error).__name__}: {error}")
+        self._requests.answer(request.id, status=RequestStatus.REFUSED, answer={"message": message})
 
     def _start(self, client: SyncPrefectClient, request: Request, *, deployment: UUID) -> None:
         """Creates the flow run of a batch, once however often it is requested."""
@@ -105,10 +149,7 @@ class BatchRuns:
         )
         logger.info("batch %s has flow run %s", name_of(request), run.name)
         answer = {"flow_run": str(run.id), "run_name": run.name, "attempt": attempt}
-        among = (RequestStatus.OPEN,)
-        if not self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer, among=among):
-            said = self._requests.read(request.id)  # cancelled meanwhile
-            self._requests.answer(request.id, status=said.status, answer={**said.answer, **answer})
+        self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer)
 
     def _follow(self, client: SyncPrefectClient, granted: Sequence[Request]) -> None:
         runs = _runs_of(client, granted)
@@ -118,23 +159,35 @@ class BatchRuns:
         for request in granted:
             if (run := runs.get(request.id)) is not None:
                 is_standing = str(run.id) in standing
+                if (why := request.content.get(CANCELLED)) and not is_standing:
+                    self._cancel(client, run, str(why))
                 self._judge(client, request, run, is_silent=request.id in silent, is_standing=is_standing)
             else:  # Prefect has lost it: the open request gets a new one
                 logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
                 attempt = int(request.answer.get("attempt", 1)) + 1
                 self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
 
-    def _cancel(self, client: SyncPrefectClient, cancelled: Sequence[Request]) -> None:
-        """Cancels the flow runs of batches that a person has cancelled before their jobs were submitted."""
-        runs = _runs_of(client, cancelled)
-        for request in cancelled:
-            run = runs.get(request.id)
-            if run is None or run.state is None or run.state.is_final():
-                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=request.answer)
-            elif run.state.type == StateType.SCHEDULED:  # it has no process
-                client.set_flow_run_state(run.id, Cancelled(message=request.answer.get("message")), force=True)
-            elif run.state.type != StateType.CANCELLING:
-                client.set_flow_run_state(run.id, Cancelling(message=request.answer.get("message")), force=True)
+    def _look_at(self, client: SyncPrefectClient, measurement: Measurement) -> None:
+        """Cancels the run of a batch that is cancelled while it is measured; forgets a run that has ended."""
+        try:
+            run = client.read_flow_run(UUID(measurement.flow_run))
+        except (ObjectNotFound, ValueError):
+            run = None
+        if run is None or (run.state is not None and run.state.is_final()):
+            self._facts.remove(f"{MEASURING}{measurement.id}")
+        elif measurement.cancelled:
+            self._cancel(client, run, measurement.cancelled)
+
+    def _cancel(self, client: SyncPrefectClient, run: FlowRun, why: str) -> None:
+        """Cancels a run: its worker or its process ends it, or nobody does where there is none or that is dead."""
+        state = run.state
+        if state is None or state.is_final():
+            return
+        since = datetime.now(UTC) - state.timestamp
+        if state.type in (StateType.PENDING, StateType.RUNNING):
+            client.set_flow_run_state(run.id, Cancelling(message=why), force=True)
+        elif state.type != StateType.CANCELLING or since > CANCELLED_WITHIN:
+            client.set_flow_run_state(run.id, Cancelled(message=why), force=True)
 
     def _judge(
         self, client: SyncPrefectClient, request: Request, run: FlowRun, *, is_silent: bool, is_standing: bool
@@ -159,7 +212,10 @@ def run_again(run: FlowRun, *, message: str) -> State[Any]:
 
 def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[int, FlowRun]:
     """Returns the flow runs of batches, as far as Prefect has them, by the number of the request."""
-    wanted = {UUID(request.answer["flow_run"]): request.id for request in requests if "flow_run" in request.answer}
+    wanted = dict[UUID, int]()
+    for request in requests:
+        with suppress(LookupError, ValueError, TypeError, AttributeError):  # its row is damaged: it gets another run
+            wanted[UUID(request.answer["flow_run"])] = request.id
     ids, found = [*wanted], dict[int, FlowRun]()
     for first in range(0, len(ids), RUNS_AT_ONCE):
         page = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + RUNS_AT_ONCE]))

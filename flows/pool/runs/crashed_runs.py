@@ -25,7 +25,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectException
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.flows.batch.flow_runs import runs_fact
+from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, run_again
 from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.pool.submissions import Submissions
@@ -98,7 +98,8 @@ class CrashedRuns:
 
 
 def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
-    return client.read_flow_runs(
+    found = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
         deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
     )
+    return [run for run in found if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again

@@ -111,6 +111,8 @@ class SegmentRuns:
                 if not isinstance(error, httpx.HTTPStatusError) or prefect_is_away(error):
                     raise
                 logger.error("Prefect refuses to show segment %d: %s", entry.event.number, error)
+            except Exception:
+                logger.exception("segment %d is not shown", entry.event.number)
             self._cursor = entry.id
             self._facts.put(CURSOR, entry.id)
         if self._is_due():

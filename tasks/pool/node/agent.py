@@ -225,9 +225,15 @@ class NodeAgent:
                 return
             self._ever_taken.add(segment)
             incarnation = self._incarnation
-        share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
-            segment, incarnation
-        )
+        try:
+            share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
+                segment, incarnation
+            )
+        except ValueError as error:  # damaged, or of another release: it would be read in vain again and again
+            logger.exception("the order of segment %d cannot be read", segment)
+            message = f"node {self.name} cannot read its order: {error}"
+            self._outbox.put(segment, as_event(Outcome(status=OutcomeStatus.INVALID, message=message)))
+            return
         with self._lock:
             # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
             if share is None or self._is_leaving or incarnation != self._incarnation:

@@ -19,8 +19,9 @@ from ringmaster.techniques.runtime.processes.events import (
     RankFailed,
     RankResult,
     RankStarted,
+    RefusedEvent,
     ShareEnded,
-    event_from_json,
+    event_or_refusal,
 )
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
@@ -32,7 +33,7 @@ FIRST_PATIENCE_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
-SUPERVISION = (RankStarted, RankFailed, RankExited)  # events that only `wait` reads
+SUPERVISION = (RankStarted, RankFailed, RankExited, RefusedEvent)  # events that only `wait` reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +203,7 @@ class _Rank:
         events: list[Event] = []
         try:
             while (content := self.channel.poll()) is not None:
-                event = event_from_json(content)
+                event = event_or_refusal(content)
                 self._note(event)
                 events.append(event)
         except ChannelClosed:
@@ -218,6 +219,8 @@ class _Rank:
                 self.phase, self.patience_s = event.phase, event.patience_s
             case RankFailed():
                 self.failure = event
+            case RefusedEvent():  # another try would end the same way
+                self.failure = self.failure or RankFailed(kind=OutcomeStatus.INVALID, message=event.message)
             case RankResult():
                 self.result = event.result
             case RankExited():
