@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from ringmaster.flows.commands import (
     whatif,
 )
 from ringmaster.flows.commands.lineage import queries
+from ringmaster.flows.output import error_console
 
 
 def renamed(command: Callable[..., None], *, was: str, now: str) -> Callable[..., None]:
@@ -30,7 +30,7 @@ def renamed(command: Callable[..., None], *, was: str, now: str) -> Callable[...
 
     @functools.wraps(command)
     def under_former_name(*args: Any, **options: Any) -> None:
-        sys.stderr.write(f"`ringmaster {was}` is now `ringmaster {now}`\n")
+        error_console().print(f"`ringmaster {was}` is now `ringmaster {now}`", soft_wrap=True)
         command(*args, **options)
 
     return under_former_name

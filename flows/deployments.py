@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx
+import yaml
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
     DeploymentScheduleUpdate,
     DeploymentUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
@@ -36,10 +43,13 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.automations import make_alarms
 from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
+from ringmaster.flows.process.process_log import report_faults
 from ringmaster.flows.serve_node import serve_node_run
 from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.techniques.interface.values import from_json
 
+LOOK_EVERY_S = 0.2
+FORMER = ("segment/segment", "profile-node/profile-node")  # of earlier releases, which stood among those for people
 PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
 # A server that restarts receives no heartbeats for a minute. That must not count as the silence of the runs.
@@ -89,19 +99,17 @@ def make_automation(client: SyncPrefectClient) -> None:
         client.create_automation(wanted)
 
 
-def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], int]) -> int:
+def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], None]) -> None:
     """Runs `deploy`, then restores the retraining deployment's file and schedules as people have set them.
 
-    `prefect deploy` would reset both to those in prefect.yaml, which is an example without an active schedule. Returns
-    the exit status of `deploy`.
+    `deploy` resets both to those in prefect.yaml, which is an example without an active schedule.
     """
     before = _retraining(client)
-    status = deploy()
+    deploy()
     after = _retraining(client)
     if before is not None and after is not None and before.parameters.get("file") != after.parameters.get("file"):
         schedules = [DeploymentScheduleUpdate(schedule=s.schedule, active=s.active) for s in before.schedules]
         client.update_deployment(after.id, DeploymentUpdate(parameters=before.parameters, schedules=schedules))
-    return status
 
 
 def _retraining(client: SyncPrefectClient) -> DeploymentResponse | None:
@@ -111,10 +119,48 @@ def _retraining(client: SyncPrefectClient) -> DeploymentResponse | None:
         return None
 
 
-def deploy() -> int:
-    """Deploys the deployments that prefect.yaml names; returns the exit status of `prefect deploy`."""
-    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
-    return subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL).returncode
+def deploy(client: SyncPrefectClient) -> None:
+    """Makes or updates the deployments that prefect.yaml names, in a third of the time of `prefect deploy --all`."""
+    said = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
+    for each in said["deployments"]:
+        module, _, name = each["entrypoint"].rpartition(".")
+        flow: Flow[..., Any] = getattr(import_module(module), name)
+        limit, pool = each.get("concurrency_limit") or {}, each["work_pool"]
+        schedules = [
+            DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]), active=schedule["active"]
+            )
+            for schedule in each.get("schedules", [])
+        ]
+        client.create_deployment(
+            flow_id=client.create_flow_from_name(flow.name),
+            name=each["name"],
+            entrypoint=each["entrypoint"],
+            description=each["description"],
+            tags=each["tags"],
+            parameters=each.get("parameters", {}),
+            parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
+            enforce_parameter_schema=True,
+            schedules=schedules,
+            concurrency_limit=limit.get("limit"),
+            concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
+            work_pool_name=pool["name"],
+            work_queue_name=pool.get("work_queue_name"),
+            job_variables=pool["job_variables"],
+            pull_steps=said["pull"],
+        )
+    for former in FORMER:
+        with suppress(ObjectNotFound):
+            client.delete_deployment(client.read_deployment_by_name(former).id)
+
+
+def wait_for_prefect(url: str) -> None:
+    """Returns once Prefect's server answers, which is started at the same time."""
+    while True:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5.0).is_success:
+                return
+        time.sleep(LOOK_EVERY_S)
 
 
 def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> None:
@@ -160,17 +206,16 @@ def _template_of(work_pool_type: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Sets up the pool's server; returns the exit status: 1 without a pool, without the package's prefect.yaml, or on
-    an error.
-    """
+    """Sets up the pool's server; returns the exit status: 1 without a pool or without the package's prefect.yaml."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=json.loads, help="a NodeDeployment in its JSON form")
     asked = parser.parse_args(arguments)
     address = settings.pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
-        sys.stderr.write(f"nothing was deployed: {what}\n")
+        report_faults([f"nothing was deployed: {what}"])
         return 1
+    wait_for_prefect(address.prefect_api)
     with get_client(sync_client=True) as client:
         make_work_pool(client, address.work_pool)
         make_automation(client)
@@ -179,9 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.nodes is not None:
                 make_node_deployment(client, from_json(NodeDeployment, asked.nodes))
         except InputError as error:
-            sys.stderr.write("\n".join(error.faults) + "\n")
+            report_faults(error.faults)
             return 1
-        return keep_own_retraining(client, deploy)
+        keep_own_retraining(client, lambda: deploy(client))
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,17 +14,23 @@ def main() -> None:
     with interrupts.command(sys.argv[1:]):
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
-        from ringmaster.flows.process import ownership
-        from ringmaster.flows.process.process_log import report_fault
-        from ringmaster.model_lineage.faults import InputFault
-        from ringmaster.tasks.messages import listed
+        from ringmaster.flows.faults import BatchCancelled
+        from ringmaster.flows.output import prepare_streams
+        from ringmaster.flows.process import ownership, proxies
+        from ringmaster.flows.process.process_log import report_faults
+        from ringmaster.model_lineage.faults import InputFault, RingmasterError
 
+        prepare_streams()
+        proxies.report_bypass()
         try:
             ownership.keep_to_owner(settings.home())
             app()
         except InputFault as error:
-            report_fault(listed(error.faults))
+            report_faults(error.faults)
             sys.exit(INPUT_FAULT)
+        except (BatchCancelled, RingmasterError) as error:
+            report_faults([str(error)])
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
 
 __all__ = [
+    "BatchCancelled",
     "BatchFailed",
     "InputError",
     "Interrupted",
@@ -63,6 +64,10 @@ class BatchFailed(RunFailed):
     """Jobs of a batch have failed or were cancelled; the others are done. `result` has the status of each job."""
 
     result: "BatchResult"
+
+
+class BatchCancelled(BatchFailed):
+    """A batch on a pool was cancelled before its jobs were planned. There is no `result`."""
 
 
 class SweepFailed(RunFailed):

@@ -1,17 +1,33 @@
-"""Output of the commands: a JSON result goes to stdout, everything else goes to stderr."""
+"""Output of the commands: a JSON result goes to stdout, everything else goes to stderr.
+
+Everything that a command prints leaves through this module, which prints text as text: names and messages come from
+jobs, files and servers. There is no markup; a style is given beside a text, by `style=` or by `styled`.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+import traceback
+from collections.abc import Iterable
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from ringmaster.text import MOST_CHARACTERS, printable, printable_lines
 
 STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+AllRows = Annotated[
+    bool,
+    typer.Option("--all-rows", help="Score all rows of --data, which no model is trained on, not a held-out part."),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Also list which techniques were left out for which jobs, and why.")
 ]
@@ -21,19 +37,77 @@ Verbose = Annotated[
 FILE_WIDTH = 140
 
 
-def error_console() -> Console:
+class TextConsole(Console):
+    """A console that prints each string as one line of text, whatever characters it has.
+
+    Neither markup nor names of emoji have a meaning. Control characters are shown as escapes in whatever else is
+    printed, such as a rich `Text`; lines stay lines there.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Returns the text on one line with its style and layout; rich calls it for every string that it prints."""
+        kept = {key: options[key] for key in ("style", "justify", "overflow") if key in options}
+        return Text(printable(text), **kept)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yields the pieces of anything printed; the codes of the terminal are in styles and in control pieces."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                text = "\n".join(printable(part, limit=sys.maxsize) for part in segment.text.split("\n"))
+                yield Segment(text, segment.style)
+
+
+def error_console() -> TextConsole:
     """Returns the console on stderr for text that people read. Its width is the terminal's, or FILE_WIDTH in a file."""
-    return Console(stderr=True, width=None if sys.stderr.isatty() else FILE_WIDTH)
+    return TextConsole(stderr=True, width=None if sys.stderr.isatty() else FILE_WIDTH)
+
+
+def output_console() -> TextConsole:
+    """Returns the console on stdout for results that people read, with the width of `error_console`."""
+    return TextConsole(width=None if sys.stdout.isatty() else FILE_WIDTH)
+
+
+def styled(text: str, style: str = "", **layout: Any) -> Text:
+    """Returns one line of text in a style, for parts of rich that would read markup in a string.
+
+    layout: further arguments of rich's `Text`.
+    """
+    return Text(printable(text), style=style, **layout)
+
+
+def message(text: str) -> Text:
+    """Returns an error message of one or more lines; those after the first are indented, so as to pass for no other."""
+    return Text("\n    ".join(printable_lines(text, limit=MOST_CHARACTERS).split("\n")))
 
 
 def announce(text: str) -> None:
     """Prints what is about to happen, before an operation that takes seconds without any output."""
-    error_console().print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    error_console().print(text, style="dim", soft_wrap=True)
 
 
-def output_console() -> Console:
-    """Returns the console on stdout for results that people read, with the width of `error_console`."""
-    return Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
+def write_document(text: str) -> None:
+    """Writes a text of many lines, such as a log or a page, to stdout."""
+    sys.stdout.write(printable_lines(text, limit=sys.maxsize))
+
+
+def prepare_streams() -> None:
+    """Makes this process write every character, and tracebacks without codes of a terminal.
+
+    A terminal or a file may have an encoding that lacks a character, as in an old locale.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets up stderr
+    sys.excepthook = write_uncaught
+
+
+def write_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Writes the traceback of an error that ends the process to stderr."""
+    sys.stderr.write(printable_lines("".join(traceback.format_exception(kind, error, trace))))
 
 
 def print_json(value: Any) -> None:

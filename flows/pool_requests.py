@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
+from ringmaster.flows.batch.context import as_parameter
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
 from ringmaster.flows.batch.form import CheckpointEvery
 from ringmaster.flows.batch.form_fields import titled
@@ -23,6 +24,7 @@ from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.text import printable
 
 BatchName = Annotated[str, titled("Batch", min_length=1)]
 JobNames = Annotated[list[str], titled("Jobs", examples=[["llama", "vit-lr1e-3"]])]
@@ -77,7 +79,7 @@ def submit_jobs(
     pool_address()
     found = replace(_batch(jobs), name=batch)
     with kept_result() as end:
-        end.result = train_batch(found.to_json(), name=batch, checkpoint_every_s=checkpoint_every_s)
+        end.result = train_batch(as_parameter(found), name=batch, checkpoint_every_s=checkpoint_every_s)
     result = end.result
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
@@ -131,7 +133,7 @@ def _ask(kind: wishes.RequestKind, batch: str, jobs: list[str], **more: Any) -> 
     """Returns and logs the answers of the pool's executor. Raises InputError where it refuses."""
     with open_database(pool_address()) as database:
         answers = ask_about(database, kind, batch=batch, jobs=jobs, **more)
-    lines = [f"{answer.batch}: {answer.message}" for answer in answers]
+    lines = [printable(f"{answer.batch}: {answer.message}") for answer in answers]
     for line in lines:
         get_run_logger().info(line)
     return lines

@@ -19,6 +19,7 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import select_models
 from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.services.embedded_server import LocalFlow
+from ringmaster.tasks.retraining.dates import day_text
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord
@@ -50,7 +51,7 @@ def retrain_daily(
     with open_run(production, run_date=night, force=force) as opened:
         answer = _known(opened) if isinstance(opened, RunRecord) else _perform(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
-    message = f"{answer['status']}: {', '.join(failed)}"
+    message = f"{answer['status']}: {', '.join(failed) or answer['report'].splitlines()[-1]}"
     return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 
@@ -67,18 +68,26 @@ def _perform(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
 
 
 def _known(record: RunRecord) -> dict[str, Any]:
-    """Returns the stored answer of a retraining run that is over, or an empty one where a later run was started."""
+    """Returns the stored answer of a retraining run that is over, or an empty one of a run that is not performed."""
     if record.is_over:
         current_view.get().notice(
             f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice"
         )
         return {**record.content["answer"], "was_over": True}
-    said = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
+    if is_late := record.status == RetrainingStatus.LATE:
+        said = (
+            f"the retraining run {record.run_date} trains nothing: its deadline, "
+            f"{day_text(record.content['deadline_s'])} UTC, has passed. To fix: begin the next run now, by "
+            f"`--night {record.content['next']}` or the field Date, or move night.deadline in the file"
+        )
+    else:
+        said = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
     current_view.get().notice(said)
     return {
         "name": record.name,
         "night": record.run_date,
-        "status": "done",
+        "status": "failed" if is_late else "done",
+        "was_skipped": True,
         "models": [],
         "num_trials": 0,
         "cost": 0.0,

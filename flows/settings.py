@@ -7,12 +7,15 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.process import ownership
+from ringmaster.flows.process import ownership, proxies
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engines.registry import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+from ringmaster.techniques.runtime.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
@@ -43,6 +46,13 @@ NODE_PRICES = "RINGMASTER_NODE_PRICES"
 """Environment variables for the most nodes that an engine lends, and the seconds after which an idle one is given back.
 """
 
+MOST_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
+"""Environment variable for the most batches, sweeps and retraining runs that have a process on a machine at a time."""
+
+FLOW_RUN_BYTES = 400_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
+FLOW_RUNS_SHARE = 0.1  # of a machine's memory, by default: the rest is the jobs'
+LEAST_FLOW_RUNS = 2
+
 # The MLflow writer waits on its own for a server that is away, and can be stopped. MLflow's own retries take minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
@@ -67,6 +77,11 @@ class PoolAddress:
     password: str = field(default="", repr=False)
     metrics_url: str = ""
 
+    def bypass_proxies(self) -> None:
+        """Exempts the pool's servers from the proxies of this process and its children, as is loopback."""
+        hosts = [urlsplit(url).hostname for url in (self.prefect_api, self.mlflow_uri, self.metrics_url)]
+        proxies.bypass_proxies(filter(None, hosts))
+
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a process that belongs to the pool, for it and for its Prefect and
         MLflow clients.
@@ -85,8 +100,16 @@ class PoolAddress:
 
 
 def home() -> Path:
-    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
-    return Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
+    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory.
+
+    Raises InputError where the folder has a name that cannot be used.
+    """
+    folder = Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster")
+    if folder.parts[:1] == ("~",):  # no shell has expanded it, as in a file of variables
+        folder = folder.expanduser()
+    if characters := unfit_characters(folder.absolute()):
+        raise InputError([f"RINGMASTER_HOME={str(folder)!a} has {characters} in its path. To fix: use another folder"])
+    return folder.absolute()
 
 
 def pool_file(folder: Path) -> Path:
@@ -120,7 +143,9 @@ def pool() -> PoolAddress | None:
     if missing:
         names = " and ".join(missing)
         raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
-    return PoolAddress(**said)
+    address = PoolAddress(**said)
+    address.bypass_proxies()
+    return address
 
 
 def choose_engine(name: str) -> None:
@@ -157,6 +182,21 @@ def elasticity() -> ElasticityOptions | None:
         raise InputError([f"{said} are not a number of nodes and of seconds. To fix: as in 4 and 300"]) from None
 
 
+def most_flow_runs() -> int:
+    """Returns how many batches may have a process on this machine at a time; the others wait in order without one.
+
+    This is RINGMASTER_MOST_FLOW_RUNS, or as many as fit into FLOW_RUNS_SHARE of the memory. Raises InputError where the
+    variable is not a positive number.
+    """
+    from ringmaster.tasks.cluster import memory_bytes
+
+    if not (given := os.environ.get(MOST_FLOW_RUNS)):
+        return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), LEAST_FLOW_RUNS)
+    if not (given.isdecimal() and int(given) > 0):
+        raise InputError([f"{MOST_FLOW_RUNS}={given} is not a number of flow runs. To fix: as in 8"])
+    return int(given)
+
+
 def _node_prices() -> NodePrices | None:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
 
@@ -175,7 +215,7 @@ def tracking_uri(folder: Path) -> str:
     if said := os.environ.get("MLFLOW_TRACKING_URI"):
         return said
     address = pool()
-    return address.mlflow_uri if address else f"sqlite:///{folder / 'mlflow.db'}"
+    return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
 
 
 def tensors(folder: Path) -> Path:
@@ -206,8 +246,11 @@ def embed(folder: Path) -> None:
     Variables that the user has set keep their values: with PREFECT_API_URL, for example, the run reports to that
     server. Where a pool is up, the run uses the pool's servers. From here on, only the owner can read the files that
     this process writes.
+
+    Raises InputError where a cache of compiled code is another user's.
     """
     ownership.keep_to_owner(folder)
+    proxies.report_bypass()
     address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
@@ -227,5 +270,7 @@ def embed(folder: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    with input_errors():
+        os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

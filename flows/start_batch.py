@@ -29,6 +29,7 @@ from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.promotion.approval import Answer, ask_to_start
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch import Batch
+from ringmaster.text import markdown
 
 WORDS = {"train": "train", "dry-run": "plan", "ask": "ask about"}
 
@@ -105,8 +106,8 @@ def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
     """Plans the batch and shows the plan; returns the question for a person, as markdown."""
     found = dry_run(batch, profiles=profiles, seed=seed)
     show(found)
-    lines = "".join(f"\n- {line}" for line in found.sentences())
-    return f"# Train {batch.name}?\n{lines}\n\nThe plan is among this run's artifacts."
+    lines = "".join(f"\n- {markdown(line)}" for line in found.sentences())
+    return f"# Train {markdown(batch.name)}?\n{lines}\n\nThe plan is among this run's artifacts."
 
 
 def _turned_down(batch: Batch, answer: Answer) -> dict[str, Any]:

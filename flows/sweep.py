@@ -128,7 +128,7 @@ def sweep(
         "metric": spec.objective,
         "best": won,
         "leaderboard": rows,
-        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of or name),
+        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of or name, faults=result.faults),
         "batch": result.to_json(),
     }
     return ended(found, status=status, message=result.summary(), failure=SweepFailed)
@@ -143,10 +143,13 @@ def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
 
 
 def _recorded(
-    sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]], *, challenger_of: str
+    sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]], *, challenger_of: str, faults: Sequence[str]
 ) -> dict[str, Any]:
-    """Shows and records the results of a sweep; returns its MLflow run, the challenger, and the recording faults."""
-    drawn, won, faults = figures(sweep_scheduler, rows), best(rows), []
+    """Shows and records the results of a sweep; returns its MLflow run, the challenger, and the recording faults.
+
+    faults: what could not be recorded of its trials.
+    """
+    drawn, won, faults = figures(sweep_scheduler, rows), best(rows), list(faults)
     uri = settings.tracking_uri(settings.home())
     ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts", waiting=waiting.for_mlflow())
     where, challenger = None, None

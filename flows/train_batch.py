@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
@@ -26,9 +27,10 @@ from ringmaster.flows.batch.records import RecordedRun, close_records, job_rows
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
-from ringmaster.flows.faults import BatchFailed
+from ringmaster.flows.faults import BatchCancelled, BatchFailed
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
+from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.page_links import show_records
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.model_lineage.faults import InputFault
@@ -91,7 +93,10 @@ def train_batch(
     has stopped the run; InputError where the batch cannot be started.
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    result = train(as_batch(batch), options)
+    try:
+        result = train(as_batch(batch), options)
+    except BatchCancelled as error:
+        return cast(BatchResult, Cancelled(message=str(error), data=error))
     return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
@@ -100,7 +105,7 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    with open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
+    with interrupts.handled(), open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
         profile(run)
         make_plan(run)
         execute(run)

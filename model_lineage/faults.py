@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
 from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.text import storable_values
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 # The beginnings of MLflow's messages about a server that does not answer.
@@ -84,8 +85,8 @@ class Guarded:
         return guarded
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls `function(*args, **kwargs)` with the retries and error translation of this class."""
-        act = partial(self._call, function, *args, **kwargs)
+        """Calls `function`, with texts as databases take them, and the retries and error translation of this class."""
+        act = partial(self._call, function, *storable_values(args), **storable_values(kwargs))
         return act() if self._waiting is None else self._waiting.call(act)
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

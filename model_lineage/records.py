@@ -15,6 +15,8 @@ ADAPTATION_KINDS = (
     "merged",
     IMPORTED,
 )
+INITIALIZED = "initialized"
+"""The relation of a model to a parent of which it has its first weights, and that its kind does not concern."""
 CHAMPION = "champion"
 """The alias of the version of a registered model that serves."""
 COMPONENT = "component"
@@ -78,6 +80,8 @@ class Origin:
     code_version: "git COMMIT" of the batch file's folder, or "ringmaster VERSION".
     seed: the seed of the job.
     source: the folder or hub name that an imported model came from.
+    started_from: the parent that the first weights are from, where the model's kind says something else: the base of a
+        student that another model teaches. In a record, it is a model id.
     relation: the relation of an imported model to its base, as its card states it ("finetune", ...).
     """
 
@@ -92,6 +96,7 @@ class Origin:
     seed: int | None = None
     source: str | None = None
     relation: str | None = None
+    started_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +125,7 @@ class ModelRecord:
     components: tuple[str, ...] = ()
     origin: Origin = Origin()
     tensors_id: str | None = None
+
+    def relation_to(self, parent_id: str) -> str:
+        """Returns how the model was made from one of its parents: its kind, or INITIALIZED."""
+        return INITIALIZED if parent_id == self.origin.started_from else self.kind

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0  # how long `close` waits for a pending request
 
@@ -49,7 +52,8 @@ class Behind:
     """Calls `act` on a thread of its own after each request. Requests that arrive during a call share the next one.
 
     The thread runs in the context (`contextvars`) in which this object was made, such as that of a Prefect flow run. At
-    the end of the process an `atexit` handler completes a pending request if `close` was not called.
+    the end of the process an `atexit` handler completes a pending request if `close` was not called. If `act` raises,
+    the error is logged, and it is called no more.
     """
 
     def __init__(self, act: Callable[[], None], *, name: str) -> None:
@@ -82,4 +86,8 @@ class Behind:
                 if not self._is_asked:
                     return
                 self._is_asked = False
-            self._act()
+            try:
+                self._act()
+            except Exception:
+                logger.exception("the %s ends here: it is updated no more", threading.current_thread().name)
+                return

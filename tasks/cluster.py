@@ -33,6 +33,10 @@ class Device:
     cores: tuple[int, ...]
     uuid: str = ""
 
+    def units(self) -> tuple[str, ...]:
+        """Returns what it consists of, the GPU or the cores, by names that hold in all processes of its machine."""
+        return (f"gpu {self.uuid or self.index}",) if self.kind == "gpu" else tuple(f"core {n}" for n in self.cores)
+
     def device_kind(self) -> str:
         """Returns the device properties that decide its speed, as text for the fingerprints of profiles."""
         if self.kind == "gpu":
@@ -152,14 +156,14 @@ def cpu_slots(number: int | None = None, *, root: Path = Path("/")) -> tuple[Dev
             f"To fix: ask for 1 to {len(cores)}"
         )
     shares = _even(cores, number or len(cores))
-    memory_bytes = _memory_bytes(root) // len(shares)
+    share_bytes = memory_bytes(root) // len(shares)
     name = _cpu_name(root)
     return tuple(
         Device(
             kind="cpu",
             index=index,
             name=name,
-            memory_bytes=memory_bytes,
+            memory_bytes=share_bytes,
             cores=tuple(sorted(cpu for core in share for cpu in core)),
         )
         for index, share in enumerate(shares)
@@ -198,7 +202,7 @@ def _physical_cores(cpus: Sequence[int], *, root: Path) -> list[tuple[int, ...]]
     return [tuple(core) for core in cores.values()]
 
 
-def _memory_bytes(root: Path) -> int:
+def memory_bytes(root: Path = Path("/")) -> int:
     """Returns the bytes of memory that this process may use: the machine's, or less if its control groups limit it."""
     limits = [
         _text(group / file)

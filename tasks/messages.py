@@ -1,4 +1,4 @@
-"""Helpers that quote the content of files in messages: on one line, shortened, and limited in number."""
+"""Helpers that quote the content of files in messages: shortened, and limited in number."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Sequence
 MOST_FAULTS = 50
 
 
-def listed(faults: Sequence[object], *, between: str = "\n") -> str:
-    """Joins the first `MOST_FAULTS` faults as text, and states how many more there are."""
+def first_of(faults: Sequence[object]) -> list[str]:
+    """Returns the first `MOST_FAULTS` faults as text, followed by how many more there are."""
     said = [str(fault) for fault in faults[:MOST_FAULTS]]
-    if num_more := len(faults) - len(said):
-        said.append(f"and {num_more:,} more")
-    return between.join(said)
+    num_more = len(faults) - len(said)
+    return [*said, f"and {num_more:,} more"] if num_more else said
 
 
-def printable(text: str) -> str:
-    """Returns `text` on one line, with escapes for control characters and characters that a terminal cannot show."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def listed(faults: Sequence[object], *, between: str = "\n") -> str:
+    """Joins what `first_of` returns."""
+    return between.join(first_of(faults))
 
 
 def shortened(text: str, most: int) -> str:

@@ -84,6 +84,9 @@ def expect_closed_mlflow(url, *, user):
     """Asserts the same of MLflow's server. user: USER:PASSWORD."""
     experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert send(experiment)[0] == UNAUTHORIZED
+    for kind in ("api", "ajax-api"):
+        told = f"{url}/{kind}/3.0/mlflow/server-info"
+        assert (send(told)[0], send(told, user=user)[0]) == (UNAUTHORIZED, 200)
     assert send(experiment, user="ringmaster:wrong wrong")[0] == UNAUTHORIZED
     status, answered = send(experiment, headers={"Origin": SITE}, user=user)
     assert (status, answered.get("access-control-allow-origin")) == (200, None)

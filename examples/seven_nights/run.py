@@ -156,7 +156,7 @@ NIGHTS = (
         "2026-11-04",
         "the data of guide is poisoned",
         lambda: put("guide/2026-11-03.jsonl", garbage(20)),
-        (due("guide"), outcome("guide", "kept"), why("guide", "not better"), NO_TRIALS),
+        (due("guide"), outcome("guide", "kept"), why("guide", "the new model is worse"), NO_TRIALS),
     ),
     Night(
         "2026-11-05",

@@ -15,7 +15,6 @@ from uuid import UUID
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
-from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.plan_report import prediction_text
@@ -31,6 +30,7 @@ from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE, section
 from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
+from ringmaster.text import markdown
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
 
@@ -44,6 +44,8 @@ class DecisionArtifact:
     write: creates the artifact with these rows and returns its id, or updates the artifact of that id.
     in_background: wraps the update in a background worker, so that nothing waits for it.
     """
+
+    PURPOSE = "the table of decisions in Prefect"
 
     def __init__(
         self,
@@ -61,10 +63,10 @@ class DecisionArtifact:
     def listen(self, event: ExecutionEvent) -> None:
         """Notes an executor's decision; updates the table every DRAW_EVERY_S, and whenever a job ends."""
         line = describe(event)
-        if not line:
+        if line is None:
             return
         now_s = self._clock()
-        self._rows.append({"after": f"{now_s - self._began_s:.1f} s", "what": Text.from_markup(line).plain})
+        self._rows.append({"after": f"{now_s - self._began_s:.1f} s", "what": line.text})
         if isinstance(event, JobEnded) or now_s - self._written_s >= DRAW_EVERY_S:
             self._written_s = now_s
             self._behind.ask()
@@ -90,6 +92,8 @@ class PlanArtifact:
     show: creates the artifact, as `show_plan`.
     """
 
+    PURPOSE = "the plan in Prefect"
+
     def __init__(self, batch: str, *, device: str, show: Callable[..., None] | None = None) -> None:
         self._batch, self._device, self._show, self._is_shown = batch, device, show or show_plan, False
 
@@ -107,7 +111,7 @@ def show_plan(plan: Plan, problem: Problem, prediction: Prediction | None = None
 
     device: the kind of the cluster's devices.
     """
-    gains = section(plan, problem, device=device) if plan.lower_bound_s is not None else []
+    gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
     page = plan_markdown(plan, problem, prediction, gains=gains)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 
@@ -116,7 +120,7 @@ def show_groups(fusion: Fusion, problem: Problem) -> None:
     """Creates the artifact with the groups of jobs that are trained together, and what they save."""
     create_markdown_artifact(
         key="groups",
-        markdown=f"{fusion.in_words()}\n\n{plan_markdown(fusion.together, problem)}",
+        markdown=f"{markdown(fusion.in_words())}\n\n{plan_markdown(fusion.together, problem)}",
         description="Which jobs are trained together, and what that saves",
     )
 
@@ -131,20 +135,20 @@ def plan_markdown(
     The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
     """
     picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
-    bound = "-" if plan.lower_bound_s is None else f"{plan.lower_bound_s:.1f} s"
+    bound = "-" if plan.best_bound_s is None else f"{plan.best_bound_s:.1f} s"
     gap = "-" if plan.gap is None else f"{plan.gap:.2%}"
     size = f"{counted(len(problem.jobs), 'job')} on {counted(problem.num_devices, 'device')}"
     lines = [
-        f"# Plan of {problem.name}",
+        f"# Plan of {markdown(problem.name)}",
         "",
         f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {size}, "
-        f"{counted(plan.num_switches, 'switch', 'switches')}. Found by {plan.method}.",
+        f"{counted(plan.num_switches, 'switch', 'switches')}. Found by {markdown(plan.method)}.",
         *(["", f"{prediction_text(prediction)}."] if prediction is not None else []),
-        *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
+        *(["", f"Minimised: {markdown(plan.objective)}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",
-        *([f"## {TITLE}", "", *(f"- {line}" for line in gains), "", "## Segments", ""] if gains else []),
+        *([f"## {TITLE}", "", *(f"- {markdown(line)}" for line in gains), "", "## Segments", ""] if gains else []),
         "| job | technique | config | devices | start | end |",
         "| --- | --- | --- | --- | ---: | ---: |",
     ]
@@ -153,7 +157,8 @@ def plan_markdown(
         config = " ".join(f"{key}={value}" for key, value in option.config.items())
         devices = " ".join(f"{node}:{i}" for node, ids in segment.devices for i in ids)
         times = f"{segment.start_s:.1f} s | {segment.end_s:.1f} s"
-        lines.append(f"| {segment.job} | {option.technique} | {config} | {devices} | {times} |")
+        names = " | ".join(map(markdown, (segment.job, option.technique, config, devices)))
+        lines.append(f"| {names} | {times} |")
     return "\n".join(lines)
 
 
@@ -169,14 +174,14 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     hours = {job["name"]: _device_hours(job) for job in result.jobs}
     price, total = batch.price_per_device_hour, sum(hours.values())
     paid = "" if price == 1 else f", at {price:g} an hour: **{total * price:.4g}**"
-    lines = [f"# What {result.batch} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
+    lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
     planned_s, practice_s = result.plan["makespan_s"], result.current_practice_s
     if planned_s is not None:
         lines += [f"It took {result.makespan_s:.1f} s, and {planned_s:.1f} s were planned at first."]
     if practice_s is not None:
         lines += [f"One job after another, each on all devices, would have taken {practice_s:.1f} s."]
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
-    table = [f"| {name} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
+    table = [f"| {markdown(name)} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
     return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"
 
 

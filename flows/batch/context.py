@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,9 +26,10 @@ from ringmaster.flows.batch.run_folder import (
 )
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import input_errors
-from ringmaster.flows.pool.own_node import own_node
+from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
@@ -41,9 +43,10 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
 
 LEASE_RETRY_S = 1.0
+MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ class NodeContext:
     batch: Batch
     cluster: Cluster
     ledger: Ledger
-    server: ForkServer
+    server: ForkServerClient
     environment: TrialEnvironment
     known: ProfileStore
     leases: Leases
@@ -110,6 +113,23 @@ def as_batch(batch: BatchInput) -> Batch:
     return _kept_batch(Path(batch)) or load_batch(located(batch))
 
 
+def as_parameter(batch: Batch) -> BatchInput:
+    """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
+    content = batch.to_json()
+    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
+
+
+def batch_in_file(batch: Batch) -> Path:
+    """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
+    file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(batch.to_json()))
+        aside.replace(file)
+    return file
+
+
 def _kept_batch(file: Path) -> Batch | None:
     """Returns the batch whose JSON form is in a file, None if the file holds something else."""
     if file.suffix != ".json" or not file.is_file():
@@ -122,7 +142,7 @@ def _kept_batch(file: Path) -> Batch | None:
 
 
 # An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
-lent_server: ContextVar[ForkServer | None] = ContextVar("lent_server", default=None)
+lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
 
 # Fork servers that were started ahead of the flow that will use them, by batch name.
 _warm: dict[str, ForkServer] = {}
@@ -139,6 +159,23 @@ def warm_up(batch: Batch) -> None:
     threading.Thread(target=start, name="warm-up", daemon=True).start()
 
 
+def ledger_of(home: Path) -> Ledger:
+    """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
+    uri = settings.tracking_uri(home)
+    with input_errors(LedgerError):
+        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
+
+
+def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
+    """Opens the records. Raises InputError where they cannot be used, LedgerError where their server is away."""
+    try:
+        ledger.warm_up(batch=batch.name)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        raise InputError([str(error)]) from error
+
+
 def cool_down() -> None:
     """Closes the fork servers that were started ahead and not used."""
     while _warm:
@@ -153,21 +190,21 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
     requested devices do not exist.
     """
     cache = home / "cache"
-    leases = leases_of(home)
     with ExitStack() as stack:
         node = stack.enter_context(own_node())
-        if node is None:
-            cluster = _cluster(batch)
-            lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
-        else:
-            cluster, lend = node.cluster, partial(node.lent, batch.name)
+        cluster = _cluster(batch, home) if node is None else node.cluster
+        leases = leases_of(home, cluster)
+        lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
+        if node is not None:
+            lend = partial(node.lent, batch.name)
         server = lent_server.get()
+        if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
+            server = ForkServerClient(link.readlink())
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
             stack.callback(server.close)
-        uri = settings.tracking_uri(home)
-        ledger = Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
-        _together(server.start, ledger.warm_up)
+        ledger = ledger_of(home)
+        _together(server.start, partial(warm_up_ledger, ledger, batch))
         paths = (str(batch.folder),)
         yield NodeContext(
             batch=batch,
@@ -201,7 +238,7 @@ def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = N
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
         weights = base_weights(batch, node_context.ledger, journal, home)
-        node_context = replace(node_context, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
+        node_context = with_weights(node_context, weights)
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
         journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
         begun(batch, home)
@@ -226,6 +263,16 @@ def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = N
         )
 
 
+def with_weights(node_context: NodeContext, weights: Mapping[str, Path]) -> NodeContext:
+    """Returns the resources with the folders of the models that the batch's jobs adapt, by `base_weights`."""
+    batch = node_context.batch
+    return replace(
+        node_context,
+        batch=replace(batch, jobs=with_teachers(batch.jobs, weights)),
+        environment=replace(node_context.environment, weights=weights),
+    )
+
+
 @contextmanager
 def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
     """Leases idle devices of this machine; waits until its other processes have returned enough of them."""
@@ -246,9 +293,17 @@ def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) 
         leases.give_back(lent)
 
 
-def _cluster(batch: Batch) -> Cluster:
+def _cluster(batch: Batch, home: Path) -> Cluster:
+    """Returns the devices of this machine for a batch; of more GPUs than it wants, those that no other run holds."""
     with input_errors():
-        return detect(batch.devices)
+        cluster = detect(batch.devices)
+    if {device.kind for device in cluster.devices} != {"gpu"}:
+        return cluster
+    every = detect({"gpu": "all"})
+    held = leases_of(home, every).held()
+    idle_first = sorted(every.lease_names().items(), key=lambda item: item[1] in held)
+    chosen = sorted(place for place, _ in idle_first[: len(cluster.devices)])
+    return Cluster(nodes=(replace(every.nodes[0], devices=tuple(every.device(*place) for place in chosen)),))
 
 
 def _preload(batch: Batch) -> tuple[str, ...]:

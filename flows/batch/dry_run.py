@@ -15,11 +15,11 @@ from typing import Any
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
-from ringmaster.flows.batch.context import NodeContext, open_node_context
+from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
 from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at
-from ringmaster.flows.batch.run_folder import stamped_folder
+from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
@@ -45,6 +45,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import markdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +104,9 @@ class DryRun:
 
     def markdown(self) -> str:
         """Returns a page for Prefect's UI: the estimate, the Gantt chart, and a row for each segment."""
-        said = "\n".join(f"- {line}" for line in self.sentences())
+        said = "\n".join(f"- {markdown(line)}" for line in self.sentences())
         if self.plan is None or self.problem is None:
-            return f"# {self.batch} cannot be planned\n\n{said}"
+            return f"# {markdown(self.batch)} cannot be planned\n\n{said}"
         page = plan_markdown(self.plan, self.problem, self.prediction, gains=self.gains)
         return f"{page}\n\n## Estimate\n\n{said}"
 
@@ -114,8 +115,9 @@ class DryRun:
         plan = self.plan
         figures = None
         if plan is not None:
-            names = ("makespan_s", "lower_bound_s", "gap", "objective", "value")
-            figures = {name: getattr(plan, name) for name in names} | {"segments": plan.to_json()["segments"]}
+            names = ("makespan_s", "gap", "objective", "value")
+            figures = {name: getattr(plan, name) for name in names}
+            figures |= {"lower_bound_s": plan.best_bound_s, "segments": plan.to_json()["segments"]}
         return {
             "batch": self.batch,
             "status": "planned" if self.is_good else "failed",
@@ -143,6 +145,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> D
     pool = settings.pool()
     if pool is None:
         with open_node_context(batch, home=settings.home()) as node_context:
+            node_context = with_weights(node_context, base_weights(batch, node_context.ledger, None, settings.home()))
             found = _here(node_context, may_try=profiles == "measure", seed=seed)
     else:
         with closing(Database(pool.database)) as database:
@@ -244,12 +247,12 @@ def _sentences(found: DryRun) -> Iterator[str]:
     plan, problem = found.plan, found.problem
     if plan is not None and problem is not None:
         ends = datetime.fromtimestamp(found.made_s + plan.makespan_s).astimezone()
-        yield f"Started now it ends at **{ends:%Y-%m-%d %H:%M:%S %Z}**, after {seconds_text(plan.makespan_s)}."
+        yield f"Started now it ends at {ends:%Y-%m-%d %H:%M:%S %Z}, after {seconds_text(plan.makespan_s)}."
         if found.prediction is not None:
             yield f"{prediction_text(found.prediction)}."
         cost = found.device_hours * found.price_per_device_hour
         price = f", at {found.price_per_device_hour:g} an hour" if found.price_per_device_hour != 1 else ""
-        yield f"It costs **{found.device_hours:.3g} device-hours**{price and f'{price}: **{cost:.4g}**'}."
+        yield f"It costs {found.device_hours:.3g} device-hours{price and f'{price}: {cost:.4g}'}."
     measured = "1 trial was made for it" if found.num_trials == 1 else f"{found.num_trials} trials were made for it"
     yield f"{measured if found.num_trials else 'Nothing was tried for it'}; nothing was trained."
     if found.fused:
@@ -257,12 +260,12 @@ def _sentences(found: DryRun) -> Iterator[str]:
     if found.predicted:
         yield f"Predicted, not measured, and so a rough figure: {', '.join(found.predicted)}."
     if found.late:
-        yield f"**No plan meets these deadlines**: {', '.join(found.late)}. Give those jobs more time or fewer steps."
+        yield f"No plan meets these deadlines: {', '.join(found.late)}. Give those jobs more time or fewer steps."
     for job, fault in found.faults.items():
-        yield f"**{job} cannot be trained**: {fault}"
+        yield f"{job} cannot be trained: {fault}"
     if found.standing:
         yield f"The pool has {found.standing} jobs of other batches, which share its devices: it may end later."
-    yield f"As files: `{found.folder}`."
+    yield f"As files: {found.folder}."
 
 
 def _write(found: DryRun) -> None:

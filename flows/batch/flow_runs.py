@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import httpx
-from prefect import runtime
+from prefect import Flow, runtime
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled, Failed, Pending, to_state_create
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import Interrupted, RunFailed
@@ -23,8 +24,12 @@ from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.text import MOST_IN_NAME, printable
 
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
+
+OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
+CANCELLED_BY_PAGE = ("train-batch", "sweep")  # flows whose process sees that Prefect's page cancels them
 
 T = TypeVar("T")
 
@@ -42,13 +47,37 @@ def named(template: str) -> Callable[[], str]:
 def typed_or(wanted: str) -> str:
     """Returns the running flow's name if a person typed it, else `wanted`."""
     name = runtime.flow_run.name
-    return wanted if not name or _DRAWN.fullmatch(name) else str(name)
+    return printable(wanted, limit=MOST_IN_NAME) if not name or _DRAWN.fullmatch(name) else str(name)
 
 
 def current_flow_run() -> FlowRun | None:
     """Returns the flow run in which the caller runs; None outside of any."""
     context = FlowRunContext.get()
     return None if context is None else context.flow_run
+
+
+def run_with_cancel(flow: Flow[Any, Any], parameters: dict[str, Any]) -> FlowRun | None:
+    """Creates the run of a flow that a command on a pool calls; returns None where Prefect is to create it.
+
+    Prefect's page offers Cancel for runs of a deployment only. No worker runs this one: it is on no queue.
+    """
+    is_own = settings.pool() is not None and not is_started_by_prefect() and current_flow_run() is None
+    if not is_own or flow.name not in CANCELLED_BY_PAGE:
+        return None
+    with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(f"{flow.name}/{flow.name}")
+        run = FlowRunCreate(
+            flow_id=deployment.flow_id,
+            deployment_id=deployment.id,
+            parameters=flow.serialize_parameters(parameters),
+            state=to_state_create(Pending()),
+            tags=[OF_COMMAND],
+        )
+        response = client.request("POST", "/flow_runs/", json=run.model_dump(mode="json", exclude_unset=True))
+        found = FlowRun.model_validate(response.json())
+        found.parameters = parameters
+        return found
+    return None
 
 
 def root_run() -> str:
@@ -62,10 +91,10 @@ def runs_fact(root: str) -> str:
     return f"runs of {root}"
 
 
-def is_being_cancelled() -> bool:
-    """Returns whether the flow run that this process was started for is being cancelled."""
-    run = os.environ.get(STARTED_RUN)
-    if run is None:
+def is_being_cancelled(run: str = "") -> bool:
+    """Returns whether a flow run is being cancelled. run: its id, by default of the one that started this process."""
+    run = run or os.environ.get(STARTED_RUN, "")
+    if not run:
         return False
     try:
         with get_client(sync_client=True) as client:

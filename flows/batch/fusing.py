@@ -85,7 +85,7 @@ def choose_together(
             "groups": fusion.groups,
             "together_s": fusion.together.makespan_s,
             "alone_s": fusion.alone.makespan_s,
-            "lower_bound_s": fusion.together.lower_bound_s,
+            "lower_bound_s": fusion.together.best_bound_s,
             "practice_s": current_practice(without_groups(problem)).makespan_s,
         },
     )

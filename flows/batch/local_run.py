@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -70,7 +71,8 @@ def open_local_run(
             yield run
         finally:
             if run.is_begun and not run.is_recorded:
-                close_records(run, run.result())
+                for fault in close_records(run, run.result()):
+                    current_view.get().notice(f"not recorded: {fault}")
 
 
 class LocalRun:
@@ -91,6 +93,7 @@ class LocalRun:
         self._cluster = context.node_context.cluster
         self.batch, self.journal, self.recorder = context.node_context.batch, context.journal, context.recorder
         self.is_begun = self.is_recorded = False
+        self.listener_faults: Mapping[Listener, str] = {}
         self._profiled: Profiled | None = None
         self._plan: Planned | None = None  # None where nothing is left to be planned
         self._began_at_s, self._profiling_s = time.time(), 0.0
@@ -196,6 +199,7 @@ class LocalRun:
             stack.callback(engine.close)
             stack.enter_context(following(engine, executor, cluster=self._cluster))
             stack.enter_context(stopped_by_signals(partial(_stop, executor)))
+            self.listener_faults = executor.listener_faults
             yield executor
 
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
@@ -235,13 +239,14 @@ class LocalRun:
 
     def _begin(self, profiled: Profiled) -> None:
         """Records the jobs that are about to run, and those that have failed already."""
-        self.is_begun = True
         every = {job.name: job for job in (*self.batch.jobs, *profiled.jobs)}
-        self.recorder.begin(
-            JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
-            devices=tuple(self._cluster.lease_names().values()),
-            num_trials=profiled.num_trials,
-        )
+        with input_errors(LedgerError, about="the batch cannot be recorded, so it is not trained: "):
+            self.recorder.begin(
+                JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
+                devices=tuple(self._cluster.lease_names().values()),
+                num_trials=profiled.num_trials,
+            )
+        self.is_begun = True
         begin(self.journal, self.batch.jobs, faults=profiled.faults)
         records = self.journal.jobs()
         self._failures = [

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
-from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
 from ringmaster.tasks.profiling.preflight import Failed
-from ringmaster.tasks.profiling.reasons import refusal_lines
+from ringmaster.tasks.profiling.reasons import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import printable
 
 
 def job_rows(result: BatchResult) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
             "status": job["status"],
             "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
             "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
-            "reason": job["message"],
+            "reason": printable(job["message"]),
             "steps": job["num_steps"],
             "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
             **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
@@ -55,14 +55,21 @@ class RecordedRun(Protocol):
     def recorder(self) -> AsyncRecorder:
         """Writes the run into MLflow."""
 
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the run raised; by listener."""
+
 
 def close_records(run: RecordedRun, result: BatchResult) -> list[str]:
     """Records the result of a run, and waits until all is written; returns descriptions of what could not be."""
     run.is_recorded = True
     run.journal.put("status", result.status)
     finish_records(run.recorder, result)
-    faults = run.recorder.close(patience_s=run.patience_s)
-    run.journal.put("is_recorded", run.recorder.is_complete)
+    lost = [fault for listener, fault in run.listener_faults.items() if listener == run.recorder.listen]
+    for fault in run.listener_faults.values():
+        current_view.get().say(f"{fault}; the log has the traceback")
+    faults = [*lost, *run.recorder.close(patience_s=run.patience_s)]
+    run.journal.put("is_recorded", run.recorder.is_complete and not lost)
     if run.sweep_scheduler is not None:
         run.sweep_scheduler.close(run_id=run.recorder.run_of())
     return faults
@@ -89,9 +96,9 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
 
 def log_decision(event: ExecutionEvent) -> None:
     """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
-    if line := describe(event):
+    if (line := describe(event)) is not None:
         has_failed = isinstance(event, JobEnded) and event.status == JobStatus.FAILED
-        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, Text.from_markup(line).plain)
+        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, line.text)
 
 
 def failure(job: str, why: str) -> JobEnded:
@@ -104,21 +111,19 @@ def failures_told(*, but: Iterable[str] = ()) -> Failed:
 
     but: jobs that have ended before and are not reported.
     """
-    view, told = current_view.get(), set(but)
+    listeners, told = Listeners([current_view.get().listen, log_decision]), set(but)
 
     def tell(job: str, why: str) -> None:
         if job not in told:
             told.add(job)
-            for listen in (view.listen, log_decision):
-                listen(failure(job, why))
+            listeners.tell(failure(job, why))
 
     return tell
 
 
 def tell_refused(profiled: Profiled) -> None:
     """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
-    logger = None if FlowRunContext.get() is None else get_run_logger()
-    for line in refusal_lines({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
+    if line := refusal_line({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
         current_view.get().detail(line)
-        if logger is not None:
-            logger.info(line)
+        if FlowRunContext.get() is not None:
+            get_run_logger().info(printable(line))

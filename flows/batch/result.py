@@ -16,6 +16,7 @@ from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.text import printable
 
 PREDICTION = "prediction"
 """The fact: the prediction of the first plan's makespan since the batch was started or resumed, as JSON."""
@@ -71,7 +72,7 @@ class BatchResult:
                 others.setdefault(job["status"], []).append(job["name"] + why)
         num_done = sum(job["status"] == JobStatus.DONE for job in self.jobs)
         parts = [f"{num_done} of {len(self.jobs)} jobs are done"]
-        return "; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()])
+        return printable("; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()]))
 
     @property
     def objective_value(self) -> float | None:
@@ -80,8 +81,8 @@ class BatchResult:
 
     @property
     def exit_code(self) -> int:
-        """0 if all jobs are done, else 1."""
-        return 0 if self.status == "done" else 1
+        """0 if all jobs are done and recorded, else 1."""
+        return 0 if self.status == "done" and not self.faults else 1
 
 
 def collect(
@@ -111,7 +112,7 @@ def collect(
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
     if plan is not None and problem is not None:
-        figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.lower_bound_s, "gap": plan.gap}
+        figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.best_bound_s, "gap": plan.gap}
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
         practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
@@ -142,9 +143,9 @@ def collect(
 def _bound_over_groups(plan: Plan, fusion: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns the bound over all divisions into groups; the plan's own bound holds for the chosen division only."""
     lower_s = fusion["lower_bound_s"]
-    if plan.value is not None or plan.lower_bound_s is None or not lower_s:
+    if plan.value is not None or plan.best_bound_s is None or not lower_s:
         return {}
-    lower_s = min(lower_s, plan.lower_bound_s)
+    lower_s = min(lower_s, plan.best_bound_s)
     return {"lower_bound_s": lower_s, "gap": max(0.0, plan.makespan_s / lower_s - 1)}
 
 

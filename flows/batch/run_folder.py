@@ -85,7 +85,9 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     while folders:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
             then = journal.get("digest")
-            is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
+            is_recorded = journal.get("is_recorded", True)  # unset by earlier releases, and by a kill
+            is_recorded = is_recorded and all("model_uri" in r.details for r in journal.jobs().values())
+            is_done = journal.get("status") == "done" and is_recorded
         if then is not None:
             break
         folders.pop()  # it was killed before it had written its inputs
@@ -114,13 +116,13 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
     return root
 
 
-def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> dict[str, Path]:
+def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> dict[str, Path]:
     """Returns the folders of the models that jobs adapt and that no job of the batch makes: downloaded, or as they are
     named.
 
     The keys are job names for bases, and the models' own names for other parents. An alias is resolved once a run: the
-    journal stores the version for resumed runs. Raises InputError with every model that does not exist, and every one
-    that an adaptation cannot use.
+    journal stores the version for resumed runs; a dry run has none. Raises InputError with every model that does not
+    exist, and every one that an adaptation cannot use.
     """
     names = {job.name for job in batch.jobs}
     folders: dict[str, Path] = {}
@@ -135,9 +137,11 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> 
                 folders[key] = Path(parent)
                 continue
             try:
-                uri = journal.get(f"base:{key}") or ledger.resolve_model(parent).uri
+                known = None if journal is None else journal.get(f"base:{key}")
+                uri = known or ledger.resolve_model(parent).uri
                 folders[key] = ledger.download_model(uri, home / "cache" / "models")
-                journal.put(f"base:{key}", uri)
+                if journal is not None:
+                    journal.put(f"base:{key}", uri)
             except LedgerError as error:
                 missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]

@@ -96,7 +96,7 @@ def trace(
         return
     console = output_console()
     for reader in found:
-        console.print(f"{reader['model']}: {reader['use']} on it, in {reader['data']}", markup=False)
+        console.print(f"{reader['model']}: {reader['use']} on it, in {reader['data']}")
     if not found:
         console.print("no recorded model has read this row from a data set with a name")
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.flows.process.process_log import report_faults
+from ringmaster.text import printable
+
+MOST_IN_CELL = 500  # characters of a message; --json has all of it
 
 if TYPE_CHECKING:
     from ringmaster.tasks.pool.handed_over import Pending
-    from ringmaster.tasks.storage.journal import Journal
+    from ringmaster.tasks.storage.journal import JobRecord
 
 
 def techniques(
@@ -64,11 +69,21 @@ def status(
     if as_json:
         print_json(rows)
         return
+    output_console().print(status_table(rows), end="", soft_wrap=True)
+
+
+def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
+    """Returns the table that `status` prints, as lines: a table of rich takes a millisecond a row. rows: of jobs."""
     columns = ("batch", "run", "job", "status", "step", "message", "trained with")
-    table = Table(*columns, box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    output_console().print(table)
+    cells = [
+        ["" if value is None else printable(str(value), limit=MOST_IN_CELL) for value in row.values()] for row in rows
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    text = Text(no_wrap=True)
+    for row_cells in (columns, *cells):
+        line = " ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row_cells, widths, strict=True))
+        text.append(f" {line.rstrip()}\n", "bold" if row_cells is columns else None)
+    return text
 
 
 def logs(
@@ -89,7 +104,7 @@ def logs(
                 ranks = sorted(path.stem.removeprefix("rank-") for path in gangs[-1].glob("rank-*.log"))
                 raise InputError([f"{job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
             text = file.read_text(errors="replace")
-            sys.stdout.write(text)
+            write_document(text)
             if not text:
                 error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
             return
@@ -110,7 +125,7 @@ def _runs(batch: str | None) -> list[_Run]:
     every = [*_runs_here(), *_runs_on_pool()]
     runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
     if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
-        error_console().print(f"no job of {batch} is in a plan yet: they are measured, or wait for that")
+        error_console().print(f"no job of {batch} has been in a plan: its last run waits for that, or ended before")
     elif batch is not None and not runs:
         there = ", ".join(dict.fromkeys(run.batch for run in every)) or "none"
         raise InputError([f"there is no batch {batch!r} under {settings.home()}; there are {there}"])
@@ -119,13 +134,16 @@ def _runs(batch: str | None) -> list[_Run]:
 
 def _runs_here() -> Iterator[_Run]:
     """The newest run of each batch that ran on this machine alone."""
-    from ringmaster.tasks.storage.journal import Journal
+    from ringmaster.tasks.storage.database import DatabaseFault
+    from ringmaster.tasks.storage.journal import jobs_of_file
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
-        with closing(Journal.of_file(file)) as journal:
-            batch, folder = file.parent.parent.name, file.parent
-            yield _Run(batch=batch, folder=folder, rows=_rows(journal, batch, folder.name))
+        batch, folder = file.parent.parent.name, file.parent
+        try:
+            yield _Run(batch=batch, folder=folder, rows=_rows(jobs_of_file(file), batch, folder.name))
+        except DatabaseFault as error:  # the other batches are shown
+            report_faults(error.faults)
 
 
 def _runs_on_pool() -> Iterator[_Run]:
@@ -142,26 +160,25 @@ def _runs_on_pool() -> Iterator[_Run]:
         submissions = Submissions(database)
         every = submissions.names()
         newest = {name: key for key, name, _ in every}
-        for key, name, status in every:
-            if status != BatchStatus.SUBMITTED and newest[name] != key:
-                continue
-            submission = submissions.find(key)
-            assert submission is not None, "its name is there"
-            yield _Run(batch=name, folder=submission.run_folder(), rows=_rows(Journal(database, batch=key), name, key))
+        shown = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED or newest[name] == key}
+        folders = submissions.folders()
+        records: dict[str, list[JobRecord]] = {key: [] for key in shown}
+        for qualified, record in Journal(database, batch=None).jobs(batches=list(shown)).items():
+            key, _, job = qualified.partition("/")
+            records[key].append(replace(record, name=job))
+        for key, name in shown.items():
+            yield _Run(batch=name, folder=Path(folders[key]), rows=_rows(records[key], name, key))
         for found in pending(database):
             yield _Run(batch=found.name, folder=settings.home() / "batches" / found.name, rows=_pending_rows(found))
 
 
 def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    from ringmaster.tasks.storage.journal import JobStatus
-
-    status = JobStatus.FAILED if found.is_over else "handed over"
-    known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
-    return [{**known, "job": job} for job in found.jobs]
+    known = {"status": found.status, "step": 0, "message": found.message, "leader": None}
+    return [{"batch": found.name, "run": found.run, "job": job, **known} for job in found.jobs]
 
 
-def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
+def _rows(records: Iterable[JobRecord], batch: str, run: str) -> list[dict[str, Any]]:
     """A row a job; leader: the job whose gang trained it too, None where it had its own."""
     from ringmaster.tasks.storage.journal import LEADER
 
@@ -175,7 +192,7 @@ def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
             "message": record.message,
             "leader": record.details.get(LEADER),
         }
-        for record in journal.jobs().values()
+        for record in records
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
 
 if TYPE_CHECKING:
     from ringmaster.tasks.evaluation.examination import Examined
@@ -28,7 +28,8 @@ def evaluate(
     metric: Annotated[
         list[str] | None, typer.Option(help="A metric, once for each. By default those of the model's kind.")
     ] = None,
-    max_rows: Annotated[int, typer.Option(help="The most held-out rows.", min=1)] = 2000,
+    max_rows: Annotated[int, typer.Option(help="The most rows.", min=1)] = 2000,
+    all_rows: AllRows = False,
     record: Annotated[bool, typer.Option(help="Whether a registered model's run keeps what was found.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -39,12 +40,12 @@ def evaluate(
     from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.promotion import examine
 
-    spec = None if data is None else examine.data_spec(data)
+    spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
         found = [examine.find(model, home) for model in models]
         other = None if against is None else examine.find(against, home)
         console = error_console()
-        with console.status("") as status:
+        with console.status(styled("")) as status:
             examined = examine.examine_models(
                 found,
                 data=spec,
@@ -52,8 +53,9 @@ def evaluate(
                 against=other,
                 metrics=metric,
                 max_rows=max_rows,
+                all_rows=all_rows,
                 notice=console.print,
-                progress=lambda num_done, num_rows: status.update(f"{num_done} of {num_rows} rows"),
+                progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
             )
         for model, seen in zip(found, examined, strict=True):
             if record and model.record is not None:
@@ -115,9 +117,9 @@ def _show(examined: Mapping[str, Examined]) -> None:
     for label, seen in examined.items():
         for fault in seen.faults:
             said = fault if len(examined) == 1 else f"{label}: {fault}"
-            error_console().print(said, style="red", markup=False, highlight=False)
+            error_console().print(said, style="red")
         for cause in why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL}):
-            error_console().print(cause, style="yellow", markup=False, highlight=False)
+            error_console().print(cause, style="yellow")
 
 
 def _measured(examined: Examined) -> list[dict[str, Any]]:
@@ -127,6 +129,7 @@ def _measured(examined: Examined) -> list[dict[str, Any]]:
         row |= {"value": line.value, f"{line.level:.0%} interval": f"{line.low:.4g} to {line.high:.4g}"}
         if line.gain is not None and line.p_better is not None and line.p_worse is not None:
             row |= {"other": line.other, "gain": f"{line.gain:+.4g}"}
+            row[f"{line.level:.0%} interval of the gain"] = f"{line.gain_low:+.4g} to {line.gain_high:+.4g}"
             p, way = (line.p_better, "better") if line.gain > 0 else (line.p_worse, "worse")
             row["p"] = f"{p:.2g} {way}" if line.gain else ""
         rows.append(row)
@@ -135,11 +138,10 @@ def _measured(examined: Examined) -> list[dict[str, Any]]:
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+        table.add_row(*(_cell(value) for value in row.values()))
     output_console().print(table)
 
 

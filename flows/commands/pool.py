@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from ringmaster.flows import settings
 from ringmaster.flows.commands.running import show_result, training
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, print_json
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.batch import Batch
 
 BatchName = Annotated[
     str, typer.Argument(metavar="BATCH", help="A batch's name, or the id that `ringmaster status` shows.")
@@ -42,11 +34,11 @@ def submit(
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
     from ringmaster.flows.pool.asking import pool_address
     from ringmaster.tasks.batch import load_batch
-    from ringmaster.tasks.batch.field_types import NAME_PATTERN
+    from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 
     pool = pool_address()
-    if not re.fullmatch(NAME_PATTERN, batch):
-        raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
+    if not is_name(batch):
+        raise InputError([f"--batch {batch!r} is no name. To fix: {NAME_REMEDY}"])
     jobs = replace(load_batch(located(jobs_file)), name=batch)
     if not unchecked:
         from ringmaster.flows.batch.probe import check_jobs
@@ -54,10 +46,12 @@ def submit(
         check_jobs(jobs)
     if wait:
         with training(jobs, is_verbose=False) as end:
+            from ringmaster.flows.batch.context import as_parameter
             from ringmaster.flows.train_batch import train_batch
 
-            end.result = train_batch(jobs.to_json(), name=batch, checkpoint_every_s=checkpoint_every)
+            end.result = train_batch(as_parameter(jobs), name=batch, checkpoint_every_s=checkpoint_every)
         raise typer.Exit(show_result(end.result, as_json=as_json))
+    from ringmaster.flows.batch.context import batch_in_file
     from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
     from ringmaster.tasks.pool.handed_over import hand_over
     from ringmaster.tasks.pool.requests import Requests
@@ -66,8 +60,8 @@ def submit(
     with open_database(pool) as database:
         database.read(check_release)
         requests = Requests(database)
-        number = hand_over(requests, jobs.to_json(), file=_kept(jobs), checkpoint_every_s=checkpoint_every)
-        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over", highlight=False)
+        number = hand_over(requests, jobs.to_json(), file=batch_in_file(jobs), checkpoint_every_s=checkpoint_every)
+        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
         with in_time(ANSWER_PATIENCE_S) as is_over:
             run = requests.wait(number, until=is_over).answer.get("flow_run")
     if run is None:
@@ -75,7 +69,7 @@ def submit(
     else:
         said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(f"{said}\n{follow}", highlight=False, soft_wrap=True)
+    error_console().print(said, follow, sep="\n", soft_wrap=True)
     if as_json:
         print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
@@ -122,13 +116,5 @@ def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more
     else:
         console = error_console()
         for answer in answers:
-            console.print(f"{answer.batch}: {escape(answer.message)}", highlight=False)
+            console.print(f"{answer.batch}: {answer.message}")
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
-
-
-def _kept(batch: Batch) -> Path:
-    """A file with the batch, paths resolved, on the storage that all nodes share: a parameter may not be so long."""
-    file = settings.home() / "batches" / batch.name / f"submitted-{uuid.uuid4().hex[:8]}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(batch.to_json()))
-    return file

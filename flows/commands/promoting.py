@@ -12,7 +12,7 @@ import typer
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
@@ -29,6 +29,7 @@ def promote(
         str | None,
         typer.Option(help="What the policy looks at: a source (digits), files, a mapping or file as a batch's data."),
     ] = None,
+    all_rows: AllRows = False,
     against: Annotated[
         str | None, typer.Option(help="Compare with this model in place of the champion of the same name.")
     ] = None,
@@ -39,15 +40,24 @@ def promote(
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
     from ringmaster.flows.promotion.promote import Asked, promote_by_hand
 
-    asked = Asked(model=model, policy=policy, data=data, against=against, force=force, why=why, who=getpass.getuser())
+    asked = Asked(
+        model=model,
+        policy=policy,
+        data=data,
+        all_rows=all_rows,
+        against=against,
+        force=force,
+        why=why,
+        who=getpass.getuser(),
+    )
     with _promotions() as (home, log):
         done = promote_by_hand(home, asked, log=log, notice=error_console().print, sound=_sound)
     if as_json:
         print_json(done.to_json())
     else:
         for reason in done.decision.reasons:
-            output_console().print(f"- {reason}", markup=False, highlight=False, soft_wrap=True)
-        error_console().print(done.sentence(), markup=False, highlight=False)
+            output_console().print(f"- {reason}", soft_wrap=True)
+        error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
 
 
@@ -64,7 +74,7 @@ def rollback(
     if as_json:
         print_json({"model": name, "champion": restored, "taken_back": taken_back})
     else:
-        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not", markup=False)
+        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not")
 
 
 def _sound(alarm: Alarm) -> None:

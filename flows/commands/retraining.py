@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,12 +34,14 @@ def sweep(
     console = error_console()
     console.print(_table(result["leaderboard"]))
     if result["challenger"]:
-        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}", highlight=False)
+        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
     for fault in result["faults"]:
-        console.print(f"not recorded: {fault}", style="yellow", markup=False, highlight=False)
+        console.print(f"not recorded: {fault}", style="yellow")
+    if result["batch"]["faults"]:
+        console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")
     if as_json:
         print_json(result)
-    raise typer.Exit(0 if result["status"] == "done" else 1)
+    raise typer.Exit(exit_code(result))
 
 
 def retrain(
@@ -61,10 +64,15 @@ def retrain(
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
     asked = {"file": str(models_file), "night": night, "force": force, "seed": seed}
     result = _run("ringmaster.flows.retrain_daily:retrain_daily", asked, is_verbose=verbose)
-    error_console().print(Markdown(result["report"]))
+    error_console().print(Markdown(result["report"], hyperlinks=False))
     if as_json:
         print_json(result)
-    raise typer.Exit(0 if result["status"] == "done" else 1)
+    raise typer.Exit(exit_code(result))
+
+
+def exit_code(result: Mapping[str, Any]) -> int:
+    """Returns 0 if a sweep or a retraining run is done and all of it is recorded, else 1."""
+    return 0 if result["status"] == "done" and not result["faults"] and not result.get("was_skipped") else 1
 
 
 def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_options import RunOptions
@@ -22,8 +21,10 @@ from ringmaster.flows.output import (
     Verbose,
     announce,
     error_console,
+    message,
     output_console,
     print_json,
+    styled,
 )
 
 if TYPE_CHECKING:
@@ -82,9 +83,10 @@ def run(
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     with training(batch, is_verbose=verbose) as end:
+        from ringmaster.flows.batch.context import as_parameter
         from ringmaster.flows.train_batch import train_batch
 
-        end.result = train_batch(batch.to_json(), name=batch.name, **asdict(options))
+        end.result = train_batch(as_parameter(batch), name=batch.name, **asdict(options))
     raise typer.Exit(show_result(end.result, as_json=as_json))
 
 
@@ -109,7 +111,7 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     if found.plan is not None and found.problem is not None:
         print_gantt(found.plan, found.problem, page)
     for line in found.sentences():
-        page.print(line.replace("**", "").replace("`", ""), markup=False, soft_wrap=True)
+        page.print(line, soft_wrap=True)
     return found.is_good
 
 
@@ -123,10 +125,11 @@ def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         if is_alone:
-            from ringmaster.flows.batch.context import cool_down, warm_up
+            from ringmaster.flows.batch.context import cool_down, ledger_of, warm_up, warm_up_ledger
 
             stack.callback(cool_down)
             warm_up(batch)
+            warm_up_ledger(ledger_of(settings.home()), batch)  # its faults are known before servers start
             announce(STARTING_SERVERS)
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -168,11 +171,11 @@ def profile(
     with shown(console, is_verbose=verbose):
         measured = profile_batch(batch.to_json())
     for name, fault in measured.profiled.faults.items():
-        console.print(f"[red]{name}:[/] {escape(fault)}", highlight=False)
+        console.print(styled(f"{name}:", "red"), message(fault))
     if measured.problem is not None:
         output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
-        console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}", highlight=False)
+        console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}")
     if as_json:
         print_json(measured.to_json())
     raise typer.Exit(1 if measured.profiled.faults else 0)

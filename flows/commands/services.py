@@ -11,7 +11,7 @@ import typer
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import AsJson, announce, error_console, print_json
+from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.process.process_log import log_format as format_of_environment
 from ringmaster.tasks.execution.engines.registry import WORKERS
@@ -23,8 +23,8 @@ def up(
     database: Annotated[
         str | None,
         typer.Option(
-            help="postgresql://USER:PASSWORD@HOST:PORT/NAME, where databases NAME, NAME_prefect and NAME_mlflow are "
-            "made where they are missing; without it, SQLite files, for a pool of this machine alone."
+            help="postgresql://USER@HOST:PORT/NAME, with the password in ~/.pgpass, where databases NAME, NAME_prefect "
+            "and NAME_mlflow are made where they are missing; without it, SQLite files, for this machine alone."
         ),
     ] = None,
     host: Annotated[
@@ -153,7 +153,7 @@ def up(
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
-    announce("starting Prefect, MLflow and the controller, usually 20 to 40 s")
+    announce("starting Prefect, MLflow and the controller, usually 15 to 25 s")
     with foreground.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
             raise typer.Exit(1)
@@ -182,8 +182,6 @@ def _print_ignored(context: typer.Context) -> None:
         error_console().print(
             f"the pool was up already, with the options of its start: {', '.join(given)} without effect. To fix: "
             "`ringmaster down`, then `ringmaster up` with all options; jobs continue from their checkpoints",
-            highlight=False,
-            markup=False,
             soft_wrap=True,
         )
 
@@ -204,19 +202,18 @@ def _print_address(home: Path, as_json: bool) -> None:
         print_json({**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)})
     else:
         for name, url in urls.items():
-            typer.echo(f"{name:8} {url}")
+            output_console().print(f"{name:8} {url}", soft_wrap=True)
     console = error_console()
     if not address.password:
         what = "this pool was started by an earlier release, without a password: any web page can run programs here"
-        console.print(f"[red]{what}.[/] To fix: `ringmaster down`, then `ringmaster up`", highlight=False)
+        console.print(styled(f"{what}.", "red"), "To fix: `ringmaster down`, then `ringmaster up`")
         return
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     console.print(
-        f"All ask for a password, the one that {how}\n"
-        f"  Prefect's page asks for one line: {address.username}:PASSWORD\n"
+        f"All ask for a password, the one that {how}",
+        f"  Prefect's page asks for one line: {address.username}:PASSWORD",
         f"  MLflow's page and the metrics ask for a user, {address.username}, and PASSWORD",
-        highlight=False,
-        markup=False,
+        sep="\n",
         soft_wrap=True,
     )
 
@@ -243,15 +240,15 @@ def diagnose(
         raise InputError([f"-o {file} cannot be written: {error.strerror}"]) from error
     console = error_console()
     for part in bundle.parts:
-        console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}", highlight=False, markup=False)
+        console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}")
     for failure in bundle.failures:
-        console.print(f"without {failure.part}: {failure.error}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"without {failure.part}: {failure.error}", soft_wrap=True)
     hint = (
         "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read it"
     )
-    console.print(f"{hint} before you send it", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{hint} before you send it", soft_wrap=True)
     if as_json:
         failures = {failure.part: failure.error for failure in bundle.failures}
         print_json({"file": str(file), "parts": [part.name for part in bundle.parts], "failures": failures})
     else:
-        typer.echo(str(file))
+        output_console().print(str(file), soft_wrap=True)

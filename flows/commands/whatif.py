@@ -151,7 +151,7 @@ class _Report:
 
     def _say(self, lines: Iterable[str]) -> None:
         for line in () if self._is_quiet else lines:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
 
 def seconds_until(text: str, *, now: datetime) -> float:
@@ -228,7 +228,7 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
     with shown(console):
         found = dry_run(batch, profiles=profiles, seed=seed)
     for line in found.sentences():
-        console.print(line.replace("**", "").replace("`", ""), markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if found.problem is None or found.plan is None:
         raise InputError([f"{file}: no job can be trained: {found.summary()}"])
     return without_deadlines(found.problem, found.late), found.plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows.diagnosis.redaction import Redactor
+from ringmaster.text import printable_lines
 
 CONTENTS = "contents.json"
 
@@ -59,7 +61,7 @@ class Bundle:
         with os.fdopen(descriptor, "wb") as opened, tarfile.open(fileobj=opened, mode="w:gz") as archive:
             os.fchmod(descriptor, 0o600)  # also where the file was there before
             for part in (Part.of_json(CONTENTS, contents), *self.parts):
-                content = part.text.encode("utf-8", errors="backslashreplace")
+                content = part.text.encode()
                 entry = tarfile.TarInfo(f"{folder}/{part.name}")
                 entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
                 archive.addfile(entry, io.BytesIO(content))
@@ -77,7 +79,7 @@ def collect(sources: Mapping[str, Collect], *, redact: Redactor) -> Bundle:
     for name, source in sources.items():
         try:
             for part in source():
-                parts.append(Part(name=redact(part.name), text=redact(part.text)))
+                parts.append(Part(name=redact(part.name), text=printable_lines(redact(part.text), limit=sys.maxsize)))
         except Exception as error:  # noqa: BLE001 - noted in the bundle: what fails is what the report is about
             failures.append(Failure(part=name, error=redact(f"{type(error).__name__}: {error}")))
     return Bundle(parts=tuple(parts), failures=tuple(failures))

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Select, select
 
 from ringmaster.flows import settings
 from ringmaster.flows.diagnosis.bundle import Part
+from ringmaster.model_lineage.sqlite_files import path_of
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.nodes import read_nodes
 from ringmaster.tasks.storage.database import Database
@@ -30,8 +31,8 @@ def pool_state() -> Iterator[Part]:
     address = settings.pool()
     if address is None:
         return
-    file = address.database.removeprefix("sqlite:///")
-    if file != address.database and not Path(file).exists():  # to open it would create it
+    file = path_of(address.database)
+    if file and not Path(file).exists():  # to open it would create it
         raise FileNotFoundError(f"the pool's database {file} is not there")
     with closing(Database(address.database, patience_s=DATABASE_PATIENCE_S)) as database:
         yield Part.of_json("pool.json", database.read(_pool))
@@ -91,7 +92,7 @@ def _plan(row: Any) -> dict[str, Any]:
         "method": plan.method,
         "objective": plan.objective,
         "makespan_s": plan.makespan_s,
-        "lower_bound_s": plan.lower_bound_s,
+        "lower_bound_s": plan.best_bound_s,
         "gap": plan.gap,
         "planning_s": dict(plan.seconds),
         "segments": [

@@ -137,5 +137,5 @@ def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     except (LedgerError, StoreFault) as error:
         if isinstance(error, LedgerError) and not error.may_pass:
             raise InputError([str(error)]) from error
-        error_console().print(str(error), style="red", markup=False, highlight=False)
+        error_console().print(str(error), style="red")
         raise typer.Exit(1) from error

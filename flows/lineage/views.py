@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from ringmaster.flows.output import styled
 from ringmaster.model_lineage.graph.diff import CHANGED, SAME, TensorChange
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.records import COMPONENT
+from ringmaster.text import printable
 
 MOST_LINES = 60  # lines of a tree that are shown
 
@@ -23,7 +24,7 @@ def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> Rend
     """Returns the facts about a model, above the trees of its ancestors and descendants."""
     parts: list[RenderableType] = [_heading(node), _facts(snapshot, node)]
     if node.record.kind == COMPONENT:
-        below = Tree("[bold]part of[/]")
+        below = Tree(styled("part of", "bold"))
         for user in snapshot.users(node.id):
             below.add(_line(snapshot, user.id))
         return Group(*parts, below)
@@ -33,9 +34,10 @@ def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> Rend
         ("became", graph.descendants(node.id), graph.children),
     ):
         if ids:
-            parts.append(_tree(f"[bold]{title}[/] ({len(ids)})", snapshot, node.id, neighbours, most=most))
+            heading = Text.assemble(styled(title, "bold"), f" ({len(ids)})")
+            parts.append(_tree(heading, snapshot, node.id, neighbours, most=most))
         else:
-            parts.append(Text(f"{title} nothing that is recorded", style="dim"))
+            parts.append(styled(f"{title} nothing that is recorded", "dim"))
     return Group(*parts)
 
 
@@ -49,9 +51,9 @@ def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[Node], *, alias: 
             node.label, node.record.kind, ", ".join(node.aliases), _day(node.created_ms), parents, style=style
         )
     serving = [found.label for node in nodes if (found := node.carrying(alias)) is not None]
-    ending = f"[bold red]{', '.join(serving)}[/]" if serving else "[green]none of them[/]"
-    sentence = f"{escape(what)} reached {len(nodes)} model{'s' * (len(nodes) != 1)}. In production ({alias}): {ending}"
-    return Group(*([table] if nodes else []), Text.from_markup(sentence))
+    sentence = styled(f"{what} reached {len(nodes)} model{'s' * (len(nodes) != 1)}. In production ({alias}): ")
+    sentence += styled(", ".join(serving), "bold red") if serving else styled("none of them", "green")
+    return Group(*([table] if nodes else []), sentence)
 
 
 def diff_view(
@@ -63,9 +65,7 @@ def diff_view(
     most: int,
 ) -> RenderableType:
     """Returns the differences between two models: tensors, those that changed most first, then recorded facts."""
-    parts: list[RenderableType] = [
-        Text.from_markup(f"[bold]{escape(first.label)}[/] -> [bold]{escape(second.label)}[/]")
-    ]
+    parts: list[RenderableType] = [Text.assemble(styled(first.label, "bold"), " -> ", styled(second.label, "bold"))]
     if changes is not None:
         parts += [*_tensors(changes, most=most)]
     for section, rows in records.items():
@@ -82,10 +82,8 @@ def print_view(view: RenderableType, console: Console) -> None:
 
 
 def _heading(node: Node) -> Text:
-    heading = Text.from_markup(f"[bold]{escape(node.label)}[/]  {node.record.kind}")
-    for alias in node.aliases:
-        heading.append(f"  @{alias}", style="green")
-    return heading
+    aliases = [styled(f"  @{alias}", "green") for alias in node.aliases]
+    return Text.assemble(styled(node.label, "bold"), styled(f"  {node.record.kind}"), *aliases)
 
 
 def _facts(snapshot: Snapshot, node: Node) -> Table:
@@ -116,11 +114,11 @@ def _facts(snapshot: Snapshot, node: Node) -> Table:
     table = Table.grid(padding=(0, 2, 0, 2))
     for name, value in rows:
         if value not in (None, ""):
-            table.add_row(Text(name, style="dim"), Text(str(value)))
+            table.add_row(styled(name, "dim"), str(value))
     return table
 
 
-def _tree(title: str, snapshot: Snapshot, root: str, neighbours: Callable[[str], Iterable[str]], *, most: int) -> Tree:
+def _tree(title: Text, snapshot: Snapshot, root: str, neighbours: Callable[[str], Iterable[str]], *, most: int) -> Tree:
     """Returns the tree from `root` along `neighbours`. A node's second occurrence has no children in the tree."""
     tree = Tree(title)
     met, queue = {root}, [(root, tree)]
@@ -133,23 +131,23 @@ def _tree(title: str, snapshot: Snapshot, root: str, neighbours: Callable[[str],
                 continue
             most -= 1
             again = other in met
-            below = branch.add(_line(snapshot, other) + (" [dim](see above)[/]" if again else ""))
+            below = branch.add(_line(snapshot, other) + styled(" (see above)" if again else "", "dim"))
             if not again:
                 met.add(other)
                 queue.append((other, below))
     if left_out:
-        tree.add("[dim]and more; --all shows every one[/]")
+        tree.add(styled("and more; --all shows every one", "dim"))
     return tree
 
 
-def _line(snapshot: Snapshot, id: str) -> str:
+def _line(snapshot: Snapshot, id: str) -> Text:
     node = snapshot.nodes.get(id)
     if node is None:
-        return f"[red]{escape(snapshot.label(id))}[/]"
-    aliases = "".join(f" [green]@{alias}[/]" for version in node.versions for alias in version.aliases)
+        return styled(snapshot.label(id), "red")
+    aliases = "".join(f" @{alias}" for version in node.versions for alias in version.aliases)
     data = ", ".join(dict.fromkeys(d.name for d in node.record.datasets))
-    on = f" [dim]on {escape(data)}[/]" if data else ""
-    return f"{escape(node.label)}{aliases}  {node.record.kind}{on}"
+    on = styled(f" on {data}" if data else "", "dim")
+    return Text.assemble(styled(node.label), styled(aliases, "green"), styled(f"  {node.record.kind}"), on)
 
 
 def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableType]:
@@ -169,11 +167,11 @@ def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableTy
             _figure(change.largest),
             "" if change.share is None else f"{change.share:.1%}",
         )
-    parts: list[RenderableType] = [Text(f"tensors: {said}")]
+    parts: list[RenderableType] = [styled(f"tensors: {said}")]
     if differing:
         parts.append(table)
     if len(differing) > most:
-        parts.append(Text(f"and {len(differing) - most} more; --most shows them", style="dim"))
+        parts.append(styled(f"and {len(differing) - most} more; --most shows them", "dim"))
     return parts
 
 
@@ -183,7 +181,7 @@ def _figure(value: float | None) -> str:
 
 def _short(value: object, most: int = 48) -> str:
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return escape(text if len(text) <= most else f"{text[: most - 1]}…")
+    return printable(text, limit=most)
 
 
 def _rows(num_rows: int | None) -> str:

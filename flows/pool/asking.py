@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
+from ringmaster.tasks.pool.handed_over import unsubmitted
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database
@@ -78,7 +79,7 @@ def ask_about(
     requests = Requests(database)
     numbers = {
         key: requests.ask(kind, {"batch": key, "jobs": list(mine), **more})
-        for key, mine in meant(database, batch=batch, jobs=jobs).items()
+        for key, mine in meant(database, batch=batch, jobs=jobs, kind=kind).items()
     }
     with in_time(patience_s) as is_over:
         found = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
@@ -110,22 +111,31 @@ def in_time(patience_s: float) -> Iterator[Callable[[], bool]]:
         timer.cancel()
 
 
-def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, list[str]]:
+def meant(
+    database: Database, *, batch: str, jobs: Sequence[str], kind: RequestKind | None = None
+) -> dict[str, list[str]]:
     """Returns the active batches, by id, that `batch` names, and which of `jobs` each has; [] stands for all jobs.
+
+    kind: of the request. A batch that is not measured yet can be cancelled, and nothing else.
 
     Raises InputError, which lists the existing names, if there is nothing of that name.
     """
     every = Submissions(database).names()
     standing = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED}
-    chosen = [key for key in standing if key == batch] or [key for key, name in standing.items() if name == batch]
+    early = unsubmitted(database)
+    known = standing | (early if kind == RequestKind.CANCEL else {})
+    chosen = [key for key in known if key == batch] or [key for key, name in known.items() if name == batch]
+    if not chosen and batch in (*early, *early.values()):
+        raise InputError([f"batch {batch!r} is not measured yet. To fix: cancel it, or wait until it is planned"])
     if not chosen:
         there = ", ".join(sorted({f"{name} ({key})" for key, name in standing.items()})) or "none"
         has_ended = any(batch in (key, name) for key, name, _ in every)
         what = f"batch {batch!r} has ended" if has_ended else f"there is no batch {batch!r}"
-        late = "" if has_ended else "; one that was handed over just now is active once its jobs are measured"
-        raise InputError([f"{what}; active batches: {there}{late}"])
+        raise InputError([f"{what}; active batches: {there}"])
     if not jobs:
         return {key: [] for key in chosen}
+    if any(key in early for key in chosen):
+        raise InputError([f"the jobs of batch {batch!r} are not measured yet. To fix: cancel the whole batch, or wait"])
     names = {key: list(Journal(database, batch=key).jobs()) for key in chosen}
     unknown = [job for job in jobs if not any(job in mine for mine in names.values())]
     if unknown:

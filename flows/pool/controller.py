@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows import settings
@@ -50,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "pool"
 STAND_BY_S = 1.0  # interval of the leader checks
+BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
 FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
 
 Notice = Callable[[str], None]
@@ -137,8 +137,21 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             "late-answers": LateAnswers(),
         }
         for name, watcher in watchers.items():
-            threading.Thread(target=watcher.keep_looking, args=(stopping,), name=name, daemon=True).start()
+            threading.Thread(target=keep_looking, args=(watcher, stopping), name=name, daemon=True).start()
         yield executor
+
+
+def keep_looking(watcher: Watcher, stopping: threading.Event) -> None:
+    """Has a watcher look until `stopping` is set. One that raises is logged once for each error, and begins again."""
+    told = set[str]()
+    while not stopping.is_set():
+        try:
+            watcher.keep_looking(stopping)
+        except Exception as error:
+            if repr(error) not in told:
+                told.add(repr(error))
+                logger.exception("%s has failed, and begins again", threading.current_thread().name)
+            stopping.wait(BEGIN_AGAIN_S)
 
 
 def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
@@ -192,5 +205,5 @@ def _end_at_once() -> None:
 
 def _log(event: ExecutionEvent) -> None:
     """Logs an event of the controller: what was decided, and why."""
-    if line := describe(event):
-        logger.info("%s", Text.from_markup(line).plain)
+    if (line := describe(event)) is not None:
+        logger.info("%s", line.text)

@@ -23,7 +23,7 @@ from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
+from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Listeners, Planned
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
@@ -99,6 +99,11 @@ def followed_batch(
     if sweep_scheduler is not None:
         every.append(sweep_scheduler.listen)
         _attach(sweep_scheduler, run, submission)
+
+    def on_fault(listener: Listener, fault: str) -> None:
+        if sweep_scheduler is not None and listener == sweep_scheduler.listen:
+            run.ask(RequestKind.CANCEL, message=fault)  # without its scheduler a sweep would never end
+
     silence = threading.Timer(SILENCE_S, current_view.get().notice, [SILENCE])
     silence.daemon = True
     with ExitStack() as stack:
@@ -110,7 +115,7 @@ def followed_batch(
             recorder=recorder,
             preflights=preflights,
             events=events.follow(after, until=lambda: is_left.is_set() or run.has_ended()),
-            listeners=[lambda _: silence.cancel(), *every],
+            listeners=Listeners([lambda _: silence.cancel(), *every], on_fault=on_fault),
             is_left=is_left,
         )
 
@@ -129,7 +134,7 @@ class BatchFollower:
         recorder: PoolRecorder,
         preflights: Mapping[str, Preflight],
         events: Iterator[ExecutionEvent],
-        listeners: Sequence[Listener],
+        listeners: Listeners,
         is_left: threading.Event,
     ) -> None:
         self._journal, self.recorder, self._preflights = run.journal, recorder, preflights
@@ -151,6 +156,11 @@ class BatchFollower:
             raise TerminationSignal(signal.SIGTERM)
         return True
 
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener raised; by listener."""
+        return self._listeners.faults
+
     def refused(self, job: str) -> list[dict[str, Any]]:
         """Returns the techniques and configs that were refused for a job before any trial."""
         found: list[dict[str, Any]] = to_json(self._preflights[job].refusals) if job in self._preflights else []
@@ -159,8 +169,7 @@ class BatchFollower:
     def _show(self, event: ExecutionEvent) -> None:
         if isinstance(event, Planned):
             self._keep_first_plan(event)
-        for listener in self._listeners:
-            listener(event)
+        self._listeners.tell(event)
 
     def _keep_first_plan(self, event: Planned) -> None:
         """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""

@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from ringmaster.flows import settings
 from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.node_options import NodeOptions
-from ringmaster.flows.pool.worker import DEFAULT_QUEUE, FlowWorker, queue_of
+from ringmaster.flows.pool.own_node import fork_server_of
+from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import say_ready
@@ -37,10 +39,12 @@ def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
     """Runs the pool's flows on this machine, which has no devices for the pool, until SIGTERM or SIGINT."""
     log_to_stderr(Role.FLOW_WORKER)
     _wait_for(f"{pool.prefect_api}/health", notice)
-    worker, stopping = FlowWorker(name=name, work_pool=pool.work_pool, queues=[DEFAULT_QUEUE]), threading.Event()
+    queues, most_runs = (DEFAULT_QUEUE, REQUESTS_QUEUE), settings.most_flow_runs()
+    worker = FlowWorker(name=name, work_pool=pool.work_pool, queues=queues, most_runs=most_runs)
+    stopping = threading.Event()
     with stop_signals(stopping.set):
         worker.start()
-        notice(f"{name} runs flows: work pool {pool.work_pool}, {DEFAULT_QUEUE}")
+        notice(f"{name} runs flows: work pool {pool.work_pool}, {', '.join(queues)}, {most_runs} batches at once")
         say_ready()
         stopping.wait()
         worker.stop()
@@ -74,7 +78,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         allocation=options.allocation,
     )
     try:
-        server.start()  # takes seconds, in which a signal may end the process: nothing is registered yet
+        server.start_when_needed(link=fork_server_of(options.home, options.name))
         stopping = threading.Event()
         # From now on the node must leave in order: the pool would otherwise notice its absence only after a minute.
         with stop_signals(stopping.set):
@@ -91,8 +95,10 @@ def _serve(
     host: NodeAgent, options: NodeOptions, notice: Notice, stopping: threading.Event, database: Database
 ) -> None:
     """Serves until `stopping` is set or the agent has ended; then the gangs write checkpoints and the node leaves."""
-    queues = [queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows]
-    worker = FlowWorker(name=options.name, work_pool=options.pool.work_pool, queues=queues)
+    queues = [queue_of(options.name), *((DEFAULT_QUEUE, REQUESTS_QUEUE) if options.serves_flows else ())]
+    worker = FlowWorker(
+        name=options.name, work_pool=options.pool.work_pool, queues=queues, most_runs=settings.most_flow_runs()
+    )
     worker.start()
     threading.Thread(target=_pass_on, args=(host.ended, stopping), name="ended", daemon=True).start()
     try:
@@ -141,8 +147,8 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
 @input_errors(AlreadyServed)
 def _hold(options: NodeOptions, notice: Notice) -> None:
     hold_devices(
-        leases_of(options.home),
-        options.lease_names,
+        leases_of(options.home, options.cluster),
+        tuple(options.cluster.lease_names().values()),
         worker=options.name,
         may_share=all(device.kind == "cpu" for device in options.devices),
         notice=notice,

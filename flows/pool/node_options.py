@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.pool.node.agent import DRAIN_S
 
@@ -40,21 +41,12 @@ class NodeOptions:
         """The devices that it serves, in their order."""
         return self.cluster.devices
 
-    @property
-    def lease_names(self) -> tuple[str, ...]:
-        """The devices' names in this machine's leases: by their index on the machine, of which an engine such as Ray
-        may show this process a part.
-        """
-        return tuple(
-            f"{node.name}:{device.kind}:{device.index}" for node in self.cluster.nodes for device in node.devices
-        )
-
 
 def node_name(name: str | None) -> str:
     """Returns the name of this machine's node: the one that was asked for, else the machine's. Raises InputError."""
     name = name or platform.node() or "localhost"
-    if set(name) & set("/%"):
-        raise InputError([f"a node's name may not contain / or %: {name}"])
+    if not is_name(name):
+        raise InputError([f"a node cannot be called {name!r}. To fix: {NAME_REMEDY}"])
     return name
 
 

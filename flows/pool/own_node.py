@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
@@ -64,6 +65,11 @@ def own_node() -> Iterator[PoolNode | None]:
 def is_here(node: NodeRecord) -> bool:
     """Returns whether this process runs on that node, by the variable that the node's worker sets or by host name."""
     return node.status == NodeStatus.SERVING and node.name == os.environ.get(settings.OWN_NODE, platform.node())
+
+
+def fork_server_of(home: Path, node: str) -> Path:
+    """Returns the link to the socket of a node's fork server, which this machine's processes share to save memory."""
+    return home / "nodes" / node / "forkserver"
 
 
 def healthy(node: NodeRecord) -> Node:

@@ -8,48 +8,55 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import current_flow_run, is_started_by_prefect, root_run
+from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
 from ringmaster.flows.batch.fusing import choose_together
 from ringmaster.flows.batch.records import tell_refused
 from ringmaster.flows.batch.result import BatchResult, collect
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect, notices
+from ringmaster.flows.faults import BatchCancelled
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
 from ringmaster.flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
+from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.pool.batch_events import Position
-from ringmaster.tasks.pool.handed_over import followed
+from ringmaster.tasks.pool.handed_over import Measurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
-from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import digest, to_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
+CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
+CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancelled
 FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 
 
@@ -105,6 +112,7 @@ def open_pooled_run(
         stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         ledger = open_ledger(address.mlflow_uri)
         pool_run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
+        stack.enter_context(cancelled_from_outside(pool_run))
         yield PooledRun(
             pool_run,
             options,
@@ -114,6 +122,58 @@ def open_pooled_run(
             sweep_scheduler=sweep_scheduler,
             stack=stack,
         )
+
+
+@contextmanager
+def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
+    """Inside the context, the batch is cancelled once `ringmaster jobs cancel` or the flow run's state asks for that.
+
+    Of a process that Prefect has started, Prefect takes care. Before the jobs are submitted, this process is stopped,
+    as Ctrl-C would; BatchCancelled is raised then. After that, the pool's controller cancels them.
+    """
+    flow_run, was_stopped, signals = root_run(), threading.Event(), interrupts.current()
+
+    def cancel_submitted() -> bool:
+        is_submitted = run.submissions.status(run.id) is not None
+        if is_submitted:
+            key = f"cancel {run.id} of {flow_run}"
+            Requests(run.database).ask(RequestKind.CANCEL, {"batch": run.id, "jobs": []}, key=key)
+        return is_submitted
+
+    def look(over: threading.Event) -> None:
+        with suppress(DatabaseClosed):
+            while not over.wait(CANCELLED_EVERY_S):
+                if not (is_cancelled(run.database, run.id, flow_run=flow_run) or is_being_cancelled(flow_run)):
+                    continue
+                if cancel_submitted():
+                    return
+                if signals is not None:  # else a program of the user's, which is not ended: its jobs are, once they are
+                    was_stopped.set()
+                    os.kill(os.getpid(), signal.SIGINT)  # not SIGTERM, which Prefect sends once more
+                    return
+
+    check_cancelled(run)
+    if is_started_by_prefect() or not flow_run:
+        yield
+        return
+    with running(look, name="cancellation", patience_s=0.0):
+        try:
+            yield
+        except SystemExit:
+            if not was_stopped.is_set() or signals is None:
+                raise
+            signals.asked = None  # nobody has pressed Ctrl-C
+            cancel_submitted()  # a moment ago
+            raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name)) from None
+
+
+def check_cancelled(run: PoolRun) -> None:
+    """Raises BatchCancelled if the batch was cancelled and none of its jobs is submitted.
+
+    Prefect starts the process of a flow run that is cancelled a moment before all the same.
+    """
+    if run.submissions.status(run.id) is None and is_cancelled(run.database, run.id, flow_run=root_run()):
+        raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name))
 
 
 class PooledRun:
@@ -165,6 +225,10 @@ class PooledRun:
         if self._submission is not None:
             return
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
+        jobs = tuple(job.name for job in batch.jobs)
+        self._kept_node.enter_context(
+            measured(self._run.database, Measurement(id=self._run.id, name=batch.name, jobs=jobs, flow_run=root_run()))
+        )
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
@@ -208,6 +272,11 @@ class PooledRun:
         """Yields the follower of the pool's controller."""
         yield self._follower
 
+    @property
+    def listener_faults(self) -> Mapping[Listener, str]:
+        """What is missing, and why, since a listener of the follower raised; by listener."""
+        return self._follower.listener_faults
+
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
         """Returns the result so far. faults: what could not be recorded."""
         profiling = self._profiling()
@@ -250,6 +319,7 @@ class PooledRun:
         )
         submission = self._submission_of(profiled, jobs, together=together.profiles)
         store_weights(submission)
+        check_cancelled(run)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
         if not jobs:
             run.submissions.end(run.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Cancelling
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
@@ -26,6 +26,7 @@ from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.pool.handed_over import PROGRESS
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
@@ -58,7 +59,7 @@ def profile_node(node: str, key: str) -> None:
             if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
             try:
-                journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, database))))
+                journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
             except NodeGone:
                 return cast(None, Cancelled(message=GONE))
 
@@ -78,8 +79,9 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
         nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
-        gone = _measure_here(batch, journal, database) if any(is_here(node) for node in missing.values()) else {}
-        waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
+        with _cancelled_together(elsewhere.values()):
+            gone = _measure_here(batch, journal) if any(is_here(node) for node in missing.values()) else {}
+            waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
@@ -91,13 +93,13 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
     raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
 
 
-def _measure_here(batch: Batch, journal: Journal, database: Database) -> dict[str, str]:
+def _measure_here(batch: Batch, journal: Journal) -> dict[str, str]:
     """Profiles the batch on this machine; returns the reason, by node, if it has left the pool."""
     with open_node_context(batch, home=settings.home()) as node_context:
         if not node_context.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
         try:
-            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, database))))
+            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
         except NodeGone as error:
             return {node_context.cluster.nodes[0].name: str(error)}
     return {}
@@ -152,9 +154,14 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
     )
 
 
-def _measure(node_context: NodeContext, database: Database) -> Profiled:
-    notice, node = current_view.get().notice, node_context.cluster.nodes[0]
+def _measure(node_context: NodeContext, journal: Journal) -> Profiled:
+    show, node = current_view.get().notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
+
+    def notice(text: str) -> None:
+        show(text)
+        journal.put(PROGRESS, f"{text}, on {node.name}")
+
     return profile_task(
         node_context.batch.jobs,
         environment=node_context.environment,
@@ -162,7 +169,7 @@ def _measure(node_context: NodeContext, database: Database) -> Profiled:
         known=node_context.known,
         notice=notice,
         lend=node_context.lend,
-        num_nodes=_num_alike(node, kind, Nodes(database)),
+        num_nodes=_num_alike(node, kind, Nodes(journal.database)),
         share=node_context.batch.profiling_share,
     )
 
@@ -233,7 +240,7 @@ def _start(node: str, key: str) -> FlowRun:
     key = uuid.uuid4().hex  # a repeated request returns the same run
     run: Any = for_prefect(
         lambda: run_deployment(
-            "profile-node/profile-node",
+            "profile-node/z-internal-profile-node",
             parameters=parameters,
             work_queue_name=f"node-{node}",
             timeout=0,
@@ -242,6 +249,18 @@ def _start(node: str, key: str) -> FlowRun:
     )
     flow_run: FlowRun = run
     return flow_run
+
+
+@contextmanager
+def _cancelled_together(runs: Iterable[FlowRun]) -> Iterator[None]:
+    """Cancels nodes' flow runs if the enclosed work ends by an exception: nobody waits for their measurements."""
+    try:
+        yield
+    except BaseException:
+        with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
+            for run in runs:
+                client.set_flow_run_state(run.id, Cancelling(message="its batch is measured no more"))
+        raise
 
 
 def _wait(run: FlowRun, node: NodeRecord, database: Database) -> str:

@@ -54,9 +54,9 @@ class PoolRun:
         """All batches of the pool."""
         return Submissions(self.database)
 
-    def ask(self, kind: wishes.RequestKind) -> None:
+    def ask(self, kind: wishes.RequestKind, **more: str) -> None:
         """Sends the controller a request about the whole batch."""
-        Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
+        Requests(self.database).ask(kind, {"batch": self.id, "jobs": [], **more})
 
     def has_ended(self) -> bool:
         """Returns whether all jobs have ended, and all their events are in the log."""

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from ringmaster.text import printable
+
 STOPPING = "stopping: writing checkpoints; press again to kill"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
@@ -28,7 +30,7 @@ Say = Callable[[str], None]
 def say_on_stderr(line: str) -> None:
     """Writes a line to stderr's file descriptor, past locks and redirections of Python's streams."""
     with suppress(OSError):  # nobody reads
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{printable(line)}\n".encode())
 
 
 def kill_everything() -> None:
@@ -81,12 +83,10 @@ class Interrupts:
         thread = threading.Thread(target=self._answer, args=(theirs,), name="interrupts", daemon=True)
         thread.start()
         pipe_before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, self._act) for number in SIGNALS}
         try:
-            yield
+            with self.handling():
+                yield
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
             signal.set_wakeup_fd(pipe_before)
             ours.close()
             thread.join()
@@ -97,12 +97,23 @@ class Interrupts:
         """Inside the context, the first signal calls `stop` in a thread of its own, and no exception is raised."""
         self.check()
         self._stop = stop
-        # Our handlers again: a flow run of Prefect has installed its own for SIGTERM.
+        try:
+            with self.handling():
+                yield
+        finally:
+            self._stop = None
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Installs the handlers inside the context, also where other code has replaced them.
+
+        A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
+        to one signal would be the answer to two.
+        """
         handlers = {number: signal.signal(number, self._act) for number in SIGNALS}
         try:
             yield
         finally:
-            self._stop = None
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -171,6 +182,17 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
         return
     interrupts = Interrupts()  # a user's program has called the flow
     with answered(interrupts), interrupts.stopping(stop):
+        yield
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Inside the context, the command handles signals itself; does nothing where no command does, or in a thread."""
+    interrupts = current()
+    if interrupts is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with interrupts.handling():
         yield
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-import sys
 from pathlib import Path
 
 from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console
 
 UMASK = "RINGMASTER_UMASK"
 """Environment variable for the umask, in octal: 077 by default, 007 for storage that the users of a group share."""
@@ -42,7 +42,9 @@ def _close(home: Path) -> None:
         return
     home.chmod(wanted)
     who = "only you" if not wanted & 0o077 else f"only who {UMASK} lets in"
-    sys.stderr.write(f"{home}: {who} may look into it from now on ({wanted:04o}, was {before:04o})\n")
+    error_console().print(
+        f"{home}: {who} may look into it from now on ({wanted:04o}, was {before:04o})", soft_wrap=True
+    )
 
 
 def _is_home(folder: Path) -> bool:

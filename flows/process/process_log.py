@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
@@ -21,7 +21,9 @@ from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.output import error_console, message
+from ringmaster.tasks.messages import first_of, listed
+from ringmaster.text import printable, printable_lines
 
 LOG_FORMAT = "RINGMASTER_LOG_FORMAT"
 """Environment variable for the format of the logs, `text` or `json`."""
@@ -63,6 +65,19 @@ class JsonHandler(logging.StreamHandler[Any]):
         self.setFormatter(JsonFormatter(**FIELDS, static_fields={"role": role}))
 
 
+class TextFormatter(logging.Formatter):
+    """Formats a record as one printable line, followed by the traceback of an error."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the line of a record."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Returns a traceback, whose last lines have the message of an error."""
+        return printable_lines(super().formatException(ei))
+
+
 def log_format() -> LogFormat:
     """Returns the format that the environment selects. Raises InputError if there is no such format."""
     said = os.environ.get(LOG_FORMAT) or LogFormat.TEXT
@@ -83,7 +98,7 @@ def log_to_stderr(role: Role) -> None:
         _log_as_json(role)
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(TextFormatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logger.handlers = [handler, *(each for each in logger.handlers if isinstance(each, _RunHandler))]
     logger.propagate = False
 
@@ -103,6 +118,7 @@ class _RunHandler(logging.Handler):
     def __init__(self, run_logger: logging.LoggerAdapter[Any] | logging.Logger) -> None:
         super().__init__()
         self._run_logger = run_logger
+        self.setFormatter(TextFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         self._run_logger.log(record.levelno, "%s", self.format(record))
@@ -118,15 +134,15 @@ def notice(text: str) -> None:
     if is_json():
         logging.getLogger(OURS).info("%s", text)
     else:
-        error_console().print(text, highlight=False, markup=False, soft_wrap=True)
+        error_console().print(text, soft_wrap=True)
 
 
-def report_fault(text: str) -> None:
-    """Tells people why this process ends: as text, or as a record of a JSON log."""
+def report_faults(faults: Sequence[object]) -> None:
+    """Tells people why this process ends, a line for each fault: as text, or as a record of a JSON log."""
     if is_json():
-        logging.getLogger(OURS).error("%s", text)
+        logging.getLogger(OURS).error("%s", listed(faults))
     else:
-        sys.stderr.write(f"{text}\n")
+        error_console().print(*map(message, first_of(faults)), sep="\n", soft_wrap=True)
 
 
 def logging_config(role: Role) -> dict[str, Any]:

@@ -73,8 +73,10 @@ def find(name: str, home: LineageHome) -> Found:
     return Found(label=node.label, folder=home.model_dir(node), record=node.record)
 
 
-def data_spec(text: str) -> DataSpec:
+def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     """Parses the data option: a source, a glob of files, a mapping as in a batch file, or a file with such a mapping.
+
+    all_rows: whether no part of files need be held out, as all rows are scored.
 
     A mapping may name a data set, which is read from datasets.yaml beside that file, else in the working directory.
     Raises InputError with every fault.
@@ -104,7 +106,8 @@ def data_spec(text: str) -> DataSpec:
     except ValidationError as error:
         found = findings(error, root=Data)
         raise InputError([f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in found]) from error
-    return from_json(DataSpec, entry.model_dump())
+    spec: DataSpec = from_json(DataSpec, entry.model_dump())
+    return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
 
 
 def examine_models(
@@ -115,12 +118,14 @@ def examine_models(
     against: Found | None,
     metrics: Sequence[str] | None = None,
     max_rows: int,
+    all_rows: bool = False,
     notice: Notice,
     progress: Progress | None = None,
 ) -> list[Examined]:
     """Evaluates models: metrics on held-out data, tests and assertions.
 
     metrics: names; None or none stands for the defaults of each model's kind.
+    all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
     Raises InputError on an unknown metric, or if there is nothing to do.
     """
     try:
@@ -145,6 +150,7 @@ def examine_models(
             against=None if against is None else against.folder,
             metrics=metrics or None,
             max_rows=max_rows,
+            is_whole=all_rows,
             progress=progress,
             environment=environment,
             device=device,
@@ -154,9 +160,12 @@ def examine_models(
 
 
 def examine_by(
-    policy: Policy, model: Found, *, data: DataSpec, against: Found | None, notice: Notice
+    policy: Policy, model: Found, *, data: DataSpec, all_rows: bool = False, against: Found | None, notice: Notice
 ) -> list[Examined]:
-    """Evaluates a model for a policy, once for each of its suites, and compares it with another model."""
+    """Evaluates a model for a policy, once for each of its suites, and compares it with another model.
+
+    all_rows: as in `examine_models`.
+    """
     with one_device(policy.folder, notice=notice) as (environment, device):
         from ringmaster.tasks.evaluation.examination import examine
 
@@ -167,7 +176,8 @@ def examine_by(
                 suite=suite,
                 against=None if against is None else against.folder,
                 metrics=None if policy.metric is None else [policy.metric],
-                max_rows=policy.max_rows,
+                max_rows=policy.max_rows if all_rows else policy.num_rows,
+                is_whole=all_rows,
                 environment=environment,
                 device=device,
                 folder=policy.folder,
@@ -216,7 +226,7 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
             yield environment, device
             return
         home.mkdir(parents=True, exist_ok=True)
-        leases = leases_of(home)
+        leases = leases_of(home, cluster)
         names = dict(zip(cluster.lease_names().values(), cluster.devices, strict=True))
         mine, told = None, False
         while (mine := next((name for name in names if leases.take([name], holder="evaluation")), None)) is None:

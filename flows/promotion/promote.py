@@ -21,6 +21,7 @@ from ringmaster.tasks.promotion.names import CHAMPION
 from ringmaster.tasks.promotion.policy import Decision, decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Asked:
     model: the model to promote.
     policy: file of the policy; None to promote without one.
     data: the data for the policy's evaluation.
+    all_rows: whether all rows of the data are compared on, as no model is trained on them.
     against: name of the model to compare with; None for the champion.
     force: whether to promote against the policy's decision.
     why: the person's reason.
@@ -39,6 +41,7 @@ class Asked:
     model: str
     policy: Path | None = None
     data: str | None = None
+    all_rows: bool = False
     against: str | None = None
     force: bool = False
     why: str = ""
@@ -64,7 +67,14 @@ class Promotion:
         """Returns plain values."""
         serves = self.version if self.decision.promote else self.before
         said = {"model": self.name, "version": self.version, "promoted": self.decision.promote}
-        return {**said, "champion": serves, "champion_before": self.before, "reasons": list(self.decision.reasons)}
+        compared = self.decision.compared
+        return {
+            **said,
+            "champion": serves,
+            "champion_before": self.before,
+            "reasons": list(self.decision.reasons),
+            "compared": None if compared is None else to_json(compared),
+        }
 
     def sentence(self) -> str:
         """Returns the decision as a sentence."""
@@ -127,8 +137,8 @@ def _judged(
     assert asked.data is not None, "a policy has data to look at"
     other = None if against is None else examine.find(against, home)
     model = Found(label=node.label, folder=home.model_dir(node), record=node.record)
-    data = examine.data_spec(asked.data)
-    found = examine.examine_by(policy, model, data=data, against=other, notice=notice)
+    data = examine.data_spec(asked.data, all_rows=asked.all_rows)
+    found = examine.examine_by(policy, model, data=data, all_rows=asked.all_rows, against=other, notice=notice)
     for examined in found:
         recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
     metric = next((line.metric for examined in found for line in examined.measured), EvaluationSpec.metrics[0])
@@ -138,7 +148,7 @@ def _judged(
         return replace(decision, reasons=(*decision.reasons, agrees)), asked.who
     if not decision.promote and asked.force:
         forced = f"promoted all the same by {asked.who}: {asked.why}"
-        return Decision(promote=True, why=forced, reasons=(*decision.reasons, forced)), asked.who
+        return replace(decision, promote=True, why=forced, reasons=(*decision.reasons, forced)), asked.who
     return decision, f"policy {policy.name}"
 
 
@@ -147,8 +157,8 @@ def _check(asked: Asked) -> None:
     faults = []
     if asked.policy is None and not asked.why:
         faults.append("nobody says why. To fix: say it by --why, or name a policy by --policy")
-    if asked.policy is None and (asked.force or asked.against or asked.data):
-        faults.append("--force, --against and --data go with a policy. To fix: name one by --policy")
+    if asked.policy is None and (asked.force or asked.against or asked.data or asked.all_rows):
+        faults.append("--force, --against, --data and --all-rows go with a policy. To fix: name one by --policy")
     if asked.policy is not None and asked.data is None:
         faults.append("the policy has nothing to look at. To fix: name data by --data, such as --data digits")
     if asked.force and not asked.why:

@@ -6,12 +6,14 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.output import message, styled
 from ringmaster.flows.reports.plan_report import interval_text
+
+RECORD_LATER = "remove the cause, and `ringmaster run BATCH.yaml --resume` records the rest; nothing is trained again"
 
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
@@ -33,24 +35,31 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     console.print(table)
     for job in result.jobs:
         if job["message"]:
-            console.print(f"[red]{job['name']}:[/] {escape(job['message'])}", highlight=False)
+            console.print(styled(f"{job['name']}:", "red"), message(job["message"]))
     _print_deadlines(result, console)
     _print_times(result, console)
     for fault in result.faults:
-        console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
+        console.print(styled("not recorded:", "yellow"), fault)
+    if result.faults and result.status == "done":
+        console.print(styled("trained, but not all is recorded:", "bold"), RECORD_LATER)
     if result.status == "cancelled":
-        console.print("[bold]cancelled:[/] `ringmaster run BATCH.yaml --resume` goes on from the last checkpoints")
-    console.print(_where_to_look(home), style="dim", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            styled("cancelled:", "bold"), "`ringmaster run BATCH.yaml --resume` goes on from the last checkpoints"
+        )
+    console.print(*_where_to_look(home), sep="\n", style="dim", soft_wrap=True)
 
 
-def _where_to_look(home: Path) -> str:
-    """Returns the addresses of the servers, or the command that starts password-protected ones for the records."""
+def _where_to_look(home: Path) -> list[str]:
+    """Returns the addresses of the servers, or the command that starts password-protected ones for the records.
+
+    Each is a line.
+    """
     pool, mlflow = settings.pool(), settings.tracking_uri(home)
     if pool is not None:
-        return f"MLflow:  {pool.mlflow_uri}\nPrefect: {pool.prefect_api.removesuffix('/api')}"
+        return [f"MLflow:  {pool.mlflow_uri}", f"Prefect: {pool.prefect_api.removesuffix('/api')}"]
     command = f"RINGMASTER_HOME={shlex.quote(str(home))} ringmaster up --no-worker"
-    away = f"MLflow:  {mlflow}\n" if mlflow.startswith("http") else ""
-    return f"{away}In a browser: `{command}` says where; `ringmaster down` ends it"
+    away = [f"MLflow:  {mlflow}"] if mlflow.startswith("http") else []
+    return [*away, f"In a browser: `{command}` says where; `ringmaster down` ends it"]
 
 
 def _off(result: BatchResult) -> float:
@@ -64,7 +73,7 @@ def _print_deadlines(result: BatchResult, console: Console) -> None:
             continue
         spare_s = job["deadline_s"] - job["ended_s"]
         said = f"{spare_s:.1f} s before its deadline" if spare_s >= 0 else f"{-spare_s:.1f} s after its deadline"
-        console.print(f"{job['name']} ended {said}", style=None if spare_s >= 0 else "red", highlight=False)
+        console.print(f"{job['name']} ended {said}", style=None if spare_s >= 0 else "red")
 
 
 def _print_times(result: BatchResult, console: Console) -> None:
@@ -95,4 +104,4 @@ def _print_times(result: BatchResult, console: Console) -> None:
     for row in rows:
         grid.add_row(*row)
     console.print(grid)
-    console.print(f"{result.num_trials} trials", highlight=False)
+    console.print(f"{result.num_trials} trials")

@@ -15,6 +15,7 @@ from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.pages import links
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.text import markdown
 
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 
@@ -42,13 +43,17 @@ def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
 def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:
     """Returns links to the batch's run, at `run_path` in MLflow's UI, and to the page of each model."""
     root = _address(server)
-    lines = [f"# {result.batch} in MLflow", "", links.link("the batch: plan, metrics and files", f"{root}/{run_path}")]
+    lines = [
+        f"# {markdown(result.batch)} in MLflow",
+        "",
+        links.link("the batch: plan, metrics and files", f"{root}/{run_path}"),
+    ]
     models = []
     for job in result.jobs:
         if found := VERSION.fullmatch(job["model_uri"] or ""):
             name, version = found.groups()
             page = links.link(f"{name} version {version}", f"{root}/{links.model_version_path(name, version)}")
-            models.append(f"| {job['name']} | {page} |")
+            models.append(f"| {markdown(job['name'])} | {page} |")
     return "\n".join([*lines, *(["", "| job | model |", "|---|---|", *models] if models else [])]) + "\n"
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ringmaster.flows.output import styled
 from ringmaster.tasks.planning.bounds.counting import COUNTING
 from ringmaster.tasks.planning.charts.drawing import COLOURS, counted, seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import axis, job_lines, margin_and_columns, rows
@@ -38,7 +39,7 @@ def print_plan(
     console.print(_comparison(found, simple))
     console.print()
     for line in filter(None, (_quality(found, problem), fused, _how_to_check(found), _seconds(found))):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
@@ -50,16 +51,16 @@ def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
         if node and node != name.rpartition(":")[0]:
             console.print()
         node = name.rpartition(":")[0]
-        line = Text().append(f"{name[-margin:]:>{margin}} ", "dim")
+        line = Text().append(styled(f"{name[-margin:]:>{margin}} ", "dim"))
         for piece in pieces:
             ground = f" on {colour[piece.of.job]}" if isinstance(piece.of, Segment) else ""
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)
-    console.print(Text(axis(found, margin, columns), style="dim"), soft_wrap=True)
+    console.print(styled(axis(found, margin, columns), "dim"), soft_wrap=True)
     console.print()
     for job, text in zip(problem.jobs, job_lines(found, problem, console.width), strict=True):
-        console.print(Text().append(text[:1], f"bold {colour[job.id]}").append(text[1:]), soft_wrap=True)
+        console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)
 
 
 def prediction_text(prediction: Prediction) -> str:
@@ -76,8 +77,8 @@ def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
     """Returns bars for the bound, the plan and the simple rules, relative to the plan."""
     makespan_s = found.makespan_s
     rows_: list[tuple[str, float, str]] = []
-    if found.lower_bound_s:
-        rows_.append(("no plan beats", found.lower_bound_s, f"gap {found.makespan_s / found.lower_bound_s - 1:.2%}"))
+    if bound_s := found.best_bound_s:
+        rows_.append(("no plan beats", bound_s, f"gap {found.makespan_s / bound_s - 1:.2%}"))
     rows_.append(("this plan", makespan_s, f"{counted(found.num_switches, 'switch', 'switches')}, by {found.method}"))
     rows_ += [(name, seconds, f"{seconds / makespan_s:.2f} times as long") for name, seconds in simple.items()]
     # Rules that are many times as long would leave the other bars too short.
@@ -92,7 +93,7 @@ def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
         cut = "▸" if seconds > longest_s else ""
         style = {"no plan beats": "red", "this plan": "green"}.get(name, "dim")
         table.add_row(
-            name, Text("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{said}"
+            name, styled("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{said}"
         )
     return table
 
@@ -111,13 +112,13 @@ def _quality(found: Plan, problem: Problem) -> str:
 
 
 def _how_to_check(found: Plan) -> str:
+    if found.solver:
+        return f"bound: proved by {found.solver} (a solver, unchecked); the plan itself: ringmaster check PROBLEM PLAN"
     if not found.lower_bound_s:
         return "bound: none was proved"
     if found.proof == COUNTING:
         return f"bound: proved by {COUNTING} that are not split; ringmaster check PROBLEM PLAN recomputes it"
-    if found.certificate is None:
-        return f"bound: proved by {found.proof} (a solver, unchecked); the plan itself: ringmaster check PROBLEM PLAN"
-    return f"bound: proved by {found.proof} that the plan carries; ringmaster check PROBLEM PLAN recomputes it"
+    return f"bound: proved by {found.proof}, which the plan carries; ringmaster check PROBLEM PLAN recomputes it"
 
 
 def _seconds(found: Plan) -> str:

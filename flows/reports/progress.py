@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.spinner import Spinner
+from rich.text import Text
 
+from ringmaster.flows.output import styled
 from ringmaster.flows.process.interrupts import said_by
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
@@ -28,10 +30,13 @@ from ringmaster.tasks.execution.orders import called
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
+from ringmaster.text import printable
 
 
 class View:
     """A view that shows nothing. Subclasses show notices (lines of progress) and an executor's events."""
+
+    PURPOSE = "the view of the progress"
 
     def __enter__(self) -> Self:
         return self
@@ -66,21 +71,33 @@ class LinesView(View):
 
     def notice(self, text: str) -> None:
         """Prints the line."""
-        self._console.print(text, style="dim", highlight=False)
+        self._console.print(text, style="dim")
 
     def detail(self, text: str) -> None:
         """Prints the line with --verbose."""
         if self._is_verbose:
-            self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+            self._console.print(text, style="dim", soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Prints the line."""
-        self._console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, style="bold", soft_wrap=True)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Prints a line about the event if it matters."""
-        if line := describe(event):
-            self._console.print(line, highlight=False)
+        if (said := describe(event)) is not None:
+            self._console.print(said.text, style=said.style)
+
+
+class _TaskText(ProgressColumn):
+    """A column of text. rich's own reads markup."""
+
+    def __init__(self, show: Callable[[Task], str], *, style: str = "") -> None:
+        super().__init__()
+        self._show, self._style = show, style
+
+    def render(self, task: Task) -> Text:
+        """Returns the text about a bar."""
+        return styled(self._show(task), self._style)
 
 
 class LiveView(View):
@@ -90,12 +107,12 @@ class LiveView(View):
         self._console, self._is_verbose = console, is_verbose
         self._status = Spinner("dots", text="starting")
         self._bars = Progress(
-            TextColumn("[bold]{task.description}"),
-            TextColumn("[cyan]{task.fields[option]}"),
-            TextColumn("[dim]{task.fields[devices]}"),
+            _TaskText(lambda task: task.description, style="bold"),
+            _TaskText(lambda task: task.fields["option"], style="cyan"),
+            _TaskText(lambda task: task.fields["devices"], style="dim"),
             BarColumn(bar_width=30),
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("loss {task.fields[loss]}"),
+            _TaskText(lambda task: f"step {task.completed:.0f}/{task.total or 0:.0f}"),
+            _TaskText(lambda task: f"loss {task.fields['loss']}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
@@ -116,16 +133,16 @@ class LiveView(View):
 
     def notice(self, text: str) -> None:
         """Shows the current activity below the bars."""
-        self._status.update(text=text)
+        self._status.update(text=styled(text))
 
     def detail(self, text: str) -> None:
         """Prints the line above the bars, with --verbose."""
         if self._is_verbose:
-            self._live.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(text, style="dim", soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Prints the line above the bars."""
-        self._live.console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
+        self._live.console.print(text, style="bold", soft_wrap=True)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Moves the bars; prints ends of segments and jobs above them."""
@@ -142,9 +159,9 @@ class LiveView(View):
             case JobEnded():
                 self._num_done += 1
         if self._num_jobs:  # a job may fail before there is a plan
-            self._status.update(text=f"{self._num_done} of {self._num_jobs} jobs have ended")
-        if not isinstance(event, (SegmentStarted, GangSaid)) and (line := describe(event)):
-            self._live.console.print(line, highlight=False)
+            self._status.update(text=styled(f"{self._num_done} of {self._num_jobs} jobs have ended"))
+        if not isinstance(event, (SegmentStarted, GangSaid)) and (said := describe(event)) is not None:
+            self._live.console.print(said.text, style=said.style)
 
     def _start(self, event: SegmentStarted) -> None:
         segment = event.segment
@@ -176,33 +193,47 @@ def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
             current_view.reset(token)
 
 
-def describe(event: ExecutionEvent) -> str:
-    """Returns an event as a line for a person; empty if it is not worth one."""
+@dataclass(frozen=True, kw_only=True)
+class EventLine:
+    """An event as one line of printable text for a person, and the style of that line on a terminal."""
+
+    text: str
+    style: str = ""
+
+
+def describe(event: ExecutionEvent) -> EventLine | None:
+    """Returns an event as a line for a person; None if it is not worth one."""
+    text, style = _described(event)
+    return EventLine(text=printable(text), style=style) if text else None
+
+
+def _described(event: ExecutionEvent) -> tuple[str, str]:
     match event:
         case Planned(problem=problem, plan=plan, why=why):
             bound = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best possible"
             jobs = {name for s in plan.segments for name in (s.job, *problem.job(s.job).members)}
-            return f"planned ({why}): {plan.makespan_s:.1f} s for {len(jobs)} jobs{bound}"
+            return f"planned ({why}): {plan.makespan_s:.1f} s for {len(jobs)} jobs{bound}", ""
         case SegmentStarted(segment=segment, first_step=first, attempt=attempt, members=members):
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
-            return f"{who} at step {first} on {_devices(segment.devices)}{again}"
+            return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
         case GangSaid(event=CheckpointFailed(message=message)):
-            return f"[yellow]warning:[/] {escape(message)}"
+            return f"warning: {message}", "yellow"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
-            return f"[yellow]{segment.job}: {escape(outcome.message)}; {decision}[/]"
+            return f"{segment.job}: {printable(outcome.message)}; {decision}", "yellow"
         case JobEnded(job=job, status=status, details=details, message=message):
             if status == JobStatus.CANCELLED:
-                return f"[yellow]{job} is cancelled:[/] {escape(message)}"
+                return f"{job} is cancelled: {message}", "yellow"
             if status == JobStatus.STOPPED:
-                return f"{job} is {escape(message)}"
+                return f"{job} is {message}", ""
             if status != JobStatus.DONE:
-                return f"[red]{job} has failed:[/] {escape(message)}"
-            causes = "".join(f"; [yellow]{escape(cause)}[/]" for cause in why_undefined(details["metrics"]))
-            return f"[green]{job} is done:[/] {_metrics(details['metrics'])}{causes}"
+                return f"{job} has failed: {message}", "red"
+            causes = why_undefined(details["metrics"])
+            text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *causes])
+            return text, "yellow" if causes else "green"
         case Waiting(holders=holders):
-            return f"waiting for devices held by {', '.join(holders)}"
-    return ""
+            return f"waiting for devices held by {', '.join(holders)}", ""
+    return "", ""
 
 
 def _devices(devices: tuple[tuple[str, int], ...]) -> str:

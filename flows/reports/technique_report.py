@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError, input_errors
-from ringmaster.flows.output import error_console, output_console
+from ringmaster.flows.output import error_console, output_console, styled
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
@@ -86,7 +86,7 @@ def look_ahead(
     )
     console = error_console()
     preload = tuple(f"transformers:{each.model.architecture}" for each in jobs if each.model.architecture)
-    with console.status("estimating"), ForkServer(preload=preload) as server:
+    with console.status(styled("estimating")), ForkServer(preload=preload) as server:
         preflights, faults = run_preflight(order, server=server, notice=lambda _: None)
     return TechniqueReport(shapes=shapes, preflights=preflights, faults=faults)
 
@@ -116,7 +116,7 @@ def print_technique_report(report: TechniqueReport) -> None:
             out.add_row(refusal.technique, str(refusal.num_devices), _knobs(refusal.config or {}), refusal.reason)
         console.print(out)
     for name, fault in report.faults.items():
-        console.print(f"{name}: {fault}", markup=False)
+        console.print(f"{name}: {fault}")
 
 
 def _batch(file: Path) -> Batch:

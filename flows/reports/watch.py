@@ -59,7 +59,9 @@ def opened(batch: str | None) -> Iterator[Watched]:
     address = settings.pool()
     if address is not None:
         with closing(Database(address.database)) as database:
-            known = [] if batch is None else [s.id for s, _ in Submissions(database).all() if batch in (s.id, s.name)]
+            known = (
+                [] if batch is None else [key for key, name, _ in Submissions(database).names() if batch in (key, name)]
+            )
             if batch is None or known:
                 timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
                 yield Watched(timeline_reader, is_pool=True, batch=known[-1] if known else None)

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from ringmaster.flows.output import styled
 from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import Piece
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
@@ -53,7 +54,7 @@ class Room:
 def picture(run_timeline: RunTimeline, *, width: int, room: Room, has_shades: bool = True) -> RenderableType:
     """Returns the whole view, `width` columns wide. has_shades: whether the terminal has more than sixteen colours."""
     parts: list[RenderableType] = [
-        Text().append(run_timeline.name, "bold").append(f"  {' · '.join(headline(run_timeline))}"),
+        Text.assemble(styled(run_timeline.name, "bold"), styled(f"  {' · '.join(headline(run_timeline))}")),
         Text(),
         *_gantt(run_timeline, width, room.devices, has_shades=has_shades),
         Text(),
@@ -77,14 +78,14 @@ def _gantt(run_timeline: RunTimeline, width: int, most: int, *, has_shades: bool
         return
     for row in found:
         yield _row(row, margin, colour)
-    yield Text(f"{'':>{margin}} {axis(run_timeline, columns)}", style=FAINT, no_wrap=True)
-    yield Text(f"{'':>{margin}} {KEY}", style=FAINT, no_wrap=True)
+    yield styled(f"{'':>{margin}} {axis(run_timeline, columns)}", FAINT, no_wrap=True)
+    yield styled(f"{'':>{margin}} {KEY}", FAINT, no_wrap=True)
     if left_out:
-        yield Text(f"{'':>{margin}} and {left_out} more devices", style=FAINT)
+        yield styled(f"{'':>{margin}} and {left_out} more devices", FAINT)
 
 
 def _row(row: Row, margin: int, colour: dict[str, str]) -> Text:
-    line = Text(no_wrap=True).append(f"{row.name[-margin:]:>{margin}} ", FAINT)
+    line = Text(no_wrap=True).append(styled(f"{row.name[-margin:]:>{margin}} ", FAINT))
     for piece in row.pieces:
         ink, ground = _style(piece, colour, is_first_plan=row.is_first_plan)
         named, rest = piece.text[: piece.num_named], piece.text[piece.num_named :]
@@ -120,10 +121,10 @@ def _jobs(run_timeline: RunTimeline, most: int) -> Table:
         padding=(0, 2, 0, 0),
     )
     for text in job_texts(run_timeline, most):
-        table.add_row(*(Text(cell) for cell in text), style=STATUS_STYLES.get(text[2]))
+        table.add_row(*text, style=STATUS_STYLES.get(text[2]))
     left_out = len(run_timeline.jobs) - most
     if left_out > 0:
-        table.add_row("", Text(f"and {left_out} more"), style=FAINT)
+        table.add_row("", f"and {left_out} more", style=FAINT)
     return table
 
 
@@ -132,13 +133,13 @@ def _nodes(run_timeline: RunTimeline, most: int) -> Table:
     for node in sorted(run_timeline.nodes, key=lambda node: (not node.health, node.name))[:most]:
         said = "; ".join(f"device {number} {reason}" for number, reason in node.health) or "well"
         style = RED if node.health else None
-        table.add_row(node.name, str(node.num_devices), node.status, Text(said), style=style)
+        table.add_row(node.name, str(node.num_devices), node.status, said, style=style)
     if len(run_timeline.nodes) > most:
-        table.add_row(Text(f"and {len(run_timeline.nodes) - most} more"), style=FAINT)
+        table.add_row(f"and {len(run_timeline.nodes) - most} more", style=FAINT)
     return table
 
 
 def _notes(run_timeline: RunTimeline, most: int) -> Iterator[Text]:
     yield Text("last decisions", style="bold")
     for note in run_timeline.notes[-most:]:
-        yield Text(f"{seconds_text(max(0.0, note.at_s)):>9}  {note.text}", no_wrap=True, overflow="ellipsis")
+        yield styled(f"{seconds_text(max(0.0, note.at_s)):>9}  {note.text}", no_wrap=True, overflow="ellipsis")

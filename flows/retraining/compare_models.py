@@ -19,7 +19,7 @@ from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.promotion import decisions
 from ringmaster.tasks.promotion.moves import PromotionRefused
-from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.promotion.policy import PLAIN_RULE, Decision
 from ringmaster.tasks.promotion.stage import ServingVersions, leave_waiting
 from ringmaster.tasks.promotion.task import promote_task
 from ringmaster.tasks.retraining.observing import references_of, scored_features
@@ -28,6 +28,8 @@ from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, Mod
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import from_json
+from ringmaster.techniques.runtime.scoring.order import TrainingData
+from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 
@@ -148,7 +150,7 @@ def _decided_before(run: RetrainingRun, check: Checked, now: ServingVersions, mo
 
 
 def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mapping[str, ModelRecord]) -> list[Rival]:
-    """Returns each candidate with its champion, and the held-out data on which both are compared."""
+    """Returns each candidate with its champion, and the data on which both are compared."""
     folders = {name: run.download(candidate) for name, candidate in candidates.items()}
     # The tokenizer with which a first candidate reads the comparison data exists only now.
     compared = {name: with_tokenizer_of(folders[name], checks[name].model).compare_on for name in candidates}
@@ -162,7 +164,9 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
     rivals = []
     for name, candidate in candidates.items():
         model, job, data = checks[name].model, checks[name].model.job, checks[name].data
+        trained_on: TrainingData | None = None
         if (other := compared[name]) is not None:
+            trained_on = TrainingData(spec=job.data, prepared=data or {})
             job, data = other, preflights[other.name].data if other.name in preflights else None
         rivals.append(
             Rival(
@@ -171,6 +175,8 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
                 min_gain=model.min_gain,
                 job=job,
                 data=data,
+                is_whole=model.compares_on_all,
+                trained_on=trained_on if model.compares_on_all else None,
                 candidate=candidate,
                 candidate_dir=folders[name],
                 champion_dir=checks[name].champion_dir,
@@ -196,14 +202,20 @@ def _keep_predictions(run: RetrainingRun, check: Checked, candidate: ModelRecord
 
 def _decide_and_promote(run: RetrainingRun, check: Checked, candidate: ModelRecord, judged: Judged) -> ModelResult:
     """Returns the result of a candidate; moves its aliases."""
-    model_result = replace(
-        _model_result(run, check),
-        candidate_version=candidate.version,
-        candidate_value=judged.candidate_value,
-        champion_value=judged.champion_value,
-    )
+    model_result = replace(_model_result(run, check), candidate_version=candidate.version)
+    model_result = replace(model_result, notes=(*model_result.notes, *judged.notes))
     if judged.decision is None:
         return replace(model_result, outcome=FAILED, why=judged.fault)
+    if (line := judged.decision.compared) is not None:
+        model_result = replace(
+            model_result,
+            candidate_value=line.value,
+            champion_value=line.other,
+            num_rows=line.num_rows,
+            gain=line.gain,
+            gain_low=line.gain_low,
+            gain_high=line.gain_high,
+        )
     return _carry_out(run, model_result, candidate, judged.decision)
 
 
@@ -212,7 +224,7 @@ def _carry_out(
 ) -> ModelResult:
     """Moves the aliases by a decision, once a person has approved it if the policy requires that."""
     policy = run.production.policy
-    who = "rule" if policy is None else f"policy {policy.name}"
+    who = PLAIN_RULE.name if policy is None else f"policy {policy.name}"
     if policy is not None and policy.approval_s is not None and decision.promote:
         answer = ask(_question(model_result, candidate, decision), timeout_s=policy.approval_s)
         if answer.approved is None:
@@ -236,8 +248,8 @@ def _carry_out(
 def _question(model_result: ModelResult, candidate: ModelRecord, decision: Decision) -> str:
     """Returns the question for a person, as markdown."""
     serving = "none yet" if model_result.champion_version is None else f"version {model_result.champion_version}"
-    reasons = "".join(f"\n- {reason}" for reason in decision.reasons or (decision.why,))
+    reasons = "".join(f"\n- {markdown(reason)}" for reason in decision.reasons or (decision.why,))
     return (
-        f"# Promote {candidate.registered_name} version {candidate.version}?\n\nIts champion is {serving}. "
+        f"# Promote {markdown(candidate.registered_name)} version {candidate.version}?\n\nIts champion is {serving}. "
         f"The policy agrees:\n{reasons}"
     )

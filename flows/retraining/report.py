@@ -33,7 +33,7 @@ def report(
     chosen: Chosen,
     result: BatchResult | None,
 ) -> dict[str, Any]:
-    """Writes the report, and stores the run's answer. A failed delivery of the report is shown, and fails nothing."""
+    """Writes the report, and stores the run's answer. What could not be recorded or delivered is among its faults."""
     report = _report(run, model_results, chosen, result)
     page = report.markdown()
     said = f"{run.record.run_date}: {report.headline()}"
@@ -54,7 +54,8 @@ def report(
     if status == RetrainingStatus.INTERRUPTED:
         run.save(status=RetrainingStatus.INTERRUPTED)
         return {**answer, "faults": []}
-    faults = [*_recorded(run, report, status), *_posted(run, report, answer)]
+    faults = [f"not recorded: {fault}" for fault in (() if result is None else result.faults)]
+    faults += [*_recorded(run, report, status), *_posted(run, report, answer)]
     for fault in faults:
         current_view.get().notice(fault)
     waited, before = run.left_by_earlier("waited"), run.left_by_earlier("champions")

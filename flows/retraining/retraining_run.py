@@ -113,7 +113,7 @@ class RetrainingRun:
 def open_run(
     production: Production, *, run_date: str | None, force: Sequence[str]
 ) -> Iterator[RetrainingRun | RunRecord]:
-    """Opens a retraining run, its slow resources in parallel; yields the record of a run that is over or skipped.
+    """Opens a retraining run, its slow resources in parallel; yields the record of one that is over, skipped or late.
 
     run_date: date of the run; by default that of now, or of the schedule that started this flow run.
     force: models that are trained in any case; if the run is over already, in a further round for these alone.
@@ -126,13 +126,13 @@ def open_run(
         database = Database(address.database if address else file_url(settings.home() / "nights.db"))
         stack.callback(database.close)
         runs = RetrainingRuns(database, clock=current_clock.get())
-        if (answered := _answered(runs, production.name, key, is_forced=bool(force))) is not None:
+        if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
         with input_errors(RunHeld):
             stack.enter_context(runs.held(production.name, key))
         # The process that held the run until now may have finished it meanwhile.
-        if (answered := _answered(runs, production.name, key, is_forced=bool(force))) is not None:
+        if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
         known = runs.find(production.name, key)
@@ -161,14 +161,26 @@ def open_run(
         )
 
 
-def _answered(runs: RetrainingRuns, name: str, key: str, *, is_forced: bool) -> RunRecord | None:
-    """Returns the record of a run without work left: it is over, or a later one was begun; None for other runs."""
+def _answered(runs: RetrainingRuns, production: Production, key: str, *, is_forced: bool) -> RunRecord | None:
+    """Returns the record of a run that does no work: it is over, a later one was begun, or it is late; else None."""
+    name = production.name
     known = runs.find(name, key)
     if known is not None and known.is_over and not is_forced:
         return known
     if (later := runs.after(name, f"{key}.99")) is not None:
         return RunRecord(name=name, run_date=key, status=RetrainingStatus.SKIPPED, content={"later": later.run_date})
+    deadline_s, now_s = production.hours.deadline_of(key), current_clock.get()()
+    is_begun = known is not None and not known.is_over  # what it has trained is still to be compared
+    if deadline_s is not None and deadline_s <= now_s and not is_begun and not _is_scheduled():
+        content = {"deadline_s": deadline_s, "next": production.hours.next_in_time(now_s)}
+        return RunRecord(name=name, run_date=key, status=RetrainingStatus.LATE, content=content)
     return None
+
+
+def _is_scheduled() -> bool:
+    """Whether a schedule has started this flow run. A late one leaves its models for the next run, and says so."""
+    run = current_flow_run()
+    return run is not None and run.auto_scheduled is True
 
 
 def _date(production: Production, said: str | None) -> str:

@@ -193,7 +193,7 @@ def _figures(choice: Choice, limits: Limits, problem_of: Callable[[Sequence[str]
     groups = groups_of(plan, problem_of(choice.jobs))
     return {
         "makespan_s": plan.makespan_s,
-        "lower_bound_s": plan.lower_bound_s,
+        "lower_bound_s": plan.best_bound_s,
         "gap": plan.gap,
         "cost": choice.cost,
         "unit": limits.unit,

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+from prefect.settings import get_current_settings
 from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ringmaster.flows.faults import InputError
+from ringmaster.model_lineage.sqlite_files import alone_in, fault_of, path_of, sqlite_url
 
+PREFECT_MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
 DEFAULT_NAME = "ringmaster"
 MAINTENANCE = ("postgres", "template1")  # every server has them
 
@@ -30,11 +33,28 @@ class PoolDatabases:
     mlflow: str = field(repr=False)
 
 
+def prefect_database() -> Path | None:
+    """Returns the SQLite file of a Prefect server that this process is or starts; None for another database."""
+    secret = get_current_settings().server.database.connection_url
+    url = "" if secret is None else secret.get_secret_value()
+    file = path_of(url) if url.startswith("sqlite") else ""
+    return Path(file).absolute() if file and ":memory:" not in file else None
+
+
+def check_prefect_database(file: Path | None) -> None:
+    """Raises InputError, with a remedy, where Prefect's server cannot use its SQLite file."""
+    if file is not None and file.parent.is_dir():
+        with alone_in(file.parent):  # no other process is about to create it
+            fault = fault_of(file, contents="the pages of earlier runs in Prefect", versions=PREFECT_MIGRATIONS)
+        if fault:
+            raise InputError([f"Prefect's database {fault}"])
+
+
 def databases(url: str | None, *, home: Path) -> PoolDatabases:
     """Returns the URLs of the databases, and makes none. Raises InputError where `url` is no PostgreSQL server."""
     if url is None:
         return PoolDatabases(
-            pool=f"sqlite:///{home / 'pool' / 'pool.db'}", prefect=None, mlflow=f"sqlite:///{home / 'mlflow.db'}"
+            pool=sqlite_url(home / "pool" / "pool.db"), prefect=None, mlflow=sqlite_url(home / "mlflow.db")
         )
     server = _parsed(url)
     # asyncpg has another name for sslmode.
@@ -86,7 +106,10 @@ def _parsed(url: str) -> URL:
         server = None
     if server is None or server.drivername != "postgresql" or not server.host:
         raise InputError(
-            ["--database is no PostgreSQL server. To fix: write postgresql://USER:PASSWORD@HOST:PORT/NAME"]
+            [
+                "--database is no PostgreSQL server. To fix: write postgresql://USER@HOST:PORT/NAME, with the password "
+                "in ~/.pgpass"
+            ]
         )
     return server
 

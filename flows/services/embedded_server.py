@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -23,10 +23,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import httpx
 from prefect import Flow
 from prefect.context import refresh_global_settings_context
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.utilities.callables import get_call_parameters
 
+from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
+from ringmaster.flows.services.databases import check_prefect_database, prefect_database
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 
@@ -54,7 +58,11 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls) -> EmbeddedServer:
-        """Starts a server, waits until it answers, and returns it; it is ended at exit. Raises ServerNotStarted."""
+        """Starts a server, waits until it answers, and returns it; it is ended at exit.
+
+        Raises InputError where its database cannot be used, ServerNotStarted where it does not answer.
+        """
+        check_prefect_database(prefect_database())
         user = PREFECT_API_AUTH_STRING.value() or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
         port = _free_port()
         server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=start_server(port, user=user))
@@ -118,9 +126,13 @@ class LocalFlow(Flow[P, R]):
     if not TYPE_CHECKING:  # the types of the base class hold
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """Calls the flow while Prefect has a server."""
+            """Calls the flow while Prefect has a server. On a pool, its page in Prefect can cancel it."""
             with embedded_server():
-                return super().__call__(*args, **kwargs)
+                options = {key: kwargs.pop(key) for key in ("return_state", "wait_for") if key in kwargs}
+                parameters = get_call_parameters(self.fn, args, kwargs)
+                if options or (run := run_with_cancel(self, parameters)) is None:
+                    return super().__call__(*args, **kwargs, **options)
+                return run_flow(self, flow_run=run, parameters=parameters)
 
         def with_options(self, **options: Any) -> Any:
             """Returns such a flow with other options."""
@@ -164,18 +176,24 @@ def _free_port() -> int:
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
     """Waits for the server, and reports this every TOLD_EVERY_S. Raises ServerNotStarted."""
     began_s = told_s = time.monotonic()
+    answer = "nothing"
     with httpx.Client() as client:
         while True:
-            with suppress(httpx.TransportError):
-                if client.get(url).status_code == httpx.codes.OK:
+            try:
+                response = client.get(url)
+                if response.status_code == httpx.codes.OK:
                     return
+                answer = f"status {response.status_code}"
+            except httpx.TransportError as error:
+                answer = str(error)
             if process.poll() is not None:
                 what = f"Prefect's server ended with exit code {process.returncode}; what it said stands above"
                 raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
             waited_s = time.monotonic() - began_s
             if waited_s > LONGEST_START_S:
-                what = f"Prefect's server has not answered for {waited_s:.0f} s: this machine is busy, or its disk full"
-                raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
+                what = f"Prefect's server has not answered at {url} for {waited_s:.0f} s (last answer: {answer})"
+                remedy = f"see that this machine is not too busy and its disk not full; then {REMEDY}"
+                raise ServerNotStarted(f"{what}. To fix: {remedy}")
             if time.monotonic() - told_s > TOLD_EVERY_S:
                 told_s = time.monotonic()
                 announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")

@@ -128,7 +128,7 @@ class EngineOptions:
         if self.lends_nodes and not self.has_own_ray and not has_server:
             found.append(
                 f"--engine {self.name} lends other machines, which cannot share a SQLite file. To fix: "
-                "--database postgresql://USER:PASSWORD@HOST:PORT/NAME"
+                "--database postgresql://USER@HOST:PORT/NAME, with the password in ~/.pgpass"
             )
         return found
 

@@ -38,8 +38,8 @@ def stay(home: Path) -> bool:
     if not any(state.lives() for state in files_of(home).states()):
         return stop(home)  # it was ended in order, for example by `ringmaster down`
     error_console().print(
-        f"[red]the supervisor has died[/], see {files_of(home).log('supervisor')}. To fix: `ringmaster up` starts "
+        f"the supervisor has died, see {files_of(home).log('supervisor')}. To fix: `ringmaster up` starts "
         "another one, which takes over what runs",
-        highlight=False,
+        style="red",
     )
     return False

@@ -29,6 +29,19 @@ from ringmaster.techniques.interface.values import to_json
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
 CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
+MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
+# Prefect's services look every 5 to 15 s by default, which takes most of the time of an idle server. What they do may
+# wait: they mark late runs, workers that are offline and pauses that are over, plan the runs of new schedules, free the
+# slots of dead runs, and find flow runs that have been silent for minutes.
+PREFECT_INTERVALS = {
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_FOREMAN_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "15",
+    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT15S",
+}
 DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
 
@@ -129,12 +142,13 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=PREFECT,
             command=(*python, "ringmaster.flows.services.prefect_server", *_listen(options.host, options.port_prefect)),
             environment={**member, **_prefect_environment(options, address)},
-            ready_url=f"http://{local}:{options.port_prefect}/api/health",
+            # Unlike `health`, it needs the database: after failures of SQLite under load, all connections may hang.
+            ready_url=f"http://{local}:{options.port_prefect}/api/ready",
         ),
         Service(
             name=MLFLOW,
             command=(
-                *(*python, "mlflow", "server", "--workers", "1", *_listen(options.host, options.port_mlflow)),
+                *(*python, MLFLOW_SERVER, "--workers", "1", *_listen(options.host, options.port_mlflow)),
                 *_mlflow_logs(options),
                 *("--app-name", "basic-auth"),
             ),
@@ -151,14 +165,12 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=DEPLOYMENTS,
             command=(*python, "ringmaster.flows.deployments", *nodes),
             environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
-            after=(PREFECT,),
             once=True,
         ),
         Service(
             name=CONTROLLER,
             command=(*python, "ringmaster.flows.entry", "pool", "controller"),
             environment={**member, **options.engine.environment(), **ray},
-            after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
             group=False,
             grace_s=60.0,
@@ -259,6 +271,7 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
         ALLOWED_HOSTS: ",".join(_names(options)),
         "PREFECT_API_DATABASE_CONNECTION_URL": options.databases.prefect,
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        **PREFECT_INTERVALS,
     }
 
 
@@ -268,7 +281,8 @@ def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[s
         **({"MLFLOW_CONFIGURE_LOGGING": "false"} if options.log_format is LogFormat.JSON else {}),
         # A variable, as every user of the machine can read a process's arguments.
         "MLFLOW_BACKEND_STORE_URI": options.databases.mlflow,
-        "MLFLOW_ARTIFACTS_DESTINATION": str(options.home / "mlartifacts"),
+        # A URI: MLflow would take a percent sign in a path for the beginning of a quoted character.
+        "MLFLOW_ARTIFACTS_DESTINATION": (options.home / "mlartifacts").as_uri(),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_AUTH_CONFIG_PATH": str(options.folder / "mlflow-auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),

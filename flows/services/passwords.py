@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.services.files import write_secret
+from ringmaster.model_lineage.sqlite_files import sqlite_url
 
 SHORTEST_PASSWORD = 12  # MLflow's minimum
 # MLflow hashes the password in each request, which takes a quarter of a second, unless it caches who was authenticated.
@@ -51,6 +52,7 @@ def keep_password(folder: Path, *, username: str, password: str) -> None:
     users, file = folder / "mlflow-users.db", folder / "mlflow-auth.ini"
     # MLflow reads the file with configparser, where % has a special meaning.
     line = f"admin_password = {password.replace('%', '%%')}"
+    database = sqlite_url(users).replace("%", "%%")
     if users.exists() and file.exists() and line not in file.read_text().splitlines():
         raise InputError(
             [
@@ -61,7 +63,7 @@ def keep_password(folder: Path, *, username: str, password: str) -> None:
     text = [
         "[mlflow]",
         "default_permission = READ",
-        f"database_uri = sqlite:///{users}",
+        f"database_uri = {database}",
         f"admin_username = {username}",
         line,
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",

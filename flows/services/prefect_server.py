@@ -8,17 +8,22 @@ server start`.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from prefect.server.api.server import create_app
+from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
 
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.parents import end_with_parent
 from ringmaster.flows.process.process_log import Role
+from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
 from ringmaster.flows.services.serving import checked, serve, server_of
+from ringmaster.model_lineage.sqlite_files import alone_in
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,10 +36,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ownership.set_umask()
     if asked.until_stdin_ends:
         end_with_parent()
+    if (file := prefect_database()) is not None:
+        asyncio.run(create_database(file))
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
     serve(server_of(app, role=Role.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
+
+
+async def create_database(file: Path) -> None:
+    """Creates or upgrades Prefect's tables. Two servers that do so at once in one SQLite file fail."""
+    database = provide_database_interface()
+    with alone_in(file.parent):
+        await database.create_db()
+    await (await database.engine()).dispose()
 
 
 if __name__ == "__main__":

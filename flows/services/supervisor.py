@@ -1,8 +1,8 @@
 """The supervisor process, which keeps the services of a pool running.
 
 `python -m ringmaster.flows.services.supervisor FOLDER` starts each service once the services that it needs answer. It
-restarts services that end, with growing delays. On SIGTERM it ends them in the reverse order. If the supervisor dies,
-the services go on, and the next supervisor takes them over.
+restarts services that end or hang, with growing delays. On SIGTERM it ends them in the reverse order. If the supervisor
+dies, the services go on, and the next supervisor takes them over.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.flows.process.proxies import open_directly
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import READY_FILE, Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.process_ids import ProcessId, reap
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__
 
 LOOK_EVERY_S = 0.25  # interval of the checks of starting services
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 LASTED_S = 60.0  # a service that was up for so long starts again with the first delay
+CHECK_EVERY_S = 15.0  # interval of the checks of servers that are up
+HUNG_S = 90.0  # without an answer, after which a server that was up is hung, and not only busy
+LEAST_CHECKS = 4  # without an answer in that time
 
 
 @dataclass
@@ -45,6 +49,9 @@ class Child:
     due_s: earliest time of the next start.
     num_failures: number of failures in a row.
     num_restarts: number of all restarts.
+    answered_s: time of the last answer of a server.
+    checked_s: time of the last check.
+    num_silent: number of checks without an answer since the last one.
     message: reason of the last failure, or what the service still lacks.
     """
 
@@ -56,6 +63,9 @@ class Child:
     due_s: float = 0.0
     num_failures: int = 0
     num_restarts: int = 0
+    answered_s: float = 0.0
+    checked_s: float = 0.0
+    num_silent: int = 0
     message: str = ""
 
     def state(self) -> ServiceState:
@@ -73,10 +83,21 @@ class Child:
 def answers(url: str) -> bool:
     """Returns whether a server is up: it answers, even if it asks for a password."""
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with open_directly(url, timeout_s=5):
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def responds(url: str) -> bool:
+    """Returns whether a server answers at all: one without its database, for example, says so and does not hang."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError:
+        return True
     except (urllib.error.URLError, OSError):
         return False
 
@@ -91,8 +112,10 @@ class Supervisor:
 
     services: the services, in the order in which they start.
     files: the files of the services, which hold their states and logs.
-    is_up: returns whether a server answers at a URL.
+    is_up: returns whether a server that starts is up, by its answer at a URL.
+    responds: returns whether a server that was up answers at all.
     clock: monotonic seconds.
+    stopped: detects processes that are stopped.
     """
 
     def __init__(
@@ -101,9 +124,12 @@ class Supervisor:
         files: ServiceFiles,
         *,
         is_up: Callable[[str], bool] = answers,
+        responds: Callable[[str], bool] = responds,
         clock: Callable[[], float] = time.monotonic,
+        stopped: StoppedProcesses | None = None,
     ) -> None:
-        self._files, self._is_up, self._clock = files, is_up, clock
+        self._files, self._is_up, self._responds, self._clock = files, is_up, responds, clock
+        self._stopped = stopped or StoppedProcesses(clock=clock)
         self._children = {service.name: Child(service) for service in services}
         self._selector = selectors.DefaultSelector()
         self._told: list[ServiceState] = []
@@ -136,7 +162,35 @@ class Supervisor:
                 self._start(child)
             if child.status == ServiceStatus.STARTING and not child.service.once:
                 self._look_at(child)
+            if child.status == ServiceStatus.UP and child.service.ready_url is not None:
+                self._check(child, child.service.ready_url)
+        if self._stopped.is_due():
+            self._end_stopped()
         self._tell()
+
+    def _check(self, child: Child, url: str) -> None:
+        """Kills a server that has not answered for HUNG_S; its end has it started again."""
+        now_s = self._clock()
+        if now_s - child.checked_s < CHECK_EVERY_S:
+            return
+        child.checked_s = now_s
+        if self._responds(url):
+            child.answered_s, child.num_silent = now_s, 0
+            return
+        child.num_silent += 1
+        # The number of checks counts, too: no time may pass for a server while this process itself was stopped.
+        if now_s - child.answered_s >= HUNG_S and child.num_silent >= LEAST_CHECKS and child.process is not None:
+            child.message = f"hung: no answer from {url} for {now_s - child.answered_s:.0f} s"
+            child.process.signal(signal.SIGKILL, group=child.service.group)
+
+    def _end_stopped(self) -> None:
+        """Kills the services that stay stopped; their ends have them started again."""
+        living = {child.process.pid: child for child in self._children.values() if child.process is not None}
+        for pid in self._stopped.among(living):
+            child = living[pid]
+            assert child.process is not None, "it is among the living"
+            child.message = f"hung: it was stopped (SIGSTOP) for {self._stopped.after_s:.0f} s"
+            child.process.signal(signal.SIGKILL, group=child.service.group)
 
     def _may_start(self, child: Child) -> bool:
         return all(
@@ -185,6 +239,7 @@ class Supervisor:
     def _look_at(self, child: Child) -> None:
         if self._is_ready(child):
             child.status, child.since_s, child.message = ServiceStatus.UP, self._clock(), ""
+            child.answered_s, child.checked_s, child.num_silent = child.since_s, child.since_s, 0
             logger.info("%s is up", child.service.name)
         elif child.service.says_ready:
             child.message = "it does not lead or serve yet"
@@ -224,13 +279,13 @@ class Supervisor:
         child.process = child.descriptor = None
         return code
 
-    def _patience_s(self) -> float | None:
-        """Returns how long to wait for an event; None for no limit."""
+    def _patience_s(self) -> float:
+        """Returns how long to wait for an event."""
         statuses = {child.status for child in self._children.values()}
         if ServiceStatus.STARTING in statuses:
             return LOOK_EVERY_S
         waits = [c.due_s - self._clock() for c in self._children.values() if c.status == ServiceStatus.WAITING]
-        return max(min(waits), LOOK_EVERY_S) if waits else None
+        return max(min([*waits, self._stopped.look_every_s, CHECK_EVERY_S]), LOOK_EVERY_S)
 
     def _end_all(self) -> None:
         for child in reversed(self._children.values()):

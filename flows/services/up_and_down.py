@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from sqlalchemy import Connection, select
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
-from ringmaster.flows.services.databases import make_databases
+from ringmaster.flows.process.proxies import open_directly
+from ringmaster.flows.services.databases import check_prefect_database, make_databases
 from ringmaster.flows.services.engine_preflight import engine_faults
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
 from ringmaster.flows.services.needed import (
@@ -35,14 +36,20 @@ from ringmaster.flows.services.needed import (
     prefect_logging_file,
 )
 from ringmaster.flows.services.passwords import keep_password
-from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.services.process_ids import KILL_PATIENCE_S, ProcessId
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage.ledger.database import fault_of
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.pool.node.holding import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
+TOLD_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
 LONGEST_LINE = 12  # lines of a log that are shown
 ANSWER_PATIENCE_S = 300.0  # timeout of a server that is up and still has to open its database
 DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
@@ -55,7 +62,8 @@ def files_of(home: Path) -> ServiceFiles:
 
 def is_up(home: Path) -> bool:
     """Returns whether a supervisor runs the services of this home, and an `up` has seen all of them up."""
-    return files_of(home).supervisor() is not None and settings.pool_file(home).exists()
+    supervisor = files_of(home).supervisor()
+    return supervisor is not None and not is_stopped(supervisor.pid) and settings.pool_file(home).exists()
 
 
 def start(options: PoolOptions, *, database_server: str | None) -> bool:
@@ -79,15 +87,17 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
 
 def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str | None) -> bool:
     console = error_console()
+    _end_stopped(files, console)
     supervisor, was_up = files.supervisor(), settings.pool_file(options.home).exists()
     if supervisor is not None:
-        console.print("going on with what another `ringmaster up` began, with the options of that", highlight=False)
+        console.print("going on with what another `ringmaster up` began, with the options of that")
     elif survivors := _living(files):
         names = ", ".join(state.name for state in survivors)
-        console.print(f"taking over what runs already, with the options that it has: {names}", highlight=False)
+        console.print(f"taking over what runs already, with the options that it has: {names}")
     else:
         _prepare(options, files, database_server, console)
     address = files.address()
+    address.bypass_proxies()
     members = Members(Database(address.database, patience_s=30))
     try:
         restarts = {state.name: state.num_restarts for state in files.states()}
@@ -100,9 +110,9 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
             write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
             return True
         if was_up:  # batches run in it: ending them would gain nothing
-            console.print("what runs goes on, and what does not is tried again: see the logs", highlight=False)
+            console.print("what runs goes on, and what does not is tried again: see the logs")
             return False
-        console.print("ending what was started", highlight=False)
+        console.print("ending what was started")
         stop(options.home)
     finally:
         members.close()
@@ -116,18 +126,17 @@ def is_let_in(address: PoolAddress) -> bool:
         credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {credentials}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_PATIENCE_S):
+        with open_directly(request, timeout_s=ANSWER_PATIENCE_S):
             return True
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return True  # it answers, and any other status is not about the password
     except OSError as error:
-        error_console().print(f"[red]MLflow did not say whether it takes the password:[/] {error}", highlight=False)
+        error_console().print(styled("MLflow did not say whether it takes the password:", "red"), str(error))
         return False
     error_console().print(
-        f"[red]MLflow does not let {address.username} in with this password.[/] To fix: give the one that its users "
-        "were made with; docs/operations.md says how to change it",
-        highlight=False,
+        styled(f"MLflow does not let {address.username} in with this password.", "red"),
+        "To fix: give the one that its users were made with; docs/operations.md says how to change it",
     )
     return False
 
@@ -135,19 +144,20 @@ def is_let_in(address: PoolAddress) -> bool:
 def stop(home: Path) -> bool:
     """Ends the services in order; returns whether all have ended."""
     files, console = files_of(home), error_console()
+    _end_stopped(files, console)
     supervisor = files.supervisor()
     if supervisor is not None:
         _end(supervisor, files, console)
     for state, service in reversed(_survivors(files)):  # services of a supervisor that was killed
-        console.print(f"ending {state.name}", highlight=False)
+        console.print(f"ending {state.name}")
         if state.process is not None:
             state.process.end(grace_s=service.grace_s, group=service.group)
     left = _survivors(files)
     if not left:
         settings.pool_file(home).unlink(missing_ok=True)
-        console.print("the pool is down", highlight=False)
+        console.print("the pool is down")
     for state, _ in left:
-        console.print(f"[red]{state.name} (process {state.pid}) has not ended[/]", highlight=False)
+        console.print(f"{state.name} (process {state.pid}) has not ended", style="red")
     return not left
 
 
@@ -155,15 +165,19 @@ def print_states(home: Path) -> None:
     """Prints the state of each service."""
     console = error_console()
     for state in files_of(home).states():
-        console.print(_line(state), highlight=False)
+        console.print(_line(state))
 
 
 def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | None, console: Console) -> None:
     if database_server is not None:
         for name in make_databases(database_server):
-            console.print(f"made database {name}", highlight=False)
+            console.print(f"made database {name}")
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
+    if database_server is None:
+        check_prefect_database(options.home / "prefect" / "prefect.db")
+        if fault := fault_of(options.home / "mlflow.db"):
+            raise InputError([fault])
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
     if options.log_format is LogFormat.JSON:
@@ -195,14 +209,18 @@ def _supervise(files: ServiceFiles) -> ProcessId:
 def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restarts: dict[str, int]) -> bool:
     """Prints a line for each service that is up; returns True once all are.
 
+    A node whose devices another run holds is not waited for: it serves once that run has ended, which may take hours.
+
     restarts: number of earlier restarts of each service.
     """
     console, began_s = error_console(), time.monotonic()
+    told_s, told_holders = began_s, ""
     names = [service.name for service in files.services()]
     here: dict[str, Callable[[], str | None]] = {CONTROLLER: members.leader, WORKER: members.node}
     done: set[str] = set()
     while time.monotonic() - began_s < DEADLINE_S:
-        for state in files.states(by=supervisor):
+        states = files.states(by=supervisor)
+        for state in states:
             if state.name in done:
                 continue
             if state.num_restarts > restarts.get(state.name, 0):
@@ -211,15 +229,48 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             said = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
             if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and said is not None:
                 done.add(state.name)
-                console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}", highlight=False)
+                told_s = time.monotonic()
+                console.print(f"{state.name:12} up after {told_s - began_s:5.1f} s {said}")
         if done == set(names):
             return True
+        holders = _holders(files.folder.parent) if WORKER in set(names) - done else ""
+        if holders not in ("", told_holders):
+            told_holders = holders
+            console.print(
+                f"{WORKER:12} waits for this machine's devices, which {holders} holds, and serves them once they are "
+                "free. To fix: let that run end, or end it by Ctrl-C in its terminal or SIGTERM to its process: its "
+                "jobs write checkpoints, and `ringmaster run FILE --resume` goes on with them",
+                soft_wrap=True,
+            )
+        if holders and done == set(names) - {WORKER}:
+            return True
+        if time.monotonic() - told_s >= TOLD_EVERY_S:
+            told_s = time.monotonic()
+            for line in _awaited(files, [state for state in states if state.name not in done], told_s - began_s):
+                console.print(line, soft_wrap=True)
         if supervisor.wait(LOOK_EVERY_S):
-            console.print(f"[red]the supervisor has ended[/], see {files.log('supervisor')}", highlight=False)
+            console.print(f"the supervisor has ended, see {files.log('supervisor')}", style="red")
             return False
     missing = ", ".join(name for name in names if name not in done)
-    console.print(f"[red]not up after {DEADLINE_S:.0f} s:[/] {missing}; see {files.folder}/*.log", highlight=False)
+    console.print(styled(f"not up after {DEADLINE_S:.0f} s:", "red"), f"{missing}; see {files.folder}/*.log")
     return False
+
+
+def _holders(home: Path) -> str:
+    """Returns which runs hold devices of this machine, with their processes; empty where only nodes do."""
+    holders = leases_of(home, Cluster(nodes=())).processes()
+    return " and ".join(f"{name} (process {pid})" for name, pid in holders.items() if not name.startswith(NODE_HOLDER))
+
+
+def _awaited(files: ServiceFiles, states: Sequence[ServiceState], waited_s: float) -> Iterator[str]:
+    """Yields a line for each service that has been started and is not up: what it lacks, and where its log is."""
+    urls = {service.name: service.ready_url for service in files.services()}
+    for state in states:
+        if state.process is not None:
+            url = urls.get(state.name)
+            lack = state.message or (f"no answer from {url} yet" if url else "it has not ended yet")
+            where = files.log(state.name)
+            yield f"{state.name:12} is waited for since {waited_s:.0f} s (process {state.pid}): {lack}; log: {where}"
 
 
 def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
@@ -234,9 +285,18 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
             if state.status != shown.get(state.name):
                 shown[state.name] = state.status
                 if state.status not in (ServiceStatus.UP, ServiceStatus.DONE):
-                    console.print(_line(state), highlight=False)
+                    console.print(_line(state))
         if ended:
             return
+
+
+def _end_stopped(files: ServiceFiles, console: Console) -> None:
+    """Kills a supervisor that is stopped: it restarts nothing and obeys nothing. Its services go on."""
+    supervisor = files.supervisor()
+    if supervisor is not None and is_stopped(supervisor.pid):
+        console.print(f"the supervisor (process {supervisor.pid}) was stopped (SIGSTOP): it is killed")
+        supervisor.signal(signal.SIGKILL)
+        supervisor.wait(KILL_PATIENCE_S)
 
 
 def _living(files: ServiceFiles) -> list[ServiceState]:
@@ -262,9 +322,9 @@ def _line(state: ServiceState) -> str:
 
 def _print_log(files: ServiceFiles, state: ServiceState, console: Console) -> None:
     lines = files.log(state.name).read_text(errors="replace").splitlines()[-LONGEST_LINE:]
-    console.print(f"[red]{state.name} did not start:[/] {state.message}", highlight=False)
-    console.print("\n".join(lines), highlight=False, markup=False)
-    console.print(f"The whole of it: {files.log(state.name)}", highlight=False)
+    console.print(styled(f"{state.name} did not start:", "red"), state.message)
+    console.print(*lines, sep="\n")
+    console.print(f"The whole of it: {files.log(state.name)}")
 
 
 class Members:

@@ -10,6 +10,7 @@ from ringmaster.model_lineage.exchange.hub_cards import hub_card
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.pages.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT
+from ringmaster.text import MOST_IN_LINES, printable
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
 MOST_DRAWN = 120  # the most models in one picture
@@ -128,7 +129,7 @@ def _edges(nodes: list[Node]) -> Iterator[dict[str, str]]:
     for node in nodes:
         if node.record.kind != COMPONENT:
             for parent in node.record.parents:
-                yield {"parent": parent, "child": node.id, "kind": node.record.kind}
+                yield {"parent": parent, "child": node.id, "kind": node.record.relation_to(parent)}
             for component in node.record.components:
                 yield {"parent": component, "child": node.id, "kind": PART_OF}
 
@@ -141,4 +142,4 @@ def _texts(node: Mapping[str, Any]) -> dict[str, str]:
         "aliases": ", ".join(node["aliases"]),
         "datasets": ", ".join(f"{dataset['name']}@{dataset['digest']}" for dataset in node["datasets"]),
     }
-    return {key: str(value) for key, value in values.items() if value not in (None, "")}
+    return {key: printable(str(value), limit=MOST_IN_LINES) for key, value in values.items() if value not in (None, "")}

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.text import code_span, markdown, storable_values
 
 CARD = "README.md"
 _FENCE = "---"
@@ -57,13 +58,18 @@ def hub_card(
     if names := list(dict.fromkeys(dataset.name for dataset in record.datasets)):
         head["datasets"] = names
     title = record.registered_name + ("" if record.version is None else f" version {record.version}")
-    said = [f"# {title}", f"{record.kind.capitalize()}{_from(base_models)}, recorded as `{record.model_id}`."]
+    said = [f"# {markdown(title)}", f"{record.kind.capitalize()}{_from(base_models)}, recorded as `{record.model_id}`."]
     if record.datasets:
-        said.append("\n".join(f"- {d.context}: {d.name}, digest `{d.digest}`" for d in record.datasets))
+        said.append(
+            "\n".join(f"- {d.context}: {markdown(d.name)}, digest {code_span(d.digest)}" for d in record.datasets)
+        )
     for name, values in (("Held-out metrics", metrics), ("Hyperparameters", params)):
         if values:
-            said += [f"## {name}", "\n".join(f"- {key}: {value}" for key, value in values.items())]
-    return f"{_FENCE}\n{yaml.safe_dump(head, sort_keys=False)}{_FENCE}\n\n" + "\n\n".join(said) + "\n"
+            said += [
+                f"## {name}",
+                "\n".join(f"- {markdown(key)}: {markdown(str(value))}" for key, value in values.items()),
+            ]
+    return f"{_FENCE}\n{yaml.safe_dump(storable_values(head), sort_keys=False)}{_FENCE}\n\n" + "\n\n".join(said) + "\n"
 
 
 def read_card(folder: Path) -> CardMetadata:
@@ -117,7 +123,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def _from(base_models: Sequence[str]) -> str:
-    return f" from {', '.join(f'`{name}`' for name in base_models)}" if base_models else ""
+    return f" from {', '.join(code_span(name) for name in base_models)}" if base_models else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:

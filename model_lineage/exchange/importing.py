@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ringmaster.model_lineage.exchange.hub_cards import CARD, CardMetadata, card_text, read_card
+from ringmaster.model_lineage.exchange.model_folder import MODEL_FILES, Fetch, base_fault, inspect
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.graph.snapshot import Snapshot, UnknownName
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.model_lineage.tensors import StoreFault, TensorStore
-from ringmaster.model_lineage.tensors.folders import files_of
-from ringmaster.model_lineage.tensors.layout import read_layout
 
-MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", CARD)
-READ_AS_JSON = ("config.json", "adapter_config.json", "generation_config.json", "model.json")
-MOST_JSON_BYTES = 10_000_000  # the limit for each of these files
 MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
 MOST_BASES = 32  # the most base models on one card
+MOST_NAME = 200  # the most characters of a name that is made of a path
 MOST_STUBS = 100  # the most nodes without weights, known from cards only, that one import creates
-
-Fetch = Callable[[str, tuple[str, ...]], Path]
-"""Downloads the files of a hub name that match the patterns and returns their folder. Raises OSError on failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +42,22 @@ def import_model(
 
     The base models on its card become its parents. A base that the lineage contains is found by its source or its name.
     Any other base gets a node without weights, and its own card is followed in turn. Importing the same model again
-    returns the same node. All inputs are checked before anything is recorded; if a later step fails, what was recorded
-    is removed again.
+    returns the same node. All inputs are checked before anything is copied, and weights and descriptions alone are
+    (`model_folder.inspect`); if a later step fails, what was recorded is removed again.
 
     Raises ValueError (LedgerError, StoreFault) if there is no valid model, and OSError if the hub cannot be reached.
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        source = str(folder.resolve())
+    place = Path(source).expanduser()
+    if place.is_dir():
+        source = str(place.resolve())
+    elif place.exists():
+        raise ValueError(f"{place} is a file, and no folder. To fix: unpack it, and name the model's folder")
     else:
-        folder = fetch(source, MODEL_FILES)
-    inspect(folder)
-    card = read_card(folder)
+        place = fetch(source, MODEL_FILES)
+    model = inspect(place)
+    card = read_card(place)
     bases = planned_bases(card, snapshot, fetch, source=source)
-    with whole_or_nothing(ledger, store) as attempt:
+    with model.staged(beside=store.folder) as folder, whole_or_nothing(ledger, store) as attempt:
         stored = store.add(folder, owner=attempt.owner)
         return attempt.record(
             name,
@@ -74,32 +70,37 @@ def import_model(
         )
 
 
-def inspect(folder: Path) -> None:
-    """Raises ValueError if a folder holds no model, or files that a model's folder must not hold. Writes nothing."""
-    files = files_of(folder)
-    if not any(name.endswith(".safetensors") for name, _ in files):
-        raise ValueError(f"{folder} holds no safetensors. To fix: name a model's folder, or a hub name that has them")
-    for name, path in files:
-        if name.endswith(".safetensors"):
-            read_layout(path, named=str(folder / name))
-        elif PurePosixPath(name).name in READ_AS_JSON:
-            _check_json(path, named=folder / name)
+_WORD = r"(models?|checkpoints?|ckpts?|weights?|final|best|last|latest|saved?|export(ed)?|out(puts?)?|results?|hf"
+_WORD += r"|pytorch|runs?|steps?|epochs?|snapshots?|artifacts?|v?\d[\d._:T-]*|[0-9a-f]{12,64})"
+GENERIC = re.compile(rf"{_WORD}([-_.]?{_WORD})*", re.IGNORECASE)
+"""The names of folders that say nothing of the model in them, such as `model`, `checkpoint-500`, dates and hashes."""
 
 
-def _check_json(path: Path, *, named: Path) -> None:
-    try:
-        if path.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(f"it has more than {MOST_JSON_BYTES // 1_000_000} MB")
-        if not isinstance(json.loads(path.read_bytes()), dict):
-            raise ValueError("it is no object")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
+def registered_name(source: str, *, taken: Callable[[str], bool] = lambda _: False) -> str:
+    """Returns the registry name of an imported model, by which people recognize it.
+
+    A hub name is written with "--" for its slash, also where the folder lies in the hub's cache. A folder has its own
+    name, from the last part of the path that says something: /runs/mood/model is "mood", and /runs/mood/checkpoint-500
+    is "mood-checkpoint-500".
+
+    taken: whether a name is that of another model. Then more of the path is added, and at last a digest of it.
+    """
+    parts = [part for part in Path(source).parts if part != Path(source).anchor]
+    if not Path(source).is_absolute():
+        parts = [source.strip("/").replace("/", "--")]
+    elif cached := [part.removeprefix("models--") for part in parts if part.startswith("models--")]:
+        parts = cached[-1:]  # in a cache of the hub
+    telling = [k for k, part in enumerate(parts) if not GENERIC.fullmatch(part)]
+    first = telling[-1] if telling else max(len(parts) - 1, 0)
+    told = [part for part in parts[first + 1 :] if re.search(r"\d", part)]
+    names = [_joined(parts[first : first + 1] + told), *(_joined(parts[k:]) for k in range(first, -1, -1))]
+    mark = hashlib.sha256(source.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return next((name for name in names if not taken(name)), f"{names[0]}-{mark}")
 
 
-def registered_name(source: str) -> str:
-    """Returns the registry name of an imported model: the folder's name, or the hub name with its slash replaced."""
-    name = Path(source).name if Path(source).is_absolute() else source.strip("/").replace("/", "--")
-    return re.sub(r"[^\w.-]", "-", name) or "imported"
+def _joined(parts: Sequence[str]) -> str:
+    name = "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")
+    return name[:MOST_NAME] or "imported"
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
@@ -146,6 +147,7 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
             with suppress(OSError, ValueError):  # without a readable card the base is a root
                 fetched = fetch(base, (CARD,))
                 card, text = read_card(fetched), card_text(fetched)
+                card = replace(card, base_models=tuple(name for name in card.base_models if not base_fault(name)))
         return Stub(name=base, text=text, relation=card.relation, bases=bases_of(card, (*path, base)))
 
     return bases_of(card, (source,))

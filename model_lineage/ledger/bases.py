@@ -10,13 +10,12 @@ from pathlib import Path
 
 from ringmaster.model_lineage.exchange.hub_cards import CARD, read_card
 from ringmaster.model_lineage.exchange.importing import (
-    MODEL_FILES,
-    Fetch,
     fetch_from_hub,
     planned_bases,
     registered_name,
     whole_or_nothing,
 )
+from ringmaster.model_lineage.exchange.model_folder import MODEL_FILES, Fetch
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord
@@ -64,7 +63,7 @@ def record_base(
                 ledger.keep_tensors(record, folder, store=store)
 
         return attempt.record(
-            registered_name(source),
+            registered_name(source, taken=lambda name: _is_taken(snapshot, name, source)),
             key=f"import {source} {stored.id if stored else 'without weights'}",
             source=source,
             folder=said,
@@ -85,6 +84,14 @@ def _known(ledger: Ledger, snapshot: Snapshot, source: str, *, tensors_id: str |
     # A node without tensors may be recorded only in part; the status of its run says whether it is.
     said = ((node, node.record.run_id) for node in of_place if node.record.tensors_id is None)
     return next((node for node, run in said if run is not None and ledger.is_finished(run)), None)
+
+
+def _is_taken(snapshot: Snapshot, name: str, source: str) -> bool:
+    """Whether a name is that of another model than the one of this source, whose versions share it."""
+    return any(
+        node.record.origin.source != source and name in (each.record.registered_name for each in node.versions)
+        for node in snapshot.models
+    )
 
 
 def _said_of(source: str, folder: Path | None, fetch: Fetch, aside: Path) -> Path:

@@ -4,11 +4,12 @@ Importing MLflow takes a second or more, and so does creating a database. `warm_
 need be. The connection touches neither MLflow's fluent state nor the environment.
 """
 
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ringmaster.model_lineage.faults import Guarded, LedgerError, redacted
 from ringmaster.model_lineage.ledger import database
@@ -23,7 +24,9 @@ QUIET_ENVIRONMENT = {
 """Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
 """
 
+PROFILES = "-profiles"  # ends the name of the experiment of the profiles
 _PAGE = 1000
+_served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
 
 
 def batch_experiment(experiment: str, batch: str) -> str:
@@ -83,9 +86,15 @@ class Connection:
         """The sqlite file of the store, or None for another kind of store."""
         return self._sqlite_file
 
-    def warm_up(self) -> None:
-        """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment."""
+    def warm_up(self, *, batch: str | None = None) -> None:
+        """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment.
+
+        Raises LedgerError where that fails, or where an experiment to which the records of `batch` go was deleted.
+        """
         self.experiment_id(self.experiment)
+        self.experiment_id(f"{self.experiment}{PROFILES}", create=False)
+        if batch is not None:
+            self.experiment_id(batch_experiment(self.experiment, batch), create=False)
 
     @property
     def client(self) -> Any:
@@ -106,7 +115,8 @@ class Connection:
             if found is not None and found.lifecycle_stage != "active":
                 raise LedgerError(
                     f"experiment {name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
-                    f"To fix: `mlflow experiments restore -x {found.experiment_id}`, or use another name."
+                    f"To fix: MLFLOW_TRACKING_URI={shlex.quote(redacted(self.tracking_uri))} "
+                    f"mlflow experiments restore --experiment-id {found.experiment_id}"
                 )
             self._experiment_ids[name] = found.experiment_id if found else self._create_experiment(name)
             return self._experiment_ids[name]
@@ -135,4 +145,31 @@ class Connection:
 
         guard = Guarded(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
+        if self._artifact_root is not None:
+            _read_served_files(self.tracking_uri, self._artifact_root)
         return Guarded(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
+
+
+def _read_served_files(tracking_uri: str, folder: Path) -> None:
+    """Lets clients that open a database directly read and write the files that an MLflow server of it has stored.
+
+    A server gives its experiments locations such as mlflow-artifacts:/2, which MLflow's own client resolves through a
+    server only. A home's database is opened directly whenever its pool is down.
+
+    folder: where the server stores its files.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+
+    _served_folders[tracking_uri] = folder
+    _artifact_repository_registry.register("mlflow-artifacts", _served_repository)
+
+
+def _served_repository(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
+    """Returns MLflow's access to the files at a mlflow-artifacts location: in a folder where that is known."""
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+    from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
+
+    parts, folder = urlsplit(artifact_uri), _served_folders.get(tracking_uri or "")
+    if folder is None or parts.netloc:
+        return MlflowArtifactsRepository(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+    return LocalArtifactRepository((folder / unquote(parts.path).lstrip("/")).as_uri())

@@ -6,7 +6,6 @@ after. The database is therefore created aside, in memory if the machine has a p
 atomically.
 """
 
-import fcntl
 import logging
 import os
 import shutil
@@ -15,13 +14,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
+from ringmaster.model_lineage import sqlite_files
 from ringmaster.model_lineage.faults import LedgerError, redacted
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 _MEMORY = Path("/dev/shm")
-_PATIENCE_S = 30.0  # the lock timeout for a database that another program holds
+MIGRATIONS = "mlflow:store/db_migrations/versions"
 
 
 def sqlite_file(tracking_uri: str) -> Path | None:
@@ -34,7 +34,7 @@ def sqlite_file(tracking_uri: str) -> Path | None:
         )
     if scheme != "sqlite":
         return None
-    path = unquote(tracking_uri.partition(":///")[2].partition("?")[0])
+    path = sqlite_files.path_of(tracking_uri)
     if not path or path == ":memory:":
         raise LedgerError("a ledger in memory is lost at once. To fix: use sqlite:////absolute/path/mlflow.db.")
     return Path(path).absolute()
@@ -42,26 +42,29 @@ def sqlite_file(tracking_uri: str) -> Path | None:
 
 def prepare(file: Path) -> None:
     """Creates an MLflow database at `file` unless there is one. Raises LedgerError."""
+    if fault := fault_of(file):
+        raise LedgerError(fault)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(file.parent):
+        with sqlite_files.alone_in(file.parent):
             if _is_empty(file):
                 _make(file)
-    except (OSError, sqlite3.OperationalError) as error:
+    except (OSError, sqlite3.Error) as error:
         raise LedgerError(
             f"the ledger {file} cannot be written: {error}. "
             "To fix: free space, give this user access, or choose another place.",
             code="IO_ERROR",
         ) from error
-    except sqlite3.DatabaseError as error:
-        raise LedgerError(
-            f"{file} is no sqlite database ({error}). To fix: restore it from a copy, or choose another place."
-        ) from error
+
+
+def fault_of(file: Path) -> str | None:
+    """Returns why an MLflow database cannot be used, with a remedy; None if it can, or if there is none yet."""
+    return sqlite_files.fault_of(file, contents="the records of earlier runs", versions=MIGRATIONS)
 
 
 def _is_empty(file: Path) -> bool:
     """Whether a database has no schema yet."""
-    with closing(sqlite3.connect(file, timeout=_PATIENCE_S)) as connection:
+    with closing(sqlite3.connect(file, timeout=sqlite_files.PATIENCE_S)) as connection:
         return bool(connection.execute("PRAGMA schema_version").fetchone()[0] == 0)
 
 
@@ -71,24 +74,13 @@ def _make(file: Path) -> None:
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="mlflow-") as folder, _quiet_migrations():
         draft = Path(folder) / file.name
-        MlflowClient(f"sqlite:///{draft}")
+        MlflowClient(sqlite_files.sqlite_url(draft))
         aside = file.with_name(f".{file.name}.new")
         with draft.open("rb") as source, aside.open("wb") as target:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())
         aside.replace(file)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Context manager that admits one process at a time; the lock ends with the process that holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from ringmaster.model_lineage.ledger.models import Models
 from ringmaster.model_lineage.ledger.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.records import COMPONENT, ModelRecord
+from ringmaster.text import code_span, markdown
 
 COMPARED_KINDS = ("fine-tuned", "lora", "prefix-tuned", "ia3")
 BESIDE = "\n\n**Beside its base**\n\n"  # heading of the section on a model's page
@@ -203,9 +204,11 @@ def beside_base(
     own, theirs = weight_bytes
     name = base.registered_name if base.version is None else f"{base.registered_name}/{base.version}"
     times = f" ({theirs / own:.1f} times as large)" if own else ""
-    rows = [["", "this one", f"`{name}`"], ["weights", megabytes(own), f"{megabytes(theirs)}{times}"]]
+    rows = [["", "this one", code_span(name)], ["weights", megabytes(own), f"{megabytes(theirs)}{times}"]]
     known = base_metrics if held_out(record) == held_out(base) else {}
-    rows += [[key, f"{value:.4g}", f"{known[key]:.4g}" if key in known else ""] for key, value in metrics.items()]
+    rows += [
+        [markdown(key), f"{value:.4g}", f"{known[key]:.4g}" if key in known else ""] for key, value in metrics.items()
+    ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "| --- | --- | --- |", *lines[1:]])
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ringmaster.model_lineage.ledger.connection import paged
+from ringmaster.model_lineage.ledger.connection import PROFILES, paged
 from ringmaster.model_lineage.ledger.keeping import Keeping
 from ringmaster.model_lineage.ledger.runs import TAG_LIMIT, Runs, flat_params
 from ringmaster.model_lineage.pages import links
@@ -30,7 +30,7 @@ class Profiles(Runs):
     @property
     def profiles_experiment(self) -> str:
         """The experiment of the profiles: the ledger's own experiment with "-profiles" appended."""
-        return f"{self.experiment}-profiles"
+        return f"{self.experiment}{PROFILES}"
 
     def find_profiles(self, fingerprints: Collection[str]) -> dict[str, dict[str, Any]]:
         """Returns the newest profile of each fingerprint that has one, exactly as recorded."""

@@ -6,10 +6,13 @@ from there without duplicates.
 
 import json
 import math
+import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from ringmaster.model_lineage.ledger.registry import (
     record_of,
     versions_of,
 )
-from ringmaster.model_lineage.ledger.runs import flat_params, param_text
+from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.pages.families import Families
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
@@ -71,6 +74,8 @@ class Models(Families):
         if not folder.is_dir() or not any(folder.iterdir()):
             raise LedgerError(f"{folder} holds no model: give the folder that save_pretrained wrote")
         parent_records = [self.resolve_model(parent) for parent in parents]
+        if origin.started_from is not None:
+            origin = replace(origin, started_from=self.resolve_model(origin.started_from).model_id)
         model = self._made_by(run_id, name)
         if model is not None and model.model_id in [parent.model_id for parent in parent_records]:
             raise LedgerError(f"{name} cannot be its own parent. To fix: name the model that it was made from")
@@ -85,6 +90,7 @@ class Models(Families):
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
         if model.status != "READY":
             self.client.log_model_artifacts(model.model_id, str(folder))
+            _close_to_others(model.artifact_location)
             if not (folder / CARD).exists():
                 self._write_hub_card(model, parent_records, metrics or {})
             self.client.finalize_logged_model(model.model_id, "READY")
@@ -174,7 +180,7 @@ class Models(Families):
             name=re.sub(r"[/:.%\"']", "_", name),  # characters that a LoggedModel's name must not have
             source_run_id=run_id,
             tags=dict(tags),
-            params={key: param_text(value) for key, value in flat_params(params).items()},
+            params={valid_key(key): param_text(value) for key, value in flat_params(params).items()},
             model_type=tags[KIND],
         )
 
@@ -198,9 +204,9 @@ class Models(Families):
         known = {metric.key for metric in self.client.get_logged_model(model_id).metrics or []}
         now_ms = time.time_ns() // 1_000_000
         entries = [
-            Metric(key, float(value), now_ms, 0, model_id=model_id)
+            Metric(valid_key(key), float(value), now_ms, 0, model_id=model_id)
             for key, value in metrics.items()
-            if key not in known and math.isfinite(value)
+            if valid_key(key) not in known and math.isfinite(value)
         ]
         self.client.log_batch(run_id, metrics=entries)
 
@@ -260,6 +266,8 @@ class Models(Families):
         as long as the tags have changed since they were read.
         """
         entry = {"kind": child.kind, "name": child.registered_name, "version": child.version}
+        if (relation := child.relation_to(parent.model_id)) != child.kind:
+            entry["relation"] = relation
         self.client.set_logged_model_tags(parent.model_id, {f"{CHILD}{child.model_id}": json.dumps(entry)})
         if parent.version is None:
             return
@@ -286,6 +294,20 @@ class Models(Families):
             self.client.set_logged_model_tags(parent_id, {_NOTE: text})
 
 
+def _close_to_others(location: str) -> None:
+    """Takes from others the access to copied files that those they were copied from have; those on a server have none.
+
+    A group that RINGMASTER_UMASK lets in, which is this process's umask, keeps its access.
+    """
+    folder = Path(location.removeprefix("file://"))
+    if not folder.is_dir():  # on a server
+        return
+    taken = int(os.environ.get("RINGMASTER_UMASK") or "077", 8)
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~taken & ~(0 if path.is_dir() else 0o111))
+
+
 def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in tags.items() if key.startswith(CHILD)}
 
@@ -294,7 +316,7 @@ def _child_lines(tags: Mapping[str, str]) -> list[str]:
     """Returns a line of markdown for each child, sorted by name, then by version, newest first."""
     entries = sorted((json.loads(text) for text in tags.values()), key=lambda e: (e["name"], -e["version"]))
     return [
-        f"{entry['kind']}: "
+        f"{entry.get('relation', entry['kind'])}: "
         + links.link(
             f"{entry['name']} version {entry['version']}", links.model_version_path(entry["name"], entry["version"])
         )

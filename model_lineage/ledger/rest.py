@@ -42,7 +42,8 @@ class Server:
 
     def _ask(self, path: str, *, body: Mapping[str, Any] | None = None) -> Any:
         parts = urlsplit(self._uri)
-        if parts.scheme not in ("http", "https") or parts.username:
+        # urllib does not find an IPv6 address among the exceptions from proxies.
+        if parts.scheme not in ("http", "https") or parts.username or ":" in (parts.hostname or ""):
             raise ValueError(f"{parts.scheme} is asked by MLflow's client")
         request = urllib.request.Request(
             f"{self._uri}/api/2.0/mlflow/{path}", data=None if body is None else json.dumps(body).encode()

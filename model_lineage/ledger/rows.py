@@ -11,14 +11,16 @@ import json
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.connection import is_of_ledger, paged
+from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CHILD, KIND, MODEL_ID
 from ringmaster.model_lineage.ledger.rest import Server
@@ -65,8 +67,12 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
     if ledger.file is not None:
         if not ledger.file.exists():
             return [], {}
-        with suppress(sqlite3.OperationalError):  # unknown tables: MLflow's client can read them
+        try:
             return _read_file(ledger.file, ledger.experiment)
+        except sqlite3.DatabaseError as error:
+            if fault := fault_of(ledger.file):
+                raise LedgerError(fault) from error
+            # Otherwise the tables are unknown, and MLflow's client can read them.
     return _read_client(ledger, cache / "rows.json", is_fresh=is_fresh)
 
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import getpass
+import hashlib
 import json
 import math
+import posixpath
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +16,10 @@ from typing import Any
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.connection import Connection, batch_experiment
 from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.text import storable
 
 METRICS_PER_REQUEST = 1000  # MLflow's limits
+KEY_LIMIT = 250
 PARAM_LIMIT = 6000
 TAG_LIMIT = 8000
 BATCH_KEY = "ringmaster.batch"
@@ -46,7 +51,7 @@ class Runs(Connection):
             tags = {"ringmaster.type": "batch", **({BATCH_KEY: key} if key else {})}
             run_id = self._create_run(name, tags=tags, experiment_id=str(self.experiment_id(experiment)))
         else:
-            self.resume_run(run_id)
+            params = self._resumed(run_id, params)
         self.log_params(run_id, params)
         for path, text in (files or {}).items():
             self.write_text(run_id, path, text)
@@ -74,7 +79,7 @@ class Runs(Connection):
                 experiment_id=self.experiment_of(batch_run_id),
             )
         else:
-            self.resume_run(run_id)
+            params = self._resumed(run_id, params)
         self.set_tags(run_id, tags or {})
         self.log_params(run_id, params)
         return run_id
@@ -82,6 +87,12 @@ class Runs(Connection):
     def resume_run(self, run_id: str) -> None:
         """Sets a run that had ended, or whose process died, to running again."""
         self.client.update_run(run_id, status="RUNNING")
+
+    def _resumed(self, run_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Resumes a run whose start is repeated; returns the params that it lacks, as MLflow changes none."""
+        self.resume_run(run_id)
+        known = self.client.get_run(run_id).data.params
+        return {key: value for key, value in flat_params(params).items() if valid_key(key) not in known}
 
     def finish_run(self, run_id: str, status: str = "FINISHED") -> None:
         """Ends a run as FINISHED, FAILED or KILLED."""
@@ -108,10 +119,10 @@ class Runs(Connection):
 
         entries = []
         for key, value in flat_params(params).items():
-            text, path = param_text(value), f"parameters/{key}.json"
+            text, path = param_text(value), f"parameters/{_file_name(key)}.json"
             if len(text) > PARAM_LIMIT:
                 self.write_json(run_id, path, value)
-            entries.append(Param(key, _shortened(text, PARAM_LIMIT, path)))
+            entries.append(Param(valid_key(key), _shortened(text, PARAM_LIMIT, path)))
         self.client.log_batch(run_id, params=entries)
 
     def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
@@ -124,7 +135,7 @@ class Runs(Connection):
 
         now_ms = time.time_ns() // 1_000_000
         metrics = [
-            Metric(p.key, float(p.value), now_ms if p.timestamp_ms is None else p.timestamp_ms, p.step)
+            Metric(valid_key(p.key), float(p.value), now_ms if p.timestamp_ms is None else p.timestamp_ms, p.step)
             for p in points
             if math.isfinite(p.value)
         ]
@@ -139,10 +150,10 @@ class Runs(Connection):
 
         entries = []
         for key, value in tags.items():
-            text, path = param_text(value), f"tags/{key}.txt"
+            text, path = param_text(value), f"tags/{_file_name(key)}.txt"
             if len(text) > TAG_LIMIT:
                 self.write_text(run_id, path, text)
-            entries.append(RunTag(key, _shortened(text, TAG_LIMIT, path)))
+            entries.append(RunTag(valid_key(key), _shortened(text, TAG_LIMIT, path)))
         self.client.log_batch(run_id, tags=entries)
 
     def set_note(self, run_id: str, markdown: str) -> None:
@@ -156,7 +167,7 @@ class Runs(Connection):
     def write_text(self, run_id: str, path: str, text: str) -> None:
         """Stores `text` as the artifact `path` (relative, "/" between folders), replacing an earlier one."""
         with _file(path) as (local, folder):
-            local.write_text(text, encoding="utf-8")
+            local.write_text(storable(text), encoding="utf-8")
             self.client.log_artifact(run_id, str(local), folder)
 
     def write_json(self, run_id: str, path: str, value: Any) -> None:
@@ -224,7 +235,7 @@ class Runs(Connection):
     def _tag_non_finite(self, run_id: str, points: Sequence[MetricPoint]) -> None:
         known = self.client.get_run(run_id).data.tags
         first = {f"ringmaster.non_finite.{p.key}": f"{p.value} at step {p.step}" for p in reversed(points)}
-        self.set_tags(run_id, {key: text for key, text in first.items() if key not in known})
+        self.set_tags(run_id, {key: text for key, text in first.items() if valid_key(key) not in known})
 
     def _add_logged_artifact(self, run_id: str, entry: Mapping[str, str]) -> None:
         """Adds a table to the tag that lists a run's tables, under a lock so that threads lose no entries."""
@@ -249,7 +260,24 @@ def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def param_text(value: Any) -> str:
     """Returns the text of a parameter or tag: lists and mappings as JSON, other values as Python prints them."""
-    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else storable(str(value))
+
+
+def valid_key(key: str) -> str:
+    """Returns a name of a metric, a parameter or a tag as MLflow accepts it.
+
+    Other characters become "_", and a long name is shortened. A digest keeps different names apart.
+    """
+    valid = re.sub(r"[^\w.:/ -]", "_", key)[:KEY_LIMIT]
+    is_path = posixpath.normpath(key) == key and not key.startswith(("..", "/")) and key != "."
+    if valid == key and is_path:
+        return key
+    mark = hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return f"{valid.replace('/', '_').lstrip('.')[: KEY_LIMIT - 9]}-{mark}"
+
+
+def _file_name(key: str) -> str:
+    return valid_key(key).replace("/", "_")
 
 
 def _shortened(text: str, limit: int, path: str) -> str:

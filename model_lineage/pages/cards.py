@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.text import code_span, markdown
 
 DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model version's description
@@ -21,9 +22,11 @@ def card(
     `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
     """
     experiment_id, run_id = str(model.experiment_id), str(model.run_id)
-    lines = [f"- {model.kind} from {model_link(parent)}" for parent in parents]
+    lines = [f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}" for parent in parents]
     if not parents:
-        lines.append("- trained from scratch" if model.kind == "pretrained" else f"- {model.kind}, without a base")
+        lines.append(
+            "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"
+        )
     lines.append(f"- made by run {links.link(run_name, links.run_path(experiment_id, run_id))}")
     if batch is not None:
         name, batch_id = batch
@@ -33,7 +36,9 @@ def card(
         rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
         rows += "".join(f", {key} {value}" for key, value in dataset.facts().items() if key in ("split", "window"))
         where = links.link(dataset.label, links.artifact_path(experiment_id, run_id, DATA_TABLE))
-        lines.append(f"- data for {dataset.context}: {where} (`{dataset.digest[:12]}`{rows})")
+        lines.append(
+            f"- data for {markdown(dataset.context)}: {where} ({code_span(dataset.digest[:12])}{markdown(rows)})"
+        )
     files = links.logged_model_path(experiment_id, model.model_id)
     lines.append(f"- files and metrics: {links.link(model.model_id, files)}")
     lines.append(f"\n{links.picture('Its family', run_id, family_path(model))}")
@@ -54,7 +59,7 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
     if origin.plan is not None and origin.batch_run_id is not None:
         where = links.artifact_path(experiment_id, origin.batch_run_id, origin.plan)
         how = "made" if origin.num_steps == 0 else "trained"  # a model converted without training has no steps
-        trained = "" if origin.technique is None else f", {how} by {origin.technique}"
+        trained = "" if origin.technique is None else f", {how} by {markdown(origin.technique)}"
         yield f"- after {links.link('this plan', where)}{trained}"
     if origin.profiles is not None:
         where = links.artifact_path(experiment_id, str(model.run_id), origin.profiles)
@@ -63,9 +68,9 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
         seed = "" if origin.seed is None else f", seed {origin.seed}"
         yield f"- {origin.num_steps} steps{seed}"
     if origin.code_version is not None:
-        yield f"- code: `{origin.code_version}`"
+        yield f"- code: {code_span(origin.code_version)}"
     if origin.source is not None:
-        yield f"- imported from `{origin.source}`"
+        yield f"- imported from {code_span(origin.source)}"
 
 
 def with_children(description: str, children: Sequence[str]) -> str:
@@ -96,7 +101,7 @@ def with_culprit(description: str, test: str) -> str:
     Returns `description` unchanged if the result would exceed DESCRIPTION_LIMIT.
     """
     below = description.partition("\n\n")[2] if description.startswith(_CULPRIT) else description
-    text = f"{_CULPRIT}as a bisection found by the test `{test}`.\n\n{below}"
+    text = f"{_CULPRIT}as a bisection found by the test {code_span(test, limit=200)}.\n\n{below}"
     return description if len(text) > DESCRIPTION_LIMIT else text
 
 

@@ -6,6 +6,8 @@ page would open in the layout for language-model applications, where runs are ha
 
 from urllib.parse import quote
 
+from ringmaster.text import markdown, storable
+
 
 def experiment_path(experiment_id: str) -> str:
     """Returns the UI path of an experiment."""
@@ -34,17 +36,13 @@ def model_version_path(name: str, version: int | str) -> str:
 
 def picture(text: str, run_id: str, path: str) -> str:
     """Returns markdown for a picture among a run's artifacts, e.g. for a note, where `data:` URIs stay blank."""
-    return f"![{_escaped(text)}](get-artifact?path={quote(path)}&run_uuid={run_id})"
+    return f"![{markdown(text)}](get-artifact?path={quote(path)}&run_uuid={run_id})"
 
 
 def link(text: str, path: str) -> str:
-    """Returns a markdown link; brackets in `text` are escaped."""
-    return f"[{_escaped(text)}]({path})"
+    """Returns a markdown link that shows `text`."""
+    return f"[{markdown(text)}]({path})"
 
 
 def _path(*parts: str) -> str:
-    return "#/" + "/".join(quote(part, safe="") for part in parts) + "?workflowType=machine_learning"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[").replace("]", "\\]")
+    return "#/" + "/".join(quote(storable(part), safe="") for part in parts) + "?workflowType=machine_learning"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+
+from ringmaster.text import xml
 
 COLOURS = {
     "pretrained": "#5b6ee1",
@@ -150,8 +151,8 @@ def _box(relative: Relative, place: tuple[int, int], *, is_focus: bool, marks: S
         f'<g><rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="{colour}" '
         f'fill-opacity="0.12" stroke="{colour}" stroke-width="{stroke}"/>'
         f'<text x="{x + 8}" y="{y + 19}" font-size="12" font-weight="{"bold" if is_focus else "normal"}">'
-        f"{escape(_fitting(relative.title, 24))}</text>"
-        f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="{colour}">{escape(_fitting(second, 27))}</text>'
+        f"{xml(_fitting(relative.title, 24))}</text>"
+        f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="{colour}">{xml(_fitting(second, 27))}</text>'
         f"{''.join(_mark(mark, i, place) for i, mark in enumerate(reversed(marks)))}</g>"
     )
 

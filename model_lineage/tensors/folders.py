@@ -14,6 +14,7 @@ import unicodedata
 from pathlib import Path, PurePosixPath
 
 MOST_FILES = 10_000
+MOST_FAULTS = 20
 REMEDY = "give a folder with the model's own files alone"
 
 
@@ -25,16 +26,23 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
     root = folder.resolve()
     home = _home_of(root)
     found: list[tuple[str, Path]] = []
+    faults: list[str] = []
     for place, folders, names in os.walk(root):
         for name in [*folders, *names]:
             path = Path(place, name)
             relative = path.relative_to(root).as_posix()
             if fault := name_fault(relative):
-                raise ValueError(f"{folder} has a file {relative!r}, whose name {fault}. To fix: rename it")
-            if name in names or path.is_symlink():
-                found.append((relative, _file_at(path, relative, folder, home)))
-        if len(found) > MOST_FILES:
+                faults.append(f"{folder} has a file {relative!r}, whose name {fault}. To fix: rename it")
+            elif name in names or path.is_symlink():
+                try:
+                    found.append((relative, _file_at(path, relative, folder, home)))
+                except ValueError as error:
+                    faults.append(str(error))
+        if len(found) + len(faults) > MOST_FILES:
             raise ValueError(f"{folder} has more than {MOST_FILES:,} files. To fix: {REMEDY}")
+    if faults:
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
     return sorted(found, key=lambda each: Path(each[0]))
 
 

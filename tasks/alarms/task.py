@@ -5,9 +5,14 @@ from __future__ import annotations
 from prefect.events import emit_event
 
 from ringmaster.tasks.alarms.rules import Alarm
+from ringmaster.text import printable, storable_values
 
 
 def sound(alarm: Alarm) -> None:
     """Emits the alarm as a Prefect event, related to the current flow run; it is lost while Prefect is unreachable."""
     resource = {"prefect.resource.id": alarm.resource, "prefect.resource.name": alarm.name}
-    emit_event(event=alarm.event, resource=resource, payload={"message": alarm.message, **alarm.facts})
+    emit_event(
+        event=alarm.event,
+        resource=resource,
+        payload=storable_values({"message": printable(alarm.message), **alarm.facts}),
+    )

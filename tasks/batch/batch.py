@@ -1,7 +1,6 @@
 """A batch of jobs that are planned together, read from a file or built in Python under the same rules."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,8 +11,8 @@ from pydantic import ValidationError
 
 from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.data_kinds import with_kinds
-from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
-from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.batch.job_rules.adaptations import with_parents_said
 from ringmaster.tasks.batch.references import loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
@@ -153,8 +152,14 @@ class Batch:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the batch whose `to_json` is `data`, without checking its references again."""
+        """Returns the batch whose `to_json` is `data`, without checking its references again.
+
+        Raises BatchFileError if a name could not be one of a folder.
+        """
         jobs = tuple(from_json(Job, job) for job in data["jobs"])
+        names = {"name": data["name"], **{f"jobs[{i}].name": job.name for i, job in enumerate(jobs)}}
+        if wrong := {place: name for place, name in names.items() if not is_name(name)}:
+            raise BatchFileError(Fault(at, None, f"is no name, {got(name)}", NAME_REMEDY) for at, name in wrong.items())
         return cls(**{**data, "jobs": jobs, "folder": Path(data["folder"])})
 
 
@@ -181,7 +186,7 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
     if read.data is None:
         raise BatchFileError(_faults(read.findings, lines=read, file=name))
     stem = Path(name).stem
-    raw = {"name": stem if re.fullmatch(NAME_PATTERN, stem) else "batch", **read.data}
+    raw = {"name": stem if is_name(stem) else "batch", **read.data}
     return Batch._checked(raw, folder=folder.resolve(), text=text, lines=read, file=name)
 
 

@@ -47,6 +47,8 @@ class Data(Section):
     source: Source | None = Field(
         default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
     )
+    # Before the paths, whose validation reads it.
+    format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
     path: Annotated[str, AfterValidator(references.files)] | None = Field(
         default=None,
         description='text, JSONL, CSV or Parquet files, relative to the batch file, such as "data/*.jsonl"',
@@ -82,7 +84,6 @@ class Data(Section):
     held_out_path: Annotated[str, AfterValidator(references.files)] | None = Field(
         default=None, description='files to evaluate on, such as "data/test/*.jsonl"'
     )
-    format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
     window: Window | None = Field(default=None, description="the rows to read, such as {last_days: 30}")
     time_column: str | None = Field(default=None, description="the column with a row's time, such as at")
     labels: list[str] = Field(

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ringmaster.model_lineage.faults import InputFault
-from ringmaster.tasks.messages import listed, printable, shortened
+from ringmaster.tasks.messages import listed, shortened
+from ringmaster.text import printable
 
 MOST_PLACE, MOST_SAID = 200, 1000
 """The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""

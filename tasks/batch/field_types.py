@@ -1,5 +1,6 @@
 """Types of the values in a batch file, with the validation of single values."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, WithJsonSchema
@@ -19,6 +20,15 @@ COLUMN_TYPES = tuple(
 """The types of a data set's column; with "?" its values may be missing or null."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""Of what becomes a folder, an address or a key: a batch, a job, a user, a node. Names that are only shown follow
+`ringmaster.text.is_printable_name`: data sets, models, and the ids of planning problems."""
+NAME_REMEDY = "use letters, digits, '-', '_' and '.', at most 100, and begin with a letter or digit"
+
+
+def is_name(text: object) -> bool:
+    """Whether a text follows NAME_PATTERN."""
+    return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
+
 
 Whole = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]

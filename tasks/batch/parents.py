@@ -17,7 +17,13 @@ def unfit_parents(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[str]
 
     folders: the folders of bases by the job that adapts them, and of other models by the name that jobs give them.
     """
-    return [f"job {job.name}: {fault}" for job in jobs for fault in _faults(job, folders)]
+    found: list[str] = []
+    for job in jobs:
+        try:
+            found += [f"job {job.name}: {fault}" for fault in _faults(job, folders)]
+        except ValueError as error:  # the files of a model are damaged
+            found.append(f"job {job.name}: {error}")
+    return found
 
 
 def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:

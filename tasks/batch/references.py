@@ -5,7 +5,6 @@ milliseconds and never runs the user's code.
 """
 
 import ast
-import glob
 import importlib.util
 import os
 import re
@@ -33,7 +32,8 @@ from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import IMAGE_SUFFIXES, SUFFIXES
+from ringmaster.techniques.runtime.data.images import is_image
+from ringmaster.techniques.runtime.data.rows import format_of
 from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
 
 MAX_LISTED = 16
@@ -151,33 +151,38 @@ def devices(value: Any) -> Any:
 def files(pattern: str, info: ValidationInfo) -> str:
     """Returns a glob that matches at least one file, made absolute relative to the batch file's folder.
 
-    A URL is returned unchanged; it must be readable and match a file.
+    A URL is returned unchanged. Files must be readable, and have the section's `format` or an ending that says theirs.
     """
-    if is_url(pattern):
-        try:
-            matching(pattern)
-        except ValueError as error:
-            message, _, remedy = str(error).partition(". To fix: ")
-            raise wrong(message, remedy) from None
-        return pattern
-    absolute = _absolute(pattern, info)
-    if Path(absolute).is_dir():
+    absolute = pattern if is_url(pattern) else _absolute(pattern, info)
+    if not is_url(pattern) and Path(absolute).is_dir():
         absolute = str(Path(absolute) / "**" / "*")
-    matches = glob.iglob(absolute, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute patterns)
-    found = [path for match in matches if (path := Path(match)).is_file()]
-    if not found:
-        raise wrong(
-            f"{pattern!r} matches no file",
-            f"name files that exist below {_folder(info)}, or an absolute path",
-        )
+    try:
+        names = matching(absolute).names
+    except ValueError as error:
+        message, _, remedy = str(error).partition(". To fix: ")
+        if "matches no file" in message and not is_url(pattern):
+            message, remedy = (
+                f"{pattern!r} matches no file",
+                f"name files that exist below {_folder(info)}, or an absolute path",
+            )
+        raise wrong(message, remedy) from None
     # In a folder of images, other files are left out.
-    unknown = sorted({path.suffix for path in found} - set(SUFFIXES))
-    if unknown and not any(path.suffix.lower() in IMAGE_SUFFIXES for path in found):
-        raise wrong(
-            f"{pattern!r} matches files that end in {', '.join(unknown) or 'nothing'}",
-            f"name files that end in {', '.join(SUFFIXES)}, or images",
-        )
+    if not is_url(pattern) and not any(map(is_image, names)):
+        _check_endings(pattern, names, info.data.get("format"))
     return absolute
+
+
+def _check_endings(pattern: str, names: Sequence[str], format: str | None) -> None:
+    faults = {}
+    for name in names:
+        try:
+            format_of(name, format)
+        except ValueError as error:
+            faults[Path(name).suffix.lower()] = str(error).partition(". To fix: ")[2]
+    if faults:
+        endings = ", ".join(sorted(faults)).strip(", ") or "nothing"
+        remedies = "; ".join(dict.fromkeys(faults[suffix] for suffix in sorted(faults)))
+        raise wrong(f"{pattern!r} matches files that end in {endings}", remedies)
 
 
 def folder(name: str, info: ValidationInfo) -> str:

@@ -15,6 +15,7 @@ from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.messages import shortened
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.text import is_printable_name
 
 FILE = "datasets.yaml"
 """The name of the catalogue file beside a batch file."""
@@ -117,6 +118,10 @@ def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[s
             dataset = Dataset.model_validate(value)
         except ValidationError as error:
             found += [replace(f, place=(*place, *f.place)) for f in wording.findings(error, root=Dataset)]
+            continue
+        if wrong := [each for each in (name, *dataset.versions) if not is_printable_name(each)]:
+            message = f"has the name {shortened(repr(wrong[0]), 200)}"
+            found.append(Finding(at, message, "use visible characters, at most 250, without blanks at the ends"))
             continue
         entry = Entry(name=name, dataset=dataset, folder=folder, at=place)
         found += _without_files(entry)

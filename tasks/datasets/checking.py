@@ -10,13 +10,12 @@ from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
-from ringmaster.tasks.datasets.leaks import SplitRows
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest, to_json
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText
 from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import format_of
+from ringmaster.techniques.runtime.data.rows import FileText, format_of
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of
+from ringmaster.techniques.runtime.data.training_faults import SplitRows
 
 MOST_REMEMBERED = 256
 
@@ -88,10 +87,11 @@ def _faults(asked: _Question) -> tuple[tuple[str, str], ...]:
 
 def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
     """Yields parts without a row, and rows that are both trained on and evaluated on."""
-    rows = data_source_of(spec).rows(spec)
+    source = data_source_of(spec)
+    rows = source.rows(spec)
     if rows is None:
         return
-    found = SplitRows.of(rows)
+    found = SplitRows.of(rows, identity=source.identity_of(spec))
     if not found.training:
         if spec.window:
             yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
@@ -101,13 +101,8 @@ def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
         split = f"split {spec.held_out_split}" if spec.held_out_split else "the share that is held out"
         yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
     if leaks := found.leaks():
-        said = "1 row" if leaks.num_rows == 1 else f"{leaks.num_rows} rows"
-        second, first = leaks.first
-        yield (
-            f"{label}: {said} of the evaluation split are among those that are trained on, the first at {second}, "
-            f"which is {first}",
-            "take them out of one of the two: what was trained on says nothing in an evaluation",
-        )
+        message, remedy = leaks.fault
+        yield f"{label}: {message}", remedy
 
 
 def _other_content(entry: Entry, version: str) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ from ringmaster.tasks.datasets.catalogue import Catalogue, catalogue_of
 from ringmaster.tasks.datasets.checking import data_findings
 from ringmaster.tasks.datasets.resolving import resolved
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.values import digest, from_json
+from ringmaster.techniques.interface.values import digest, from_json, set_fields
 
-COLUMNS = tuple(field.name for field in fields(DataSpec) if field.name.endswith("_column"))
-READ = ("name", "version", "path", "held_out_path", "window", "held_out", "kind", "kwargs", *COLUMNS)
-"""The fields that determine which rows of a data set are read."""
+NOT_READ = frozenset({"seq_len", "vocab_size", "tokenizer", "padding", "sampling", "packing"})
+"""The fields that do not affect which rows of a data set are read, nor what is checked in them."""
 
 
 @dataclass(init=False)
@@ -66,7 +65,7 @@ class NamedData:
         except ValidationError:  # reported by the validation of the job
             return []
         spec = from_json(DataSpec, entry.model_dump(exclude_unset=True))
-        key = digest([getattr(spec, name) for name in READ])
+        key = digest(set_fields(spec, but=NOT_READ))
         if key in self._seen:
             return []
         self._seen.add(key)

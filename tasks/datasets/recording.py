@@ -9,6 +9,7 @@ from typing import Any
 
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.arrays import fingerprint
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 
 ROWS = f"data/{FILE}"
@@ -25,20 +26,34 @@ def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetI
         ("training", "training", prepared["num_samples"], spec.split, window),
         ("evaluation", "held_out", prepared["num_held_out"], spec.held_out_split, ""),
     )
+    # Rows that are held out of the same files are part of the same data; other files are other data.
+    evaluated = {"name": prepared["name"], "digest": prepared["digest"]}
+    if spec.held_out_path is not None or spec.held_out_split is not None:
+        evaluated["digest"] = _held_out_digest(prepared)
+    if spec.held_out_path is not None and spec.version is None:
+        evaluated["name"] = spec.held_out_path
+    has_splits = spec.version is not None or spec.held_out_split is not None
     return [
         DatasetInput(
-            name=prepared["name"],
-            digest=prepared["digest"],
+            name=prepared["name"] if side == "training" else evaluated["name"],
+            digest=prepared["digest"] if side == "training" else evaluated["digest"],
             source=prepared["source"] if side == "training" else spec.held_out_path or prepared["source"],
             context=context,
             num_rows=num_samples,
             version=spec.version,
-            split=split if spec.version is not None else None,
+            split=split if has_splits else None,
             window=(said if spec.held_out_path is not None else window) or None,
             rows_digest=None if rows is None else rows.digest(side),
         )
         for context, side, num_samples, split, said in sides
     ]
+
+
+def _held_out_digest(prepared: Mapping[str, Any]) -> str:
+    """Returns the digest of the held-out samples alone; of all samples where another machine holds the data."""
+    folder = Path(prepared["folder"])
+    is_here = bool(prepared["folder"]) and (folder / "prepared.json").is_file()
+    return fingerprint(folder, splits=("held_out",)) if is_here else str(prepared["digest"])
 
 
 def manifest_of(prepared: Mapping[str, Any]) -> Manifest | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from ringmaster.tasks.evaluation.suite import (
     BehaviourEntry,
     slots_of,
 )
+from ringmaster.techniques.runtime.data.limits import Expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200
@@ -153,9 +156,12 @@ def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dic
             raise ValueError("it asks for held-out images, and there are none")
         return {key: values[: test.held_out] for key, values in held_out.items()}
     try:
+        with zipfile.ZipFile(test.images) as archive:
+            stored = Path(test.images).stat().st_size
+            Expansion(test.images, num_stored_bytes=stored).check(sum(part.file_size for part in archive.infolist()))
         with np.load(test.images, allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, MemoryError, zipfile.BadZipFile) as error:
         raise ValueError(f"{test.images} is no .npz file: {error}") from error
     if "pixel_values" not in columns or columns["pixel_values"].ndim != 4:
         raise ValueError(f"{test.images} has no pixel_values [rows, channels, height, width]")

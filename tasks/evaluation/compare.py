@@ -19,12 +19,6 @@ def gain(challenger: float, champion: float, *, metric: str) -> float:
     return challenger - champion if is_high_good else champion - challenger
 
 
-def better(challenger: float, champion: float, *, metric: str, min_gain: float = 0.0) -> bool:
-    """Whether the challenger is better at all, and by at least `min_gain`."""
-    won = gain(challenger, champion, metric=metric)
-    return won > 0 and won >= min_gain
-
-
 def ranked(values: Mapping[str, float], *, metric: str) -> list[str]:
     """Returns the names of `values`, the best first; those without a finite value come last, ties keep their order."""
     finite = [name for name in values if math.isfinite(values[name])]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ def load(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[F
             found += rules(entry)
         except ValidationError as error:
             found += findings(error, root=schema)
+            found += _faults_of_rest(read.data, error, schema, rules, folder=path.parent.resolve())
     if found:
         faults = [
             Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, path.name) for f in found
@@ -43,3 +44,20 @@ def load(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[F
         raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
     assert entry is not None, "a file without a fault has an entry"
     return entry
+
+
+def _faults_of_rest(
+    data: Mapping[str, Any],
+    error: ValidationError,
+    schema: type[Entry],
+    rules: Callable[[Entry], Iterable[Finding]],
+    *,
+    folder: Path,
+) -> list[Finding]:
+    """Returns the faults that the rules find in the keys that are right; none where a wrong one is required."""
+    wrong = {fault["loc"][0] for fault in error.errors() if fault["loc"]}
+    try:
+        entry = schema.model_validate({k: v for k, v in data.items() if k not in wrong}, context={"folder": folder})
+    except ValidationError:
+        return []
+    return list(rules(entry))

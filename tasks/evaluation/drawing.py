@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from ringmaster.tasks.evaluation.slices import Measured
 from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.text import xml
 
 WIDTH, LEFT, RIGHT, TOP, LINE, GAP = 900, 220, 190, 76, 26, 58
 OWN, OTHER = "#1f6f8b", "#c0702a"
@@ -32,13 +32,13 @@ def figure(title: str, measured: Sequence[Measured], *, other: str | None = None
     legend = ""
     if other is not None:
         legend = f'<text x="{LEFT}" y="64" class="said"><tspan fill="{OWN}">● this model</tspan>'
-        legend += f'<tspan fill="{OTHER}" dx="14">● {escape(other)}</tspan></text>'
+        legend += f'<tspan fill="{OTHER}" dx="14">● {xml(other)}</tspan></text>'
         said += "; at the right, the gain over the other on the same rows"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" width="{WIDTH}" height="{top:.0f}" '
-        f'role="img" aria-label="Metrics of {escape(title, quote=True)}">\n<style>{STYLE}</style>\n'
+        f'role="img" aria-label="Metrics of {xml(title)}">\n<style>{STYLE}</style>\n'
         f'<rect width="{WIDTH}" height="{top:.0f}" fill="#ffffff"/>\n'
-        f'<text x="20" y="26" class="title">{escape(title[:90])}</text><text x="20" y="46" class="said">{said}</text>'
+        f'<text x="20" y="26" class="title">{xml(title, limit=90)}</text><text x="20" y="46" class="said">{said}</text>'
         f"{legend}\n" + "\n".join(fields) + "\n</svg>\n"
     )
 
@@ -56,7 +56,7 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
         return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     bottom = top + LINE * len(lines)
-    yield f'<text x="20" y="{top + 8:.0f}" class="metric">{escape(metric)}</text>'
+    yield f'<text x="20" y="{top + 8:.0f}" class="metric">{xml(metric)}</text>'
     yield f'<rect x="{LEFT}" y="{top:.0f}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - top:.0f}" class="field"/>'
     for i in range(5):
         tick = low + (high - low) * i / 4
@@ -65,7 +65,7 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
     for i, line in enumerate(lines):
         y = top + LINE * (i + 0.5)
         name = f"{line.slice} ({line.num_rows})"
-        yield f'<text x="{LEFT - 10}" y="{y + 4:.1f}" class="name">{escape(name[:34])}</text>'
+        yield f'<text x="{LEFT - 10}" y="{y + 4:.1f}" class="name">{xml(name, limit=34)}</text>'
         if math.isfinite(line.low) and math.isfinite(line.high):
             yield (
                 f'<line x1="{x(line.low):.1f}" y1="{y:.1f}" x2="{x(line.high):.1f}" y2="{y:.1f}" stroke="{OWN}" '
@@ -75,7 +75,7 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
             yield _dot(x(line.other), y, OTHER, f"the other: {line.other:.4g}")
         if math.isfinite(line.value):
             yield _dot(x(line.value), y, OWN, f"{line.value:.4g} ({line.low:.4g} to {line.high:.4g})")
-        yield f'<text x="{WIDTH - RIGHT + 10}" y="{y + 4:.1f}" class="value">{escape(_said(line))}</text>'
+        yield f'<text x="{WIDTH - RIGHT + 10}" y="{y + 4:.1f}" class="value">{xml(_said(line))}</text>'
 
 
 def _said(line: Measured) -> str:
@@ -86,4 +86,4 @@ def _said(line: Measured) -> str:
 
 
 def _dot(x: float, y: float, colour: str, title: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"><title>{escape(title)}</title></circle>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"><title>{xml(title)}</title></circle>'

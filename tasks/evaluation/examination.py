@@ -19,6 +19,7 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import default_metrics
 from ringmaster.techniques.runtime.scoring import Progress
+from ringmaster.techniques.runtime.scoring.order import TrainingData
 
 MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
 
@@ -65,6 +66,8 @@ def examine_each(
     against: Path | None = None,
     metrics: Sequence[str] | None = None,
     max_rows: int | None = None,
+    is_whole: bool = False,
+    trained_on: TrainingData | None = None,
     progress: Progress | None = None,
     environment: TrialEnvironment,
     device: Device,
@@ -73,7 +76,7 @@ def examine_each(
     """Examines models on the same rows and cases, on one device; adapters of one base share a copy of the base.
 
     models: the models' folders by name.
-    job, data, max_rows, progress: as in `score_models`.
+    job, data, max_rows, is_whole, trained_on, progress: as in `score_models`.
     held_out: whether to read held-out rows.
     against: the folder of a model that each is compared with.
     metrics: the names of the metrics; None stands for the defaults of the model's kind.
@@ -88,7 +91,15 @@ def examine_each(
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
         with_images = any(test.held_out is not None for test in suite.tests)
         asked = {**models, **({} if against is None else {OTHER: against})}
-        scored = score(asked, data=data, slicers=slicers, keep_inputs=with_images, max_rows=max_rows)
+        scored = score(
+            asked,
+            data=data,
+            slicers=slicers,
+            keep_inputs=with_images,
+            max_rows=max_rows,
+            is_whole=is_whole,
+            trained_on=trained_on,
+        )
     tests = _tests(suite, models, scored, score)
     return {name: _examined(name, suite, scored, tests[name], metrics=metrics, folder=folder) for name in models}
 

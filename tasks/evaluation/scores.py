@@ -28,7 +28,7 @@ from ringmaster.techniques.runtime.processes.events import (
 )
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 from ringmaster.techniques.runtime.scoring import Progress, ScoringOrder
-from ringmaster.techniques.runtime.scoring.order import SCORES
+from ringmaster.techniques.runtime.scoring.order import SCORES, TrainingData
 
 SCORER = "ringmaster.techniques.runtime.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
@@ -111,6 +111,8 @@ def score_models(
     slicers: Mapping[str, str] | None = None,
     keep_inputs: bool = False,
     max_rows: int | None = None,
+    is_whole: bool = False,
+    trained_on: TrainingData | None = None,
     progress: Progress | None = None,
     environment: TrialEnvironment,
     device: Device,
@@ -123,6 +125,8 @@ def score_models(
     job: also determines the loss, the precision and the metrics beside the default ones.
     data: the JSON form of prepared data, of which the held-out rows are scored: those that an evaluation of `job`
         reads, or the first `max_rows`. None stands for the job's data, which is then prepared.
+    is_whole: whether all rows of the data are scored, as those of data that nothing is trained on.
+    trained_on: data whose training rows are left out.
     cases: literal cases to score instead of held-out rows.
     slicers: dotted names of functions from a row to its slice, by the slicer's name.
     progress: called from time to time as progress(num_done, num_rows), summed over all rows of all models.
@@ -145,6 +149,8 @@ def score_models(
             slicers=slicers or {},
             keep_inputs=keep_inputs,
             max_rows=max_rows,
+            is_whole=is_whole,
+            trained_on=trained_on,
             import_paths=environment.import_paths,
         )
         status = 0

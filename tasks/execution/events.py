@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.interface.values import stored_as
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.text import printable_lines
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +85,40 @@ class Waiting:
 
 ExecutionEvent = Planned | SegmentStarted | GangSaid | SegmentEnded | JobEnded | Waiting
 Listener = Callable[[ExecutionEvent], None]
+
+
+class Listeners:
+    """Passes events on to listeners. One that raises is logged and detached, so that it ends no executor and no other.
+
+    faults: by detached listener, what is missing since, and why. A listener says what it is for in an attribute
+        PURPOSE, of its object where it is a method.
+    on_fault: is called once with each listener that raises, and with what is missing since.
+    """
+
+    def __init__(
+        self, listeners: Sequence[Listener], *, on_fault: Callable[[Listener, str], None] = lambda listener, fault: None
+    ) -> None:
+        self._listeners, self._on_fault = [*listeners], on_fault
+        self.faults: dict[Listener, str] = {}
+
+    def tell(self, event: ExecutionEvent) -> None:
+        """Passes an event on."""
+        for listener in [*self._listeners]:
+            self.guard(listener, lambda listener=listener: listener(event))  # type: ignore[misc]
+
+    def guard(self, listener: Listener, action: Callable[[], None]) -> None:
+        """Performs an action of a listener; detaches the listener if it raises. Does nothing if it is detached."""
+        if listener not in self._listeners:
+            return
+        try:
+            action()
+        except DatabaseClosed:  # this process is ending
+            raise
+        except Exception as error:
+            self._listeners.remove(listener)
+            purpose = getattr(getattr(listener, "__self__", listener), "PURPOSE", None)
+            purpose = purpose or getattr(listener, "__qualname__", repr(listener))
+            fault = printable_lines(f"{purpose} stopped on an error: {type(error).__name__}: {error}")
+            self.faults[listener] = fault
+            logger.exception("%s is detached; what it is for is missing from now on", purpose)
+            self._on_fault(listener, fault)

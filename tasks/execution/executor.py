@@ -7,12 +7,16 @@ background.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId
@@ -21,6 +25,7 @@ from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
     Listener,
+    Listeners,
     Planned,
     SegmentEnded,
 )
@@ -34,6 +39,7 @@ from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segmen
 from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques.runtime.processes.events import (
+    CheckpointFailed,
     CheckpointSaved,
     Event,
     JobEvent,
@@ -41,10 +47,14 @@ from ringmaster.techniques.runtime.processes.events import (
     Metrics,
     OutcomeStatus,
     Ready,
+    RefusedEvent,
     Steps,
 )
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
+from ringmaster.text import printable_lines
+
+logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE, AT_ONCE_S = 1000, 0.1  # messages, and seconds for them, before anything is started or stopped
 MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
@@ -61,7 +71,7 @@ class Executor:
     engine: runs the segments.
     plan: the plan to begin with; None to make one.
     make_plan, add_terms: plan a problem; add the terms beside the jobs to a problem.
-    listeners: receive each execution event.
+    listeners: receive each execution event, until they raise. `listener_faults` says which of them did.
     replanner: re-plans while the batch runs; without it the first plan is followed.
     steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
@@ -86,7 +96,7 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leases, self._journal, self._engine, self._clock = leases, journal, engine, clock
-        self._listeners = [*listeners, *([] if steering is None else [steering.listen])]
+        self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._stopping, self._steering, self._first_plan = False, steering, plan
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
@@ -130,7 +140,9 @@ class Executor:
     def run(self) -> bool:
         """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed."""
         if self._steering is not None:
-            self._steering.attach(self.direct, later=self.call, started_s=float(self._journal.get("started_s", 0.0)))
+            self._steering.attach(
+                self.direct, later=self._call_steering, started_s=float(self._journal.get("started_s", 0.0))
+            )
         self.job_table.refresh()
         if self._first_plan is not None:
             self._plan_manager.begin(self._first_plan)
@@ -174,7 +186,8 @@ class Executor:
 
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
-        self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
+        plan_manager = self._plan_manager
+        self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, tell=self._tell, out=plan_manager.out)
         fresh = [r for number, r in self._plan_progress.running.items() if number not in self._bound]
         self._bound = {*self._plan_progress.running}
         for running in fresh:
@@ -194,8 +207,19 @@ class Executor:
         if not self._plan_progress.running and len(failures) >= MOST_FAILED_PLANS:
             raise failures[-1]
 
+    @property
+    def listener_faults(self) -> dict[Listener, str]:
+        """What is missing, and why, since a listener raised an exception and was detached; by listener."""
+        return self._listeners.faults
+
     def _is_steered(self) -> bool:
-        return self._steering is not None and self._steering.is_open()
+        steering = self._steering
+        return steering is not None and steering.listen not in self._listeners.faults and steering.is_open()
+
+    def _call_steering(self, action: Callable[[], None]) -> None:
+        steering = self._steering
+        assert steering is not None, "it was attached"
+        self.call(lambda: self._listeners.guard(steering.listen, action))
 
     def _has_more(self) -> bool:
         return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_steered()
@@ -225,14 +249,24 @@ class Executor:
         self._plan_manager.want(why)
 
     def forget(self, batch: str) -> None:
-        """Removes a batch's jobs, all of which have ended, from the table."""
-        self.job_table.remove(self.job_table.of_batch(batch))
+        """Removes a batch's jobs from the table, which have ended or are given up. Nothing follows from their gangs."""
+        jobs = self.job_table.of_batch(batch)
+        for job in jobs:
+            self._plan_progress.drop(job)
+        self.job_table.remove(jobs)
 
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Cancels jobs for good. Running ones write a checkpoint first."""
         left = self.job_table.standing_still(jobs, paused=False) + self.job_table.standing_still(jobs, paused=True)
         self._outcome_policy.cancel(*left, message=message)
         self._dismiss(jobs, why="jobs were cancelled")
+
+    def fail(self, jobs: Sequence[str], *, message: str) -> None:
+        """Fails the jobs that have not ended. Running ones are stopped."""
+        for job in jobs:
+            if self.job_table.records[job].status not in ENDED:
+                self._outcome_policy.fail(job, message)
+        self._dismiss(jobs, why="jobs have failed")
 
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed. Running ones write a checkpoint first."""
@@ -311,6 +345,10 @@ class Executor:
         if fresh:
             self._stop_gangs(r for r in self._plan_progress.running.values() if not fresh.isdisjoint(r.segment.devices))
 
+    def leased(self) -> set[str]:
+        """Returns the names of the devices that segments hold."""
+        return {name for running in self._plan_progress.running.values() for name in running.names}
+
     def is_free(self, node: str) -> bool:
         """Whether no segment runs on the node."""
         return not any(n == node for r in self._plan_progress.running.values() for n, _ in r.segment.devices)
@@ -386,32 +424,75 @@ class Executor:
 
     def _note(self, number: int, event: Event) -> None:
         running = self._plan_progress.running.get(number)
-        if running is None:
+        if running is None or running.segment.job not in self.job_table.entries:
             return
         lead = running.segment.job
         named = event.job if isinstance(event, JobEvent) else None
         job = lead if named is None else self.job_table.listed(named, beside=lead)
+        refusal = self._event_fault(running, job, event)
+        if refusal is None:
+            try:
+                self._note_of(running, job, event)
+            except SQLAlchemyError:
+                raise
+            except Exception as error:
+                logger.exception("an event of the gang of %s cannot be handled: %r", lead, event)
+                refusal = f"its event {event.NAME!r} cannot be handled: {type(error).__name__}: {error}"
+        if refusal is not None:
+            self._refuse(running, job, printable_lines(refusal))
+
+    def _event_fault(self, running: RunningSegment, job: str, event: Event) -> str | None:
+        """Returns why an event of a gang must not be acted on, or None."""
+        if isinstance(event, RefusedEvent):
+            return event.message
+        if job != running.segment.job and job not in running.beside:
+            return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
+        last_step = self.job_table.entries[job].job.num_steps
+        if isinstance(event, (Ready, Steps, Metrics, CheckpointSaved)) and last_step and event.step > last_step:
+            return f"its event {event.NAME!r} is about step {event.step}, and its last step is {last_step}"
+        return None
+
+    def _refuse(self, running: RunningSegment, job: str, message: str) -> None:
+        """Fails a job because of an event of its gang, of which the other jobs continue."""
+        if job in running.beside:
+            self.fail([job], message=message)
+        elif not running.refusal:  # it fails once its gang has ended
+            running.refusal = message
+            self._stop_gangs([running])
+
+    def _note_of(self, running: RunningSegment, job: str, event: Event) -> None:
         if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
             self._outcome_policy.follow(running, job, event.outcome)
             return
-        if job == lead:
+        if job == running.segment.job:
             running.hear(event)
             if self._plan_manager.replanner is not None and isinstance(event, Steps):
                 self._plan_manager.replanner.hear(running)
         else:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.
-        if isinstance(event, (CheckpointSaved, Ready)) and event.step > self.job_table.records[job].step:
+        record = self.job_table.records[job]
+        if isinstance(event, (CheckpointSaved, Ready)) and event.step > record.step:
             self.job_table.write(job, step=event.step)
+        if record.status == JobStatus.RUNNING:  # the message of a job that runs is what it waits for
+            waits_for = event.message if isinstance(event, CheckpointFailed) and event.waits else ""
+            if waits_for or (record.message and isinstance(event, (CheckpointSaved, Ready))):
+                self.job_table.write(job, message=waits_for)
         if isinstance(event, Metrics):
             self.job_table.evaluated(job, event.step, event.metrics)
-        self._tell(GangSaid(number=number, job=job, event=event))
+        self._tell(GangSaid(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
-        running = self._plan_progress.running.pop(number)
+        running = self._plan_progress.running.pop(number, None)
+        if running is None:
+            return
+        if running.refusal:
+            outcome = replace(outcome, status=OutcomeStatus.INVALID, message=running.refusal)
         self._journal.end_segment(number, {"status": outcome.status, "message": outcome.message, **outcome.result})
         self._leases.give_back(running.names)
-        decision = self._outcome_policy.decide(running, outcome)
+        if running.segment.job not in self.job_table.entries:
+            return
+        decision = self._decide(running, outcome)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
             self._plan_manager.want(f"{running.segment.job} has lost its devices")
         self._tell(
@@ -424,9 +505,21 @@ class Executor:
             )
         )
 
+    def _decide(self, running: RunningSegment, outcome: Outcome) -> str:
+        """Returns what follows an outcome. One that lacks what it must have fails its jobs alone."""
+        try:
+            return self._outcome_policy.decide(running, outcome)
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            jobs = [running.segment.job, *running.members]
+            logger.exception("the outcome %r of %s cannot be decided on", outcome, ", ".join(jobs))
+            what = f"its gang ended with an outcome that cannot be read: {type(error).__name__}: {error}"
+            self.fail(jobs, message=printable_lines(what))
+            return "the job has failed"
+
     def _tell(self, event: ExecutionEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
+        self._listeners.tell(event)
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:

@@ -62,20 +62,22 @@ class JobTable:
 
     def add(self, entries: Iterable[JobState]) -> None:
         """Adds jobs, with their state from the journal."""
-        for entry in entries:
-            name = entry.job.name
-            self.entries[name] = entry
-            self.profiles[name] = list(entry.profiles)
+        added = {entry.job.name: entry for entry in entries}
+        self.entries |= added
+        self.profiles |= {name: list(entry.profiles) for name, entry in added.items()}
         for name, entry in self.entries.items():
             if parents := tuple(parent for parent in entry.job.parents if parent in self.entries):
                 self.after[name] = parents
-        self.refresh()
+        self._read(added)
 
     def refresh(self) -> None:
         """Reads the journal again, after another process has written to it."""
-        known = self.journal.jobs(batches={entry.batch for entry in self.entries.values()})
-        self.records = {name: known.get(name, JobRecord(name=name)) for name in self.entries}
-        for name in self.entries:
+        self._read(self.entries)
+
+    def _read(self, entries: Mapping[str, JobState]) -> None:
+        known = self.journal.jobs(batches={entry.batch for entry in entries.values()})
+        self.records |= {name: known.get(name, JobRecord(name=name)) for name in entries}
+        for name in list(entries):
             self._take_in(name)
         self.groups.form()
 

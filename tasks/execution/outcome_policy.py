@@ -24,6 +24,7 @@ from ringmaster.tasks.execution.steering import EVALUATED
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.text import printable_lines
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without progress
 FIRST_PAUSE_S = 1.0  # before a crashed segment is retried, as the cause may be transient
@@ -77,7 +78,7 @@ class OutcomePolicy:
         if record.status in ENDED:
             self._job_table.write(member, step=max(record.step, outcome.get("step", 0)))
         elif outcome["status"] == OutcomeStatus.INVALID:
-            self.fail(member, outcome["message"])
+            self.fail(member, printable_lines(outcome["message"]))
         elif outcome["status"] == OutcomeStatus.DONE and self._job_table.is_whole(member, outcome["step"]):
             self._finish(member, outcome)
         elif record.status == JobStatus.PAUSED:
@@ -227,7 +228,7 @@ class OutcomePolicy:
             )  # first: after a failover no group is found where it has parted
         if parts:
             self.part(job, why=f"the gang of {job} ran out of memory")
-        if self._is_cancelled(job) or (may_go_on and self._is_dismissed(job)):
+        if self._is_over(job) or (may_go_on and self._is_dismissed(job)):
             return self._dismissed(job, self._job_table.records[job].step)
         if not may_go_on:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
@@ -236,17 +237,17 @@ class OutcomePolicy:
 
     def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job
-        if self._is_cancelled(job):
+        if self._is_over(job):
             return self._dismissed(job, self._job_table.records[job].step)
         return self.fail(job, outcome.message)
 
     def _is_dismissed(self, job: str) -> bool:
-        """Whether the job was paused, cancelled or stopped early while it ran."""
-        return self._job_table.records[job].status in (JobStatus.PAUSED, JobStatus.CANCELLED, JobStatus.STOPPED)
+        """Whether the job was paused, or has ended without its gang, while it ran."""
+        return self._job_table.records[job].status == JobStatus.PAUSED or self._is_over(job)
 
-    def _is_cancelled(self, job: str) -> bool:
-        """Whether the job was cancelled or stopped early while it ran. Its end has been reported and stays."""
-        return self._job_table.records[job].status in (JobStatus.CANCELLED, JobStatus.STOPPED)
+    def _is_over(self, job: str) -> bool:
+        """Whether the job was cancelled, failed or stopped early while it ran. Its end has been reported and stays."""
+        return self._job_table.records[job].status in (JobStatus.CANCELLED, JobStatus.FAILED, JobStatus.STOPPED)
 
     def _dismissed(self, job: str, step: int) -> str:
         record = self._job_table.write(job, step=step)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over, startable
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, end_of, hand_over, startable
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
 
@@ -48,6 +48,16 @@ class PlanProgress:
         """Removes planned segments that have been started."""
         started = {id(segment) for segment in segments}
         self.planned = [segment for segment in self.planned if id(segment) not in started]
+
+    def exchange(self, devices: Mapping[DeviceId, DeviceId]) -> None:
+        """Plans what is to start on each of the devices for the other one of its pair, in both directions."""
+        other = {**devices, **{there: here for here, there in devices.items()}}
+        self.planned = [
+            replace(segment, devices=tuple(other.get(device, device) for device in segment.devices))
+            if not other.keys().isdisjoint(segment.devices)
+            else segment
+            for segment in self.planned
+        ]
 
     def drop(self, job: str) -> None:
         """Removes all planned segments of a job."""

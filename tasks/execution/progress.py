@@ -46,6 +46,7 @@ class RunningSegment:
     beside: the other jobs that its gang trains, with the step from which.
     members: those of them that have not ended.
     told: the steps that members have reported.
+    refusal: why the gang is stopped and its job fails: what is wrong with an event that it has reported.
     """
 
     segment: PlannedSegment
@@ -61,6 +62,7 @@ class RunningSegment:
     beside: Mapping[str, int] = field(default_factory=dict)
     members: set[str] = field(init=False)
     told: dict[str, int] = field(default_factory=dict)
+    refusal: str = ""
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     _mean_s: float | None = None  # of `_steps_s`, once it was asked for
     _is_warm: bool = False

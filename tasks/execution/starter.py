@@ -71,8 +71,13 @@ class Starter:
         """Keeps a job from starting for some seconds."""
         self._not_before_s[job] = self._clock() + seconds
 
-    def start_what_can(self, cluster: Cluster, *, tell: Callable[[ExecutionEvent], None]) -> float:
-        """Starts all segments that may start. Returns the seconds until a retry may start more."""
+    def start_what_can(
+        self, cluster: Cluster, *, tell: Callable[[ExecutionEvent], None], out: Collection[DeviceId] = ()
+    ) -> float:
+        """Starts all segments that may start. Returns the seconds until a retry may start more.
+
+        out: devices of `cluster` that must not be used.
+        """
         now_s = self._clock()
         self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
         again_s = min(self._not_before_s.values(), default=math.inf) - now_s
@@ -85,12 +90,53 @@ class Starter:
             for call in self._begin([(s, names) for s, names, is_taken in found if is_taken], cluster, tell=tell):
                 self._engine.start(call).add_done_callback(partial(self._post, call.number))
             if missing := {name for _, names, is_taken in found if not is_taken for name in names}:
-                holders = {holder for name, holder in self._leases.held().items() if name in missing}
+                held = self._leases.held()
+                if self._exchange(held, cluster, out=out):
+                    return 0.0
+                holders = {holder for name, holder in held.items() if name in missing}
                 again_s = min(again_s, LEASE_RETRY_S)
         if holders and holders != self._waited_for:
             tell(Waiting(holders=tuple(sorted(holders))))
         self._waited_for = holders
         return again_s
+
+    def _exchange(self, held: Mapping[str, str], cluster: Cluster, *, out: Collection[DeviceId]) -> bool:
+        """Plans what waits for devices that another process holds for idle ones of the same kind and node.
+
+        held: the holders of the leased devices, by name.
+
+        Returns whether a segment may start now that could not before.
+        """
+        lease_names = cluster.lease_names()
+        ours = {device for running in self._plan_progress.running.values() for device in running.segment.devices}
+        startable = self._startable()
+        idle = [
+            device
+            for device, name in lease_names.items()
+            if name not in held
+            and device[0] not in self.held_nodes
+            and not any(device in others for others in (ours, out, self.vacated))
+            and not any(device in segment.devices for segment in startable)
+        ]
+        has_changed = False
+        for segment in startable:
+            pairs: dict[DeviceId, DeviceId] = {}
+            lacking = [device for device in segment.devices if lease_names[device] in held]
+            for device in lacking:
+                alike = (
+                    each
+                    for each in idle
+                    if each[0] == device[0]
+                    and each not in pairs.values()
+                    and cluster.device(*each).device_kind() == cluster.device(*device).device_kind()
+                )
+                if (found := next(alike, None)) is not None:
+                    pairs[device] = found
+            if lacking and len(pairs) == len(lacking):
+                self._plan_progress.exchange(pairs)
+                idle = [device for device in idle if device not in pairs.values()]
+                has_changed = True
+        return has_changed
 
     def awaited(self) -> set[DeviceId]:
         """Returns the devices of the segments that may start."""

@@ -50,9 +50,16 @@ class SteeringRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
-        """Returns the request whose `to_json` is `data`."""
-        jobs = {name: from_json(Job, job) for name, job in data.get("jobs", {}).items()}
-        return cls(jobs=jobs, **{key: data.get(key, {}) for key in ("likes", "goals", "stops")})
+        """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
+        parts = {key: data.get(key, {}) for key in ("jobs", "likes", "goals", "stops")}
+        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str}
+        for key, part in parts.items():
+            if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
+                raise ValueError(f"its {key} are {part!r:.200}")
+        jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
+        if missing := set(jobs) - set(parts["likes"]):
+            raise ValueError(f"it does not say what {', '.join(sorted(missing))} is like")
+        return cls(jobs=jobs, **parts)
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""

@@ -53,7 +53,7 @@ class PlanSearch:
     def run(self) -> Plan:
         """Runs the stages and returns the best plan with its bound."""
         from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
-        from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
+        from ringmaster.tasks.planning.bounds.counting import counted_bound_s
         from ringmaster.tasks.planning.bounds.deadlines import conflicts
         from ringmaster.tasks.planning.problems.folding import is_foldable
 
@@ -64,13 +64,13 @@ class PlanSearch:
             has_deadlines = any(job.deadline_s is not None for job in self.problem.jobs)
             if (has_deadlines or math.isinf(self.bound.seconds)) and (proved := list(conflicts(self.problem))):
                 raise ProblemError(proved)
-            self.rigid_s, self.rigid_proof, self.relaxed = self.bound.seconds, "pattern MILP", None
+            self.rigid_s, self.solver, self.relaxed = self.bound.seconds, "pattern MILP", None
             if self.preemption == "never" or len(self.problem.jobs) <= 100:
                 limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
                 rigid_s, self.relaxed = rigid_bound(self.problem, **limits)
                 self.rigid_s = max(self.rigid_s, rigid_s)
-            if (counted_s := counted_bound_s(self.problem)) > self.rigid_s * (1 + 1e-9):
-                self.rigid_s, self.rigid_proof = counted_s, COUNTING
+            self.counted_s = counted_bound_s(self.problem)
+            self.rigid_s = max(self.rigid_s, self.counted_s)
             self.value_bound = (
                 None if self.objective.only_last_end else self.objective.best_bound(self.problem, self.bound)
             )
@@ -350,20 +350,27 @@ class PlanSearch:
             return
         found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
         if found is not None:
-            self.rigid_s, self.rigid_proof = found.lower_s, "exhausted search"
+            self.rigid_s, self.solver = found.lower_s, "exhausted search"
         if found is not None and found.orders is not None:
             segments = segments_of(self.problem, found.orders)
             self._take(Plan(self.problem.name, segments, method="exhausted search"))
 
     def _proved(self) -> Plan:
-        """Returns the best plan with the lower bound for its kind and the name of the proof."""
+        """Returns the best plan with its lower bounds and their proofs."""
+        from ringmaster.tasks.planning.bounds.bounds import Bound
+        from ringmaster.tasks.planning.bounds.counting import COUNTING
+
         plan = replace(self.best, seconds=self.seconds)
         plan = self.objective.valued(plan, self.problem, self.bound, best=self.value_bound)
-        if self.preemption == "never" and self.rigid_s > self.bound.seconds:
-            return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof=self.rigid_proof)
-        return replace(
+        proved = self.bound
+        if self.preemption == "never" and self.counted_s > proved.seconds * (1 + 1e-9):
+            proved = Bound(self.counted_s, None, COUNTING)
+        plan = replace(
             plan,
-            lower_bound_s=min(self.bound.seconds, plan.makespan_s),
-            certificate=self.bound.certificate,
-            proof=self.bound.proof,
+            lower_bound_s=min(proved.seconds, plan.makespan_s),
+            certificate=proved.certificate,
+            proof=proved.proof,
         )
+        if self.preemption == "never" and self.rigid_s > proved.seconds:
+            return replace(plan, solver_bound_s=min(self.rigid_s, plan.makespan_s), solver=self.solver)
+        return plan

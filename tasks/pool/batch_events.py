@@ -20,27 +20,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Integer, cast, func, select
 
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool.event_log import event_of
+from ringmaster.tasks.pool.event_log import event_of_row
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD
+from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD, json_field
 from ringmaster.techniques.runtime.processes.events import (
     DeviceTelemetry,
     Event,
     JobEvent,
     JobOfGroupEnded,
     Metrics,
+    RefusedEvent,
     ShareEnded,
     Steps,
-    event_from_json,
+    event_or_refusal,
 )
 
 LOOK_EVERY_S = 0.2
 MOST_AT_ONCE = 1000
 MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
-FOR_THE_EXECUTOR = (JobOfGroupEnded, ShareEnded)  # events that reach followers as the decisions on them
+FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, ShareEnded)  # events that reach followers as the decisions on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class BatchEvent:
 @dataclass(frozen=True, kw_only=True)
 class _Decision:
     id: int
-    event: ExecutionEvent
+    event: ExecutionEvent | None  # None for a row that cannot be read
     time_s: float
 
 
@@ -146,7 +147,7 @@ class BatchEvents:
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
             query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
             rows = connection.execute(query).all()
-            heard = [row.id for row in rows if not isinstance(event_from_json(row.content), FOR_THE_EXECUTOR)]
+            heard = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
             if heard:
                 found[segment] = heard[:num_copies][-1]
         return found
@@ -155,7 +156,7 @@ class BatchEvents:
         query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s)
         query = query.where(TOLD.c.batch == self.batch, TOLD.c.id > after).order_by(TOLD.c.id).limit(most)
         rows = connection.execute(query).all()
-        return [_Decision(id=row.id, event=event_of(row.kind, row.content), time_s=row.told_s) for row in rows]
+        return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
 
     def _read_said(self, connection: Connection, after: int, most: int) -> Sequence[_Said]:
         query = select(SAID.c.id, SAID.c.segment, SAID.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s)
@@ -170,6 +171,7 @@ class EventReader:
     def __init__(self, events: BatchEvents, after: Position) -> None:
         self._events, self._at = events, after
         self._has_begun = False
+        self.num_unreadable = 0  # rows of the event log that were passed over
         self._started: set[int] = set()
         self._ended: set[int] = set()
 
@@ -193,8 +195,11 @@ class EventReader:
             is_last = number == len(said) == most
             if is_last and isinstance(decision.event, (SegmentEnded, JobEnded)):
                 return found  # further events of gangs may come before it
-            self._note(decision.event)
             self._at = Position(told=decision.id, said=self._at.said)
+            if decision.event is None:
+                self.num_unreadable += 1
+                continue
+            self._note(decision.event)
             found.append(BatchEvent(at=self._at, event=decision.event, time_s=decision.time_s))
         self._take(said[number:], found)
         return found
@@ -250,11 +255,11 @@ class _Recent(Generic[Row]):
 
 
 def _number() -> Any:
-    return TOLD.c.content["number"].as_integer()
+    return cast(json_field(TOLD.c.content, "number"), Integer)
 
 
 def _said(row: Any) -> _Said:
-    event = event_from_json(row.content)
+    event = event_or_refusal(row.content)
     named = event.job if isinstance(event, JobEvent) else None
     # Events that have no time of their own are given one that stays the same however often they are read.
     time_s = event.wall_s if isinstance(event, (Steps, Metrics, DeviceTelemetry)) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import ABOUT, NODES
 from ringmaster.techniques.interface.values import from_json, to_json
+
+logger = logging.getLogger(__name__)
 
 
 class NodeStatus(StrEnum):
@@ -46,8 +50,9 @@ class NodeRecord:
     allocation: str = ""
 
 
-KnownDevices = dict[str, tuple[Any, tuple[Device, ...]]]
-"""By name of a node, the stored form of its devices, and the devices."""
+KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
+"""By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
+MOST_BYTES = 2**60  # of a device
 MOST_LENT = "most lent nodes"
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
@@ -60,11 +65,14 @@ class Nodes:
         self._known: KnownDevices = {}
 
     def register(self, node: NodeRecord) -> None:
-        """Registers a node whose worker begins to serve; replaces the row of an earlier worker of the same node."""
+        """Registers a node whose worker begins to serve; replaces the row of an earlier worker of the same node.
+
+        Raises ValueError if its devices cannot be planned.
+        """
+        row = to_json(_checked(node))
 
         def act(connection: Connection) -> None:
             connection.execute(delete(NODES).where(NODES.c.name == node.name))
-            row = to_json(node)
             connection.execute(insert(NODES).values(**row, since_s=time.time()))
 
         self._database.write(act)
@@ -132,12 +140,38 @@ def read_nodes(connection: Connection, *, known: KnownDevices | None = None) -> 
     known: the devices of each node as it was read last, which are not converted again while they are the same.
     """
     rows = connection.execute(select(NODES).where(NODES.c.status != NodeStatus.LEFT).order_by(NODES.c.name)).all()
-    return [_record(row._mapping, known={} if known is None else known) for row in rows]
+    found = [_record(row._mapping, known={} if known is None else known) for row in rows]
+    return [record for record in found if record is not None]
 
 
-def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord:
+def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord | None:
+    """Returns the node of a row; None, and logs why once, for one that no controller could use."""
     name, stored = row["name"], row["devices"]
-    if name not in known or known[name][0] != stored:
-        known[name] = (stored, tuple(from_json(Device, each) for each in stored))
-    fields = {key: row[key] for key in ("incarnation", "address", "beats", "health", "allocation")}
-    return NodeRecord(name=name, devices=known[name][1], status=NodeStatus(row["status"]), **fields)
+    before, devices, told = known.get(name, (None, (), ""))
+    try:
+        if before != stored:
+            devices = tuple(from_json(Device, each) for each in stored)
+        fields = {key: row[key] for key in ("incarnation", "address", "beats", "allocation")}
+        health = {
+            str(int(number)): str(why) for number, why in dict(row["health"]).items() if int(number) < len(devices)
+        }
+        status = NodeStatus(row["status"])
+        node = _checked(NodeRecord(name=name, devices=devices, health=health, status=status, **fields))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        if fault != told:
+            logger.error("node %r does not serve, as its row cannot be read: %s", name, fault)
+        known[name] = (None, (), fault)
+        return None
+    known[name] = (stored, devices, "")
+    return node
+
+
+def _checked(node: NodeRecord) -> NodeRecord:
+    """Returns a node. Raises ValueError if its devices cannot be planned, which would keep all batches from a plan."""
+    numbers = [number for device in node.devices for number in (device.index, device.memory_bytes, *device.cores)]
+    if not 0 < len(node.devices) <= MAX_DEVICES or any(device.kind not in ("cpu", "gpu") for device in node.devices):
+        raise ValueError(f"node {node.name!r:.100} has no devices that can be planned: {node.devices!r:.200}")
+    if not all(type(number) is int and 0 <= number <= MOST_BYTES for number in numbers):
+        raise ValueError(f"node {node.name!r:.100} has devices of an impossible size: {node.devices!r:.200}")
+    return node

@@ -63,12 +63,13 @@ LAST_RENEWAL_S = 2.0
 class Request:
     """One request.
 
+    kind: None for one of another release, which this one does not know.
     answer: {"message": ...} for a refused request; for `LEND`, the devices that were granted.
     """
 
     id: int
     key: str
-    kind: RequestKind
+    kind: RequestKind | None
     content: Mapping[str, Any]
     status: RequestStatus
     answer: Mapping[str, Any]
@@ -115,26 +116,36 @@ class Requests:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [_request(row._mapping) for row in rows]
 
-    def answer(self, number: int, *, status: RequestStatus, answer: Mapping[str, Any] | None = None) -> None:
+    def answer(
+        self,
+        number: int,
+        *,
+        status: RequestStatus,
+        answer: Mapping[str, Any] | None = None,
+    ) -> None:
         """Answers a request, or withdraws it."""
+        act = update(REQUESTS).where(REQUESTS.c.id == number)
         values = {"status": status, "answer": dict(answer or {})}
-        self._database.write(
-            lambda connection: connection.execute(update(REQUESTS).where(REQUESTS.c.id == number).values(**values))
-        )
+        self._database.write(lambda connection: connection.execute(act.values(**values)))
 
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.
 
         The content counts the renewals as `beats`, so that devices held for a requester that fell silent can be freed.
         """
+        return self._change(number, lambda content: {**content, "beats": content.get("beats", 0) + 1})
 
+    def note(self, number: int, **details: Any) -> bool:
+        """Adds details to the content of a request; returns whether the request is open or granted."""
+        return self._change(number, lambda content: {**content, **details})
+
+    def _change(self, number: int, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bool:
         def act(connection: Connection) -> bool:
             here = (REQUESTS.c.id == number) & REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
             content = connection.execute(select(REQUESTS.c.content).where(here)).scalar()
             if content is None:
                 return False
-            content = {**content, "beats": content.get("beats", 0) + 1}
-            connection.execute(update(REQUESTS).where(here).values(content=content))
+            connection.execute(update(REQUESTS).where(here).values(content=change(content)))
             return True
 
         return self._database.write(act)
@@ -198,5 +209,8 @@ class Silences:
 
 
 def _request(row: Mapping[Any, Any]) -> Request:
-    fields = {key: row[key] for key in ("id", "key", "content", "answer")}
-    return Request(kind=RequestKind(row["kind"]), status=RequestStatus(row["status"]), **fields)
+    kind = RequestKind(row["kind"]) if row["kind"] in list(RequestKind) else None
+    content, answer = (row[key] if isinstance(row[key], dict) else {} for key in ("content", "answer"))
+    return Request(
+        id=row["id"], key=row["key"], kind=kind, content=content, status=RequestStatus(row["status"]), answer=answer
+    )

@@ -17,7 +17,7 @@ from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.storage.schema import BATCHES, JOBS
+from ringmaster.tasks.storage.schema import BATCHES, JOBS, json_field
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.values import from_json, to_json
 
@@ -141,14 +141,14 @@ class Submissions:
 
         Unlike `standing`, it decodes no batch, which takes long for a thousand jobs.
         """
-        query = select(BATCHES.c.id, BATCHES.c.content["flow_run"].as_string())
+        query = select(BATCHES.c.id, json_field(BATCHES.c.content, "flow_run"))
         ordered = query.where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         rows = self._database.read(lambda connection: connection.execute(ordered).all())
         return {id: flow_run or "" for id, flow_run in rows}
 
     def flow_run(self, batch: str) -> str:
         """Returns the flow run under which the segments of a batch are shown; empty for none."""
-        query = select(BATCHES.c.content["flow_run"].as_string()).where(BATCHES.c.id == batch)
+        query = select(json_field(BATCHES.c.content, "flow_run")).where(BATCHES.c.id == batch)
         return self._database.read(lambda connection: connection.execute(query).scalar()) or ""
 
     def standing(self) -> Sequence[Submission]:
@@ -173,14 +173,20 @@ class Submissions:
 
     def names(self) -> Sequence[tuple[str, str, str]]:
         """Returns (id, name, status) of every batch that was ever submitted, oldest first."""
-        query = select(BATCHES.c.id, BATCHES.c.content["name"].as_string(), BATCHES.c.status)
+        query = select(BATCHES.c.id, json_field(BATCHES.c.content, "name"), BATCHES.c.status)
         ordered = query.order_by(BATCHES.c.submitted_s)
         rows = self._database.read(lambda connection: connection.execute(ordered).all())
-        return [(row[0], row[1], row[2]) for row in rows]
+        return [(row[0], row[1] or row[0], row[2]) for row in rows]
+
+    def folders(self) -> Mapping[str, str]:
+        """Returns the folder of the run of every batch that was ever submitted, by its id."""
+        query = select(BATCHES.c.id, BATCHES.c.content["folder"].as_string())
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return {row[0]: row[1] for row in rows}
 
     def flow_runs(self) -> set[str]:
         """Returns the ids of the flow runs that have submitted a batch."""
-        query = select(BATCHES.c.content["flow_run"].as_string())
+        query = select(json_field(BATCHES.c.content, "flow_run"))
         return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
 
     def all(self) -> Sequence[tuple[Submission, str]]:
@@ -189,15 +195,16 @@ class Submissions:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [(from_json(Submission, row.content), row.status) for row in rows]
 
-    def end(self, batch: str) -> None:
-        """Marks a batch as ended, once all of its jobs have ended."""
-        self._set(batch, BatchStatus.ENDED)
+    def end(self, batch: str, *, message: str = "") -> None:
+        """Marks a batch as ended, once all of its jobs have ended. message: why the pool has refused it, if so."""
+        self._set(batch, BatchStatus.ENDED, message=message)
 
     def reopen(self, batch: str) -> None:
         """Marks an ended batch as submitted again, as some of its jobs continue."""
         self._set(batch, BatchStatus.SUBMITTED)
 
-    def _set(self, batch: str, status: BatchStatus) -> None:
+    def _set(self, batch: str, status: BatchStatus, *, message: str = "") -> None:
+        values = {"status": status, "message": message}
         self._database.write(
-            lambda connection: connection.execute(update(BATCHES).where(BATCHES.c.id == batch).values(status=status))
+            lambda connection: connection.execute(update(BATCHES).where(BATCHES.c.id == batch).values(**values))
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import version
@@ -11,15 +13,39 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.techniques.interface.job import OF_SAMPLES, Job
+from ringmaster.techniques.interface.values import digest, set_fields, to_json
 from ringmaster.techniques.losses.registry import reward_names, source_of
-from ringmaster.techniques.runtime.data.sources.registry import installed_source
+from ringmaster.techniques.metrics.registry import installed_metric
+from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING, installed_source
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
 LIBRARIES = ("torch", "transformers")
 # A fact that release 0.1 recorded, with the value of almost all models: profiles that it measured stay valid.
 OF_0_1 = {"has_batch_statistics": False}
+SAME_COST = OF_SAMPLES | {
+    *("name", "base", "seed", "num_steps", "num_epochs", "techniques", "num_devices", "components", "schedule"),
+    *("optimizer.lr", "evaluation.every_steps"),
+    *(f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")),
+}
+"""The fields of a job that cost no time; every other field is counted, also one that is added later."""
+COUNTED_SINCE_0_1 = frozenset(
+    {
+        *("model", "adapter", "loss", "precision", "communication", "compile", "clip_grad_norm", "global_batch_size"),
+        *("exact", "freeze", "optimizer.name", "evaluation.metrics", "evaluation.max_batches"),
+        *("adaptation.kind", "adaptation.method", "adaptation.teacher_model", "data.kwargs", "data.factory"),
+    }
+)
+"""The fields that `speed_key` counts in the form of release 0.1, so that its profiles stay valid."""
+NUMBERS = frozenset(
+    {
+        *("betas", "eps", "weight_decay", "momentum", "dampening", "beta2_decay", "d"),
+        *("adamw_betas", "adamw_eps", "adamw_lr", "adamw_weight_decay"),
+        *("beta", "gamma", "label_smoothing", "temperature", "class_weights"),
+    }
+)
+"""The options of optimizers and losses whose values cost the same time, unless they are 0."""
+LENGTHS_AN_OCTAVE = 4  # lengths of samples that differ by less than a fifth count as equal
 TRIALS_VERSION = 2  # the version of the measurement, incremented when new profiles are not comparable with old ones
 
 
@@ -32,7 +58,7 @@ def speed_key(
 ) -> str:
     """Returns a key that is equal for jobs that cannot differ in speed.
 
-    Such jobs have the same model shape, batch shape, precision and optimizer.
+    All of the job counts but `SAME_COST`, and `NUMBERS` other than 0.
 
     data: the JSON form of the prepared data (its kind and shapes).
     facts: the JSON form of the model's facts, which distinguish two models that were saved under one name.
@@ -42,11 +68,11 @@ def speed_key(
     data_shape = {key: data[key] for key in DATA_SHAPE}
     if data.get("tensors"):  # no key without, so that earlier profiles stay valid
         data_shape["tensors"] = data["tensors"]
-    factories = [
-        name for name in (job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)) if name
-    ]
+    if lengths := _lengths(data):
+        data_shape["lengths"] = lengths
+    code = [job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)]
     rewards = reward_names(job.loss, job.loss_options)
-    factories += rewards
+    factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *rewards) if name]
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
     num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
     return digest(
@@ -66,8 +92,38 @@ def speed_key(
             **({"generation": dict(job.loss_options)} if rewards else {}),  # lengths and numbers of completions
             **({"freeze": list(job.freeze)} if job.freeze else {}),
             **_adaptation(job),  # no key without an adaptation, so that earlier profiles stay valid
+            **({"others": others} if (others := _others(job)) else {}),
         }
     )
+
+
+def _others(job: Job) -> dict[str, Any]:
+    """Returns the fields that cost time, differ from their defaults, and were not counted in release 0.1."""
+    said = job.optimizer
+    optimizer = replace(
+        said,
+        # The names of all options are counted already.
+        options={name: value for name, value in said.options.items() if name not in NUMBERS or not value},
+        layer_decay=said.layer_decay and 1.0,
+        groups=tuple(replace(group, lr=None) for group in said.groups),
+    )
+    options = {name: bool(value) if name in NUMBERS else value for name, value in job.loss_options.items()}
+    kind = None if job.data.kind == LANGUAGE_MODELING else job.data.kind  # the kind of a text that names none
+    job = replace(job, optimizer=optimizer, loss_options=options, data=replace(job.data, kind=kind))
+    found = set_fields(job, but=SAME_COST | COUNTED_SINCE_0_1)
+    return {name: value for name, value in found.items() if value != {} or name not in ("data", "adaptation")}
+
+
+def _lengths(data: Mapping[str, Any]) -> Any:
+    """Returns what tells how long samples are that are padded to the longest of a step; None for equally long ones.
+
+    Data of tomorrow that are about as long as those of today need no new profile.
+    """
+    if not data.get("tensors") or data["seq_len"] is None:
+        return None
+    if known := data.get("lengths"):
+        return [round(LENGTHS_AN_OCTAVE * math.log2(max(length, 1))) for length in known]
+    return data.get("digest")  # prepared by an earlier release, or by a factory
 
 
 def fingerprint(

@@ -12,9 +12,10 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import EvaluationSpec, ScheduleSpec
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
@@ -26,7 +27,7 @@ from ringmaster.techniques.runtime.processes.events import (
     RankExited,
     event_from_json,
 )
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.runtime.processes.gang import was_killed
 
 PREFLIGHT_TARGET = "ringmaster.techniques.runtime.estimates.preflight:main"
@@ -55,7 +56,8 @@ def preflight_jobs(
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
 
-    One process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
+    Jobs that no inspection can tell apart, such as those of a grid of learning rates and seeds, are inspected once. One
+    process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
 
     shapes: the shapes of gangs; by default the first n devices of one node, for every n.
     """
@@ -67,6 +69,7 @@ def preflight_jobs(
         cache_dir=str(environment.cache_dir),
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
         import_paths=environment.import_paths,
+        weights={name: str(folder) for name, folder in environment.weights.items()},
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
         gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )
@@ -74,29 +77,68 @@ def preflight_jobs(
 
 
 def run_preflight(
-    order: PreflightOrder, *, server: ForkServer, notice: Notice, failed: Failed = untold
+    order: PreflightOrder, *, server: ForkServerClient, notice: Notice, failed: Failed = untold
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Carries out a preflight order in worker processes; returns preflights and faults, by job name."""
     Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
     preflights: dict[str, Preflight] = {}
     faults: dict[str, str] = {}
+    alike: dict[str, list[str]] = {}
+    for each in order.jobs:
+        alike.setdefault(inspection_key(each, weights=order.weights), []).append(each.name)
+    names_of = {names[0]: names for names in alike.values()}  # by the job that is inspected for all of them
 
     def fail(job: str, why: str) -> None:
         faults[job] = why
         failed(job, why)
 
-    left, num_kills = list(order.jobs), Counter[str]()
+    def fail_all(first: str, why: str) -> None:
+        for name in names_of[first]:
+            fail(name, why)
+
+    left, num_kills = [job for job in order.jobs if job.name in names_of], Counter[str]()
     while left:
-        status = _preflight(replace(order, jobs=tuple(left)), preflights, fail, server=server, notice=notice)
+        status = _preflight(
+            replace(order, jobs=tuple(left)), preflights, fail_all, names_of=names_of, server=server, notice=notice
+        )
         left = [job for job in left if job.name not in preflights and job.name not in faults]
         if left:
             num_kills[left[0].name] += was_killed(status)
             if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
-                fail(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
-    for job, why in _foreign_tokens(order.jobs, preflights):
-        del preflights[job]
-        fail(job, why)
+                fail_all(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
+    preflights = {
+        name: replace(preflights[first], job=name)
+        for first, names in names_of.items()
+        if first in preflights
+        for name in names
+    }
+    for name, why in _foreign_tokens(order.jobs, preflights):
+        del preflights[name]
+        fail(name, why)
     return preflights, faults
+
+
+def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:
+    """Returns a key that is equal for jobs of which an inspection finds the same.
+
+    All of the job counts but what neither its data, its tiny step nor its options depend on. The data counts by its
+    spec: the same path at two moments is one inspection, two paths are two.
+    """
+    return digest(
+        replace(
+            job,
+            name="",
+            seed=0,
+            base=job.base if job.base in weights else job.base and "base",
+            optimizer=replace(job.optimizer, lr=1e-3),
+            schedule=ScheduleSpec(),
+            clip_grad_norm=job.clip_grad_norm and 1.0,
+            num_steps=int(job.trains),
+            num_epochs=None,
+            evaluation=EvaluationSpec(metrics=job.evaluation.metrics),
+        ),
+        length=32,
+    )
 
 
 def _foreign_tokens(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[tuple[str, str]]:
@@ -124,7 +166,13 @@ def _how_it_ended(status: int | None) -> str:
 
 
 def _preflight(
-    order: PreflightOrder, preflights: dict[str, Preflight], fail: Failed, *, server: ForkServer, notice: Notice
+    order: PreflightOrder,
+    preflights: dict[str, Preflight],
+    fail: Failed,
+    *,
+    names_of: Mapping[str, Sequence[str]],
+    server: ForkServerClient,
+    notice: Notice,
 ) -> int | None:
     """Inspects jobs in order in one worker process; returns its exit status, None if it vanished."""
     log = Path(order.cache_dir) / "survey.log"
@@ -132,8 +180,10 @@ def _preflight(
     try:
         while True:
             match event_from_json(channel.receive()):
-                case PreflightStarted(job=job):
-                    notice(f"inspecting {job}")
+                case PreflightStarted(job=str(job)):
+                    num_done = sum(len(names) for name, names in names_of.items() if name in preflights)
+                    num_jobs = sum(map(len, names_of.values()))
+                    notice(f"inspecting {_few(names_of[job])} (inspected: {num_done} of {num_jobs} jobs)")
                 case DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
                 case PreflightDone(survey=preflight):

@@ -20,7 +20,8 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -
     reasons = _by_reason(too_large or left_out)
     said = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MOST_REASONS])
     remedy = "larger devices, or a smaller model" if too_large else "let it use other gang sizes or techniques"
-    return f"no technique can train it here: {said or 'none was asked for'}. To fix: {remedy}; {MORE}"
+    said = said or "no number of devices in num_devices is there"
+    return f"no technique can train it here: {said}. To fix: {remedy}; {MORE}"
 
 
 def _why_trials_failed(failures: Sequence[Failure]) -> str:
@@ -31,24 +32,33 @@ def _why_trials_failed(failures: Sequence[Failure]) -> str:
     return f"{said} (in its trial)" if len(failures) == 1 else f"{said} (in each of its {len(failures)} trials)"
 
 
-def refusal_lines(refused: Mapping[str, Iterable[Refusal]]) -> list[str]:
-    """Returns which techniques were left out for which jobs, and why; jobs with the same reasons share a line."""
-    jobs: dict[str, list[str]] = {}
+def refusal_line(refused: Mapping[str, Iterable[Refusal]]) -> str:
+    """Returns which techniques were left out for which jobs, and why, in one line; "" if none was.
+
+    A reason stands there once, with all jobs and techniques that it concerns.
+    """
+    jobs: dict[tuple[str, str], list[str]] = {}
     for job, refusals in refused.items():
-        reasons = _by_reason([refusal for refusal in refusals if refusal.config is None])
-        if said := "; ".join(f"{where}: {reason}" for reason, where in reasons.items()):
-            jobs.setdefault(said, []).append(job)
-    return [f"left out for {_few(names)}: {said}" for said, names in jobs.items()]
+        for reason, where in _by_reason([refusal for refusal in refusals if refusal.config is None]).items():
+            jobs.setdefault((reason, where), []).append(job)
+    said = [f"{where}: {reason}{_for(names, of=len(refused))}" for (reason, where), names in jobs.items()]
+    return f"left out: {'; '.join(said)}" if said else ""
+
+
+def _for(names: Sequence[str], *, of: int) -> str:
+    """Returns the jobs that a reason concerns, unless these are all."""
+    first, *others = names
+    if len(names) == of:
+        return ""
+    return f" (for {first} and {len(others)} more)" if others else f" (for {first})"
 
 
 def _by_reason(refusals: Iterable[Refusal]) -> dict[str, str]:
-    """Returns the techniques and sizes to which each reason applies, as text: "ddp on 1, fsdp on 1"."""
-    where: dict[str, list[str]] = {}
+    """Returns the techniques and sizes to which each reason applies, as text: "ddp, fsdp on 1; mesh on 2"."""
+    where: dict[str, dict[int, list[str]]] = {}
     for refusal in refusals:
-        where.setdefault(refusal.reason, []).append(f"{refusal.technique} on {refusal.num_devices}")
-    return {reason: ", ".join(names) for reason, names in where.items()}
-
-
-def _few(names: Sequence[str]) -> str:
-    first, *others = names
-    return f"{first} and {len(others)} more" if others else first
+        where.setdefault(refusal.reason, {}).setdefault(refusal.num_devices, []).append(refusal.technique)
+    return {
+        reason: ", ".join(f"{', '.join(names)} on {num_devices}" for num_devices, names in sizes.items())
+        for reason, sizes in where.items()
+    }

@@ -22,7 +22,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 
 TARGET = "ringmaster.techniques.runtime.estimates.reference_kernel:main"
 VERSION = 1  # incremented when the kernel changes
@@ -109,7 +109,7 @@ def at_load(profiles: Mapping[str, Sequence[Profile]], load: Load) -> dict[str, 
     return {job: tuple(profile.under_load(load.ratio) for profile in mine) for job, mine in profiles.items()}
 
 
-def present_load(devices: Sequence[Device], *, server: ForkServer, cache_dir: Path) -> Load:
+def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> Load:
     """Returns the load of a machine's CPU slots now, timed on all of them at once in half a second.
 
     GPUs have no load: nothing else may compute on a leased GPU, and another process on it would need its own context.

@@ -93,7 +93,8 @@ class TrialRunner:
         alike = [trial for trial in left if trial.candidate.num_devices == size]
         with self._lend(DevicesWanted(least=size, most=size * len(alike), fills=True)) as devices:
             wave = waves(alike, num_devices=len(devices))[0]
-            self._notice("trying " + ", ".join(str(trial) for trial in wave))
+            names = ", ".join(str(trial) for trial in wave)
+            self._notice(f"trying {names} (trials so far: {self.num_trials})")
             began_s = time.monotonic()
             results = self._outcomes(replace(self._environment, devices=devices), wave)
             self.spent_s += time.monotonic() - began_s

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,7 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
@@ -49,12 +49,16 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnvironment:
-    """The environment of trials and segments: fork server, the devices of one node, and the folders of workers."""
+    """The environment of trials and segments: fork server, the devices of one node, and the folders of workers.
 
-    server: ForkServer
+    weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
+    """
+
+    server: ForkServerClient
     devices: tuple[Device, ...]
     cache_dir: Path
     import_paths: tuple[str, ...] = ()
+    weights: Mapping[str, Path] = field(default_factory=dict)
 
 
 def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:

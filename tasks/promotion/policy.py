@@ -6,46 +6,34 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.evaluation.compare import better, gain
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import ALL, Measured
 from ringmaster.tasks.promotion.policy_file import Policy
 
+PLAIN_RULE = Policy(name="rule", significance=None)
+"""What decides without a policy file: a challenger that is better by the model's `min_gain` is promoted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether the challenger is promoted, with the reason for people. reasons: all reasons, if a policy has decided."""
+    """Whether the challenger is promoted, with the reason for people.
+
+    reasons: all reasons, and the comparison with the champion.
+    compared: the metric over all rows, with that of the champion; None where a person decides, or it is not known.
+    """
 
     promote: bool
     why: str
     reasons: tuple[str, ...] = ()
-
-
-def decide(challenger: float, champion: float | None, *, metric: str, min_gain: float = 0.0) -> Decision:
-    """Promotes a challenger that is better than the champion by at least `min_gain`; the first one needs no gain.
-
-    challenger, champion: the value of `metric` on the same held-out data; champion is None if there is none yet.
-    Nothing is promoted if either value is not finite, as the better one is unknown then.
-    """
-    if not math.isfinite(challenger):
-        return Decision(promote=False, why=f"its {metric} is {challenger}")
-    if champion is None:
-        return Decision(promote=True, why=f"the first one, with {metric} {challenger:.4g}")
-    if not math.isfinite(champion):
-        return Decision(promote=False, why=f"the champion's {metric} is {champion} on this data: inspect the data")
-    won = gain(challenger, champion, metric=metric)
-    figures = f"{metric} {challenger:.4g} against {champion:.4g}"
-    if better(challenger, champion, metric=metric, min_gain=min_gain):
-        return Decision(promote=True, why=f"better: {figures}")
-    if won > 0:
-        return Decision(promote=False, why=f"better by less than {min_gain:g}: {figures}")
-    return Decision(promote=False, why=f"not better: {figures}")
+    compared: Measured | None = None
 
 
 def decide_by(
     policy: Policy, examined: Sequence[Examined], *, metric: str, is_first: bool, min_gain: float = 0.0
 ) -> Decision:
     """Promotes a challenger that meets every rule of the policy; each broken rule is a reason.
+
+    Nothing is promoted if a value is not finite, as the better one is unknown then.
 
     examined: examinations of the challenger, compared with the champion on the same rows: one for each suite of the
         policy, each with the metrics.
@@ -67,26 +55,59 @@ def decide_by(
     elif not is_first:
         reasons += _against_champion(policy, whole, min_gain=max(min_gain, policy.min_gain))
         reasons += [_on_slice(line) for line in lines if _loses(policy, line)]
+    is_promoted = not reasons
+    if whole is not None and math.isfinite(whole.value):
+        figures = comparison(whole)
+        if not any(reason.startswith(figures) for reason in reasons):
+            reasons.append(figures)
     reasons = list(dict.fromkeys(reasons))
-    if reasons:
-        return Decision(promote=False, why="; ".join(reasons), reasons=tuple(reasons))
-    assert whole is not None, "a metric that is not known is a reason"
-    figures = f"{metric} {whole.value:.4g}" + ("" if whole.other is None else f" against {whole.other:.4g}")
-    why = f"the first one, with {figures}" if is_first else f"better: {figures}, p {whole.p_better:.2g}"
-    return Decision(promote=True, why=why, reasons=(why,))
+    return Decision(promote=is_promoted, why="; ".join(reasons), reasons=tuple(reasons), compared=whole)
+
+
+def comparison(line: Measured) -> str:
+    """Returns a metric of a challenger, compared with the champion's where there is one, as a sentence.
+
+    It has the number of rows, and the interval that contains the true difference with the probability `line.level`.
+    """
+    rows = "1 row" if line.num_rows == 1 else f"{line.num_rows} rows"
+    if line.other is None:
+        interval = _interval(line, f"{line.low:.4g} to {line.high:.4g}", (line.low, line.high))
+        return f"the first one, with {line.metric} {line.value:.4g}{interval} on {rows}"
+    figures = f"on {rows}: {line.metric} {line.value:.4g} against {line.other:.4g}"
+    gain, low, high = line.gain, line.gain_low, line.gain_high
+    if gain is None or low is None or high is None or not math.isfinite(gain):
+        return f"the models cannot be compared {figures}"
+    how = "as good as the champion" if gain == 0 else f"{_direction(gain)} by {abs(gain):.3g}"
+    if low * high >= 0 and gain != 0:  # the whole interval lies on one side
+        ends = sorted((abs(low), abs(high)))
+        bounds = f"{ends[0]:.3g} to {ends[1]:.3g}"
+    else:
+        bounds = f"{abs(low):.3g} {_direction(low)} to {abs(high):.3g} {_direction(high)}"
+    return f"the new model is {how}{_interval(line, bounds, (low, high))} {figures}"
+
+
+def _direction(gain: float) -> str:
+    return "better" if gain > 0 else "worse"
+
+
+def _interval(line: Measured, bounds: str, ends: tuple[float, float]) -> str:
+    return f" ({100 * line.level:g} % interval {bounds})" if all(map(math.isfinite, ends)) else ""
 
 
 def _against_champion(policy: Policy, whole: Measured, *, min_gain: float) -> Iterator[str]:
     if whole.gain is None or whole.p_better is None or not math.isfinite(whole.gain):
         yield f"the champion's {whole.metric} is {whole.other} on this data: inspect the data"
         return
-    figures = f"{whole.metric} {whole.value:.4g} against {whole.other:.4g}"
     if whole.gain <= 0:
-        yield f"not better: {figures}"
+        yield comparison(whole)
     elif whole.gain < min_gain:
-        yield f"better by less than {min_gain:g}: {figures}"
-    if policy.significance is not None and whole.p_better >= policy.significance:
-        yield f"it may be chance: p {whole.p_better:.2g} that there is no gain, not below {policy.significance:g}"
+        yield f"{comparison(whole)}, which is less than the {min_gain:g} that is wanted"
+    if whole.gain > 0 and policy.significance is not None and whole.p_better >= policy.significance:
+        yield (
+            f"it may be chance: of two equally good models, one is better by as much in {100 * whole.p_better:.2g} % "
+            f"of such comparisons, and the policy allows less than {100 * policy.significance:g} %. To fix: compare on "
+            "more rows"
+        )
 
 
 def _loses(policy: Policy, line: Measured) -> bool:

@@ -12,6 +12,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
+from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {"lora": "lora", "prefix": "prefix-tuned", "ia3": "ia3"}
 
@@ -49,6 +50,16 @@ class Ancestry:
         """
         found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
         return list(dict.fromkeys(uri for uri in found if uri is not None))
+
+    def first_weights(self, job: Job) -> str | None:
+        """Returns the URI or id of the model that a student starts from, where it is not its teacher; else None."""
+        if job.adaptation is None or job.adaptation.teacher is None:
+            return None
+        teacher = self._named(job, job.adaptation.teacher)
+        starts = (
+            [self._imported(source) for source in _sources(job)] if job.base is None else [self._named(job, job.base)]
+        )
+        return next((uri for uri in starts if uri is not None and uri != teacher), None)
 
     def _named(self, job: Job, name: str) -> str | None:
         if name in self.jobs:
@@ -102,10 +113,10 @@ def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     if len(compared) < 2:
         return ""
     own = compared[0]
-    rows = [["", "this one", *(f"`{entry['model']}`" for entry in compared[1:])]]
+    rows = [["", "this one", *(code_span(str(entry["model"])) for entry in compared[1:])]]
     rows.append(["weights", *(_bytes(entry, own) for entry in compared)])
     rows.append(["a batch", *(_seconds(entry, own) for entry in compared)])
-    rows += [[key, *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
+    rows += [[markdown(key), *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
     if any(entry["sparsity"] > 0.01 for entry in compared):
         rows.append(["zeros", *(f"{entry['sparsity']:.0%}" for entry in compared)])
     lines = [f"| {' | '.join(row)} |" for row in rows]

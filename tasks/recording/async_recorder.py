@@ -1,11 +1,13 @@
 """The asynchronous recorder: writes a batch's execution events to MLflow as runs, metrics, plans and models.
 
 MLflow is slow (tens of milliseconds per call) and may be unavailable. So a separate thread writes in order and waits
-for MLflow if necessary; training never waits. A batch is resumed from the journal, not from these records.
+for MLflow if necessary; training never waits. A batch is resumed from the journal, not from these records. What could
+not be written waits in the journal, and is written when the batch is resumed.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -20,13 +22,17 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
+from ringmaster.tasks.pool.event_log import content_of, event_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import printable_lines
 
 __all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
+
+logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
@@ -38,6 +44,10 @@ Notice = Callable[[str], None]
 """Receives a line of progress to display."""
 
 AWAY = "training goes on, and what is to be recorded waits"
+
+UNRECORDED = "unrecorded"
+"""The fact: what could not be written so far: {"events" (kind, content and time in ms of each), "points" (see
+`MlflowWriter.waiting_points`), "num_plans" (how many plans are written), "figures" (the metrics of the batch)}."""
 
 
 class Insistence:
@@ -62,7 +72,7 @@ class Insistence:
         return self._waiting.gave_up
 
     def do(self, action: Callable[[], None]) -> bool:
-        """Performs an action. Returns True if it succeeded or can never succeed, False if the patience has ended."""
+        """Performs an action. Returns whether it succeeded."""
         waiting = self._waiting
         if self.gave_up:
             return False
@@ -73,8 +83,11 @@ class Insistence:
                 self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
                 return False
             self.faults.append(str(error))
-        except Exception as error:  # noqa: BLE001 - the top frame of a thread: reported when the batch ends
+            return False
+        except Exception as error:
+            logger.exception("a record cannot be written")
             self.faults.append(f"{type(error).__name__}: {error}")
+            return False
         return True
 
     def hurry(self, patience_s: float) -> None:
@@ -89,6 +102,8 @@ class AsyncRecorder:
     tensors: the store for finished models.
     """
 
+    PURPOSE = "the recorder of events in MLflow"
+
     def __init__(
         self,
         ledger: Ledger,
@@ -101,42 +116,55 @@ class AsyncRecorder:
     ) -> None:
         self.ledger = ledger
         self._journal, self._notice = journal, notice
-        # A resumed batch continues the count of plans.
-        self._writer = MlflowWriter(
-            ledger,
-            journal,
-            batch=batch,
-            num_plans=len(journal.plans()) if num_plans < 0 else num_plans,
-            tensors=tensors,
-            notice=notice,
-        )
+        self._unrecorded: Mapping[str, Any] = journal.get(UNRECORDED) or {}
+        if num_plans < 0:  # a resumed batch continues the count of plans
+            num_plans = self._unrecorded.get("num_plans", len(journal.plans()))
+        self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, tensors=tensors, notice=notice)
         self._insist = Insistence(notice)
         self._num_dropped = 0
-        self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._has_heard = self._has_stopped = False
+        self._figures: Mapping[str, float] = {}
+        self._unwritten: list[tuple[ExecutionEvent, int]] = []
+        self._todo: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
     def begin(self, known: JobsToRecord, *, devices: Sequence[str], num_trials: int) -> None:
-        """Opens the batch's run, or resumes it."""
+        """Opens the batch's run, or resumes it and writes what could not be written before.
+
+        If MLflow is away, its return is waited for while training goes on. Raises LedgerError if MLflow refuses the
+        run: then nothing of the batch can be recorded.
+        """
         key = self._journal.get("record_key")
         if key is None:
             key = uuid.uuid4().hex
             self._journal.put("record_key", key)
-        self._do(partial(self._writer.begin, known, key=key, devices=devices, num_trials=num_trials))
+        begin = partial(self._writer.begin, known, key=key, devices=devices, num_trials=num_trials)
+        try:
+            begin()
+        except LedgerError as error:
+            if not error.may_pass:
+                raise
+            self._do(begin)
+        self._todo.put(self._write_unrecorded)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Passes an event to the writing thread. An executor's listener."""
+        self._has_heard = True
         if isinstance(event, GangSaid) and self._todo.qsize() >= MOST_WAITING:
             self._num_dropped += 1
             return
-        self._do(partial(self._writer.write, event, at_ms=int(time.time() * 1000)))
+        self._todo.put(partial(self._write, event, at_ms=int(time.time() * 1000)))
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
-        self._do(partial(self._writer.finish, status=status, metrics=metrics, table=table))
+        if not self._has_heard:  # resumed for its records alone, which are those of the run before
+            metrics = {**metrics, **self._unrecorded.get("figures", {})}
+        self._figures = metrics
+        self._todo.put(partial(self._finish, status=status, metrics=metrics, table=table))
 
     def close(self, *, patience_s: float | None = None) -> list[str]:
-        """Waits until everything is written, and returns descriptions of what could not be.
+        """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
 
         patience_s: how long to wait if MLflow is unavailable; by default `PATIENCE_AT_END_S`.
         """
@@ -149,12 +177,13 @@ class AsyncRecorder:
         if self._num_dropped:
             dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
             self._insist.faults.append(dropped)
-        return [*self._writer.faults, *self._insist.faults]
+        self._store_unwritten()
+        return self._faults
 
     @property
     def is_complete(self) -> bool:
-        """Whether every event that can be recorded is recorded. Valid after `close`."""
-        return not self._insist.gave_up and not self._num_dropped
+        """Whether all is recorded. Valid after `close`."""
+        return not (self._insist.gave_up or self._has_stopped or self._faults)
 
     def run_of(self, job: str | None = None) -> str | None:
         """Returns the MLflow run of the batch or of a job, None before it is open."""
@@ -162,13 +191,56 @@ class AsyncRecorder:
 
     # -- the writing thread -------------------------------------------------------------------------------------------
 
-    def _do(self, action: Callable[[], None]) -> None:
-        self._todo.put(lambda: self._attempt(action))
+    @property
+    def _faults(self) -> list[str]:
+        return list(dict.fromkeys([*self._writer.faults, *self._insist.faults]))
 
-    def _attempt(self, action: Callable[[], None]) -> None:
-        self._insist.do(action)
+    def _do(self, action: Callable[[], None]) -> None:
+        self._todo.put(partial(self._insist.do, action))
+
+    def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
+        """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
+        if isinstance(event, GangSaid) and self._insist.gave_up:
+            self._writer.write(event, at_ms=at_ms)
+        elif not self._insist.do(partial(self._writer.write, event, at_ms=at_ms)):
+            self._unwritten.append((event, at_ms))
+
+    def _write_unrecorded(self) -> None:
+        """Writes what earlier processes of this run could not write, or did not live to write."""
+        self._writer.restore_points(self._unrecorded.get("points", {}))
+        kept = [(event_of(kind, content), at_ms) for kind, content, at_ms in self._unrecorded.get("events", ())]
+        for event, at_ms in kept:
+            self._write(event, at_ms=at_ms)
+        now_ms = int(time.time() * 1000)
+        ended = {event.job for event, _ in kept if isinstance(event, JobEnded)}
+        for event in self._writer.unrecorded_ends():
+            if event.job not in ended:
+                self._write(event, at_ms=now_ms)
+
+    def _finish(self, **result: Any) -> None:
+        self._insist.do(partial(self._writer.finish, **result))
+
+    def _store_unwritten(self) -> None:
+        """Stores what is not written in the journal, for the next process of this run."""
+        events = [
+            [type(event).__name__, content_of(event), at_ms]
+            for event, at_ms in self._unwritten
+            if not isinstance(event, GangSaid)
+        ]
+        points = self._writer.waiting_points()
+        kept = {"events": events, "points": points, "num_plans": self._writer.num_plans, "figures": self._figures}
+        self._journal.put(UNRECORDED, kept if self._faults else {})
 
     def _work(self) -> None:
+        try:
+            self._write_all()
+        except Exception as error:
+            logger.exception("the recorder ends here")
+            self._has_stopped = True
+            fault = f"the records have stopped: {type(error).__name__}: {error}"
+            self._insist.faults.append(printable_lines(fault))
+
+    def _write_all(self) -> None:
         flushed_s = time.monotonic()
         while (action := self._next(flushed_s)) is not None:
             action()
@@ -176,7 +248,7 @@ class AsyncRecorder:
                 self._insist.do(self._writer.flush)
                 flushed_s = time.monotonic()
 
-    def _next(self, flushed_s: float) -> Callable[[], None] | None:
+    def _next(self, flushed_s: float) -> Callable[[], object] | None:
         """Returns the next action; one without effect when it is time to flush."""
         try:
             return self._todo.get(timeout=max(flushed_s + FLUSH_EVERY_S - time.monotonic(), 0.1))
@@ -221,21 +293,31 @@ class PoolRecorder(AsyncRecorder):
     def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits like `AsyncRecorder.close`. The next recorder of the batch writes what is left."""
         self._is_over.set()
-        return super().close(patience_s=patience_s)
+        faults = super().close(patience_s=patience_s)
+        if num := self._reader.num_unreadable:
+            faults.append(
+                f"{num} events that cannot be read, as the pool's database is damaged: the log has their numbers"
+            )
+        return faults
 
     def _follow(self) -> None:
-        while not self._insist.gave_up:
-            is_last = self._is_over.is_set()
-            entries = self._reader.read(most=ENTRIES_AT_ONCE)
-            for entry in entries:
-                at_ms = int(entry.time_s * 1000)
-                if not self._insist.do(partial(self._writer.write, entry.event, at_ms=at_ms)):
-                    return
-            if not self._insist.do(self._writer.flush):
-                return
-            if entries:
-                self._journal.put(self.CURSOR, {**to_json(entries[-1].at), "plans": self._writer.num_plans})
-            elif is_last:
-                return
-            else:
-                self._is_over.wait(LOOK_EVERY_S)
+        while not self._insist.gave_up and self._record_page():
+            pass
+
+    def _record_page(self) -> bool:
+        """Records the next events, and waits where there are none yet. Returns whether more are to be expected."""
+        is_last = self._is_over.is_set()
+        entries = self._reader.read(most=ENTRIES_AT_ONCE)
+        self._has_heard = self._has_heard or bool(entries)
+        num_unwritten = len(self._unwritten)
+        for entry in entries:
+            self._write(entry.event, at_ms=int(entry.time_s * 1000))
+        self._insist.do(self._writer.flush)
+        if self._insist.gave_up:
+            del self._unwritten[num_unwritten:]  # the next recorder reads them again
+            return False
+        if entries:
+            self._journal.put(self.CURSOR, {**to_json(entries[-1].at), "plans": self._writer.num_plans})
+        elif not is_last:
+            self._is_over.wait(LOOK_EVERY_S)
+        return bool(entries) or not is_last

@@ -39,6 +39,8 @@ from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Event, Ready
+from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
@@ -84,6 +86,8 @@ class MlflowWriter:
         self._tensors, self._notice = tensors, notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
+        self._waiting: set[str] = set()  # jobs whose pages say that they wait
+        self._refused: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
         self._code_version = code_version(batch.folder)
         self.num_plans = num_plans
@@ -113,7 +117,6 @@ class MlflowWriter:
         run_id = self.run_of()
         if run_id is not None:
             self.ledger.resume_run(run_id)
-            self._catch_up()
             return
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
@@ -139,6 +142,7 @@ class MlflowWriter:
             case GangSaid():
                 self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
+                self._note_waiting(event.job, event.event)
             case SegmentEnded():
                 for job, points in self._energy.end(event, at_ms=at_ms).items():
                     self._points.setdefault(job, []).extend(points)
@@ -149,6 +153,15 @@ class MlflowWriter:
                 self.flush()
                 self._end_job(event)
 
+    def _note_waiting(self, job: str, event: Event) -> None:
+        """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""
+        if isinstance(event, CheckpointFailed) and event.waits:
+            self._waiting.add(job)
+            self.ledger.set_note(self._job_run(job), f"**Waits**: {markdown(event.message)}")
+        elif job in self._waiting and isinstance(event, (CheckpointSaved, Ready)):
+            self.ledger.set_note(self._job_run(job), "")
+            self._waiting.discard(job)
+
     def flush(self) -> None:
         """Writes the waiting metrics. Metrics that can never be written become a fault."""
         for job in list(self._points):
@@ -158,7 +171,22 @@ class MlflowWriter:
                 if error.may_pass:
                     raise
                 self.faults.append(f"metrics of {job}: {error}")
+                self._refused.setdefault(job, []).extend(self._points[job])
             del self._points[job]
+
+    def waiting_points(self) -> dict[str, list[list[Any]]]:
+        """Returns the metrics that are not written, by job: key, value as text, step and time in milliseconds."""
+        waiting = [*self._refused.items(), *self._points.items()]
+        rows: dict[str, list[list[Any]]] = {job: [] for job, _ in waiting}
+        for job, points in waiting:
+            rows[job] += [[point.key, repr(float(point.value)), point.step, point.timestamp_ms] for point in points]
+        return rows
+
+    def restore_points(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        """Lets metrics wait for `flush` that an earlier process could not write. rows: its `waiting_points`."""
+        for job, points in rows.items():
+            restored = [MetricPoint(key, float(value), step, at_ms) for key, value, step, at_ms in points]
+            self._points.setdefault(job, []).extend(restored)
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
@@ -182,20 +210,20 @@ class MlflowWriter:
             than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
             lines += [picture(run_id), f"{took}{than}."]
         if fusion := self._journal.get(FUSION):
-            lines.append(f"Which jobs train together was planned: {fusion['words']}.")
+            lines.append(f"Which jobs train together was planned: {markdown(fusion['words'])}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
             lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)
 
-    def _catch_up(self) -> None:
-        """Records jobs that ended before this run began and were not recorded, after a kill or an MLflow outage."""
-        for name, record in self._journal.jobs().items():
-            if (
-                record.status == JobStatus.DONE
-                and not record.details.get("model_uri")
-                and name in self._known.preflights
-            ):
-                self._end_job(JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record)))
+    def unrecorded_ends(self) -> list[JobEnded]:
+        """Returns the ends of jobs that are done and have no record, after a kill or an MLflow outage."""
+        return [
+            JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record))
+            for name, record in self._journal.jobs().items()
+            if record.status == JobStatus.DONE
+            and not record.details.get("model_uri")
+            and name in self._known.preflights
+        ]
 
     def _job_run(self, name: str) -> str:
         run_id = self.run_of(name)
@@ -237,7 +265,7 @@ class MlflowWriter:
         self.ledger.write_json(run_id, f"{folder}/problem.json", problem.to_json())
         self.ledger.write_svg(run_id, f"{folder}/gantt.svg", gantt.render_svg(plan, problem))
         self.ledger.write_table(run_id, f"{folder}/segments.json", plan_rows(event))
-        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
+        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.best_bound_s, "plan/gap": plan.gap}
         points = [MetricPoint(key, value, number) for key, value in figures.items() if value is not None]
         self.ledger.log_metrics(run_id, points)
         if number == 1:
@@ -262,7 +290,7 @@ class MlflowWriter:
         run_id = self._job_run(event.job)
         if event.status != JobStatus.DONE:
             how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
-            self.ledger.set_note(run_id, f"**{how}**: {event.message}")
+            self.ledger.set_note(run_id, f"**{how}**: {markdown(event.message)}")
             self.ledger.set_tags(run_id, {REASON: event.message})
             self.ledger.finish_run(run_id, status)
             return
@@ -276,7 +304,8 @@ class MlflowWriter:
 
     def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
         job, preflight = self._job(event.job), self._known.preflights[self._like(event.job)]
-        parents = self._ancestry.parents(job)
+        ancestry = self._ancestry
+        parents = ancestry.parents(job)
         data = preflight.data
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
@@ -295,10 +324,10 @@ class MlflowWriter:
             },
             metrics=event.details["metrics"],
             description=beside_parents(event.details.get("compared") or ()),
-            origin=self._origin(event, job),
+            origin=self._origin(event, job, started_from=ancestry.first_weights(job)),
         )
 
-    def _origin(self, event: JobEnded, job: Job) -> Origin:
+    def _origin(self, event: JobEnded, job: Job, *, started_from: str | None) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
         return Origin(
@@ -311,6 +340,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
+            started_from=started_from,
         )
 
     def _place(self, event: JobEnded) -> RunPaths:
@@ -333,7 +363,7 @@ class MlflowWriter:
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
+        metrics = ", ".join(f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
         made = links.link(f"{model.registered_name} version {model.version}", where["model"])
-        causes = "".join(f"\n\n{cause}" for cause in why_undefined(event.details["metrics"]))
+        causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
         return f"Held-out: {metrics}{causes}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."

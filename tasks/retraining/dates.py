@@ -42,6 +42,13 @@ class Hours:
             end = datetime.combine(day + timedelta(days=1), time.fromisoformat(self.deadline), zone)
         return end.timestamp()
 
+    def next_in_time(self, now_s: float) -> str:
+        """Returns the date of the first run whose deadline has not passed."""
+        run_date = self.run_date_of(now_s)
+        deadline_s = self.deadline_of(run_date)
+        is_late = deadline_s is not None and deadline_s <= now_s
+        return (date.fromisoformat(run_date) + timedelta(days=int(is_late))).isoformat()
+
 
 def num_missed(run_date: str, before: str | None) -> int:
     """Returns the number of runs missed between two run dates; 0 if there is no run before."""

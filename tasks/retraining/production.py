@@ -45,7 +45,8 @@ class ProductionModel:
 
     registered_name: the permanent name in the model registry.
     job: how the model is trained, with its data and without a base.
-    compare_on: the same job on the data for comparing champion and challenger, if that is not the job's own.
+    compare_on: the same job on the data for comparing champion and challenger, if that is not the job's own. All of its
+        rows are compared on, unless it has a held-out part of its own (`compares_on_all`).
     variants: the job under the other values of its sweep.
     rules, watched: what makes the model due.
     window_days: the number of days of dated files to read.
@@ -72,6 +73,14 @@ class ProductionModel:
     def metric(self) -> str:
         """The metric by which versions are compared: the first one of the model's evaluation."""
         return self.job.evaluation.metrics[0]
+
+    @property
+    def compares_on_all(self) -> bool:
+        """Whether all rows of `compare_on` are compared on, rather than the part that it names as held out."""
+        if self.compare_on is None:
+            return False
+        data = self.compare_on.data
+        return data.held_out_path is None and data.held_out_split is None and data.factory is None
 
     @property
     def jobs(self) -> list[Job]:
@@ -230,7 +239,7 @@ def _model(
     return ProductionModel(
         registered_name=f"{prefix}.{entry.name}",
         job=own,
-        compare_on=jobs.get(f"{entry.name}.compare_on"),
+        compare_on=_other_data(jobs.get(f"{entry.name}.compare_on"), own),
         warm_start=entry.warm_start,
         min_gain=entry.min_gain,
         variants=tuple(jobs[name] for name in variants if replace(jobs[name], name=own.name) != own),
@@ -250,6 +259,16 @@ def _model(
         window_days=entry.window_days,
         priority=entry.priority,
     )
+
+
+def _other_data(compare_on: Job | None, own: Job) -> Job | None:
+    """Returns the job on the data to compare on; None if that is the model's own data, of which the rest is trained on.
+
+    Then versions are compared on the held-out part of the model's own data.
+    """
+    if compare_on is None or replace(compare_on.data, held_out=own.data.held_out) == own.data:
+        return None
+    return compare_on
 
 
 def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Finding]]:

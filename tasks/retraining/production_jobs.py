@@ -23,13 +23,15 @@ ELSEWHERE = {
 }
 """The keys that a model's `job` must not have."""
 
-INPUTS = ".inputs"
+INPUTS, COMPARE_ON = ".inputs", ".compare_on"
 DATA: Mapping[str, Place] = {
     "": ("data",),
-    ".compare_on": ("compare_on",),
+    COMPARE_ON: ("compare_on",),
     INPUTS: ("due", "drift", "inputs"),
 }
 """The suffix of a job's name and the place of its data, for each job of a model."""
+HAS_ROWS, HELD_OUT = ("path", "dataset"), ("held_out", "held_out_path", "held_out_split")
+"""The keys of data with rows of its own, and of data that names its held-out part."""
 MOST_VARIANTS = 64  # of one model: a sweep around its values, not a search
 
 
@@ -60,6 +62,8 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
             if isinstance(data := _at(model, place), Mapping):
                 if suffix == INPUTS:  # no models are compared on them
                     data = {"held_out": 0, **data}
+                elif suffix == COMPARE_ON and not data.keys().isdisjoint(HAS_ROWS) and data.keys().isdisjoint(HELD_OUT):
+                    data = {**data, "held_out": 0}  # all rows are compared on
                 jobs.append({**own, "name": f"{name}{suffix}" if isinstance(name, str) else name, "data": data})
                 origins.append((i, place))
         over, data = model.get("sweep"), model.get("data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,11 @@ from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.dates import day_text
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.text import markdown
 
 PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"
 SAID = {LEFT: "left for the next run"}
 """The display text of an outcome, where it differs from the outcome's name."""
-MARKS = re.compile(r"([\\`*_<>\[\]|#])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,10 @@ class ModelResult:
         had no time or budget for the model; or "failed". The champion changes only with "promoted".
     why: the reason for the outcome.
     champion_version: before the run.
-    champion_value, candidate_value: `metric` of each on the same held-out data, or None if not measured.
+    champion_value, candidate_value: `metric` of each on the same rows, or None if not measured.
+    num_rows: the number of these rows; None if nothing was measured.
+    gain: by how much the candidate is better, negative if it is worse; None without a champion.
+    gain_low, gain_high: the 95 % confidence interval of the gain.
     notes: what people should inspect.
     """
 
@@ -44,6 +46,10 @@ class ModelResult:
     candidate_version: int | None = None
     champion_value: float | None = None
     candidate_value: float | None = None
+    num_rows: int | None = None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -112,25 +118,37 @@ class RetrainingReport:
 
     def markdown(self, *, with_picture: bool = True) -> str:
         """Returns the report as Markdown. with_picture: whether to include the plan's picture as a data URL."""
-        lines = [f"# Retraining of {self.name}, {self.run_date}", "", f"**{self.headline()}**", "", *self._hours(), ""]
+        lines = [
+            f"# Retraining of {markdown(self.name)}, {self.run_date}",
+            "",
+            f"**{self.headline()}**",
+            "",
+            *self._hours(),
+            "",
+        ]
         lines += ["## What was due", ""]  # lists wrap on a narrow page, tables are cut off
         lines += [
-            f"- **{v.model}** {'is due' if v.is_due else 'is not'}: {_line(v.why_due)}" for v in self.model_results
+            f"- **{markdown(v.model)}** {'is due' if v.is_due else 'is not'}: {markdown(v.why_due)}"
+            for v in self.model_results
         ]
         if self.batch is not None or self.plan:
             lines += ["", "## Plan and cost", "", *self._cost()]
         if with_picture and self.svg:
             lines += ["", f"![The plan](data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()})"]
         if self.gains:
-            lines += ["", f"## {GAINS_TITLE}", "", *(f"- {_line(said)}" for said in self.gains)]
+            lines += ["", f"## {GAINS_TITLE}", "", *(f"- {markdown(said)}" for said in self.gains)]
         lines += ["", "## Results", ""]
-        lines += ["| model | | champion | challenger | serves now |", "| --- | --- | --- | --- | --- |"]
+        lines += ["| model | | champion | challenger | gain | rows | serves now |", "| --- " * 7 + "|"]
         lines += [_outcome(model_result) for model_result in self.model_results]
         lines += [
             "",
-            *(f"- **{v.model}** {SAID.get(v.outcome, v.outcome)}: {_line(v.why)}" for v in self.model_results if v.why),
+            *(
+                f"- **{markdown(v.model)}** {SAID.get(v.outcome, v.outcome)}: {markdown(v.why)}"
+                for v in self.model_results
+                if v.why
+            ),
         ]
-        if notes := [f"- **{v.model}**: {_line(note)}" for v in self.model_results for note in v.notes]:
+        if notes := [f"- **{markdown(v.model)}**: {markdown(note)}" for v in self.model_results for note in v.notes]:
             lines += ["", "## To inspect", "", *notes]
         return "\n".join(lines) + "\n"
 
@@ -171,10 +189,10 @@ class RetrainingReport:
         trials = f"{_count(self.num_trials, 'trial')} in {self.profiling_s:.1f} s, of what was not known yet"
         yield f"- Measured: {trials if self.num_trials else 'nothing'}."
         budget = "" if self.budget is None else f" of {self.budget:g}"
-        yield f"- Cost: {self.cost:.3g}{budget} {self.unit}."
+        yield f"- Cost: {self.cost:.3g}{budget} {markdown(self.unit)}."
         if self.was_cut_short:
             yield "- The run was interrupted after its training, which is not in this cost."
-        yield from (f"- **{model}**: {_line(why)}." for model, why in self.left.items())
+        yield from (f"- **{markdown(model)}**: {markdown(why)}." for model, why in self.left.items())
 
 
 def cost_of_batch(batch: Mapping[str, Any], *, price_per_device_hour: float = 1.0) -> float:
@@ -193,19 +211,22 @@ def _outcome(v: ModelResult) -> str:
     serves = "none" if v.serves is None else f"version {v.serves}"
     champion = _value(v, v.champion_version, v.champion_value)
     challenger = _value(v, v.candidate_version, v.candidate_value)
-    return f"| {v.model} | {said} | {champion} | {challenger} | {serves} |"
+    rows = "" if v.num_rows is None else str(v.num_rows)
+    return f"| {markdown(v.model)} | {said} | {champion} | {challenger} | {_gain(v)} | {rows} | {serves} |"
+
+
+def _gain(v: ModelResult) -> str:
+    if v.gain is None or not math.isfinite(v.gain):
+        return ""
+    known = v.gain_low is not None and v.gain_high is not None and math.isfinite(v.gain_low + v.gain_high)
+    return f"{v.gain:+.3g}" + (f" ({v.gain_low:+.3g} to {v.gain_high:+.3g})" if known else "")
 
 
 def _value(v: ModelResult, version: int | None, value: float | None) -> str:
     if version is None:
         return ""
-    return f"version {version}" + ("" if value is None else f", {v.metric} {value:.4g}")
+    return f"version {version}" + ("" if value is None else f", {markdown(v.metric)} {value:.4g}")
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
-
-
-def _line(text: str) -> str:
-    """Returns text as a single line with Markdown's special characters escaped."""
-    return " ".join(MARKS.sub(r"\\\1", text).split())

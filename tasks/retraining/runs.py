@@ -61,6 +61,7 @@ class RetrainingStatus(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     SKIPPED = "skipped"
+    LATE = "late"
 
 
 OVER = (RetrainingStatus.DONE, RetrainingStatus.FAILED)
@@ -76,7 +77,8 @@ class RunHeld(RingmasterError, ValueError):
 class RunRecord:
     """A retraining run.
 
-    status: "running" (also after a crash), "interrupted", "done" or "failed"; the last two are over.
+    status: "running" (also after a crash), "interrupted", "done" or "failed"; the last two are over. "skipped" and
+        "late" are not stored: a later run has begun already, or the run would begin after its deadline.
     began_s: when the run first began, in seconds since the epoch.
     content: the results by step.
     """

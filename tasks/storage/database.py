@@ -6,12 +6,14 @@ table's rows up to a number has read all rows up to it, and row locks are not ne
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +23,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
+from ringmaster.model_lineage.faults import InputFault
+from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
 from ringmaster.tasks.storage.releases import check_tables
-from ringmaster.tasks.storage.schema import METADATA
+from ringmaster.tasks.storage.schema import METADATA, UNREADABLE
+from ringmaster.text import storable
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +45,7 @@ class Database:
 
     The functions passed to `read` and `write` may run several times and must tolerate that: a commit whose reply was
     lost is retried. Safe to use from several threads. Raises OtherRelease if the database has tables of another
-    release's form.
+    release's form, DatabaseFault if a SQLite file cannot be used.
 
     url: `sqlite:///FILE` or `postgresql://...`.
     patience_s: seconds after which a transaction gives up and raises the last database error.
@@ -52,7 +57,13 @@ class Database:
         self._patience_s = patience_s
         self._closing = threading.Event()
         self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
-        self.write(_prepare)
+        try:
+            self.write(_prepare)
+        except DBAPIError as error:
+            file = path_of(url) if url.startswith("sqlite:") else ""
+            if fault := file and fault_of(Path(file), contents="what it says of runs"):
+                raise DatabaseFault(fault) from error
+            raise
 
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
@@ -112,6 +123,14 @@ class Database:
     def _wait(self, wait_s: float) -> None:
         if self._closing.wait(wait_s):
             raise DatabaseClosed(f"{self.url} was closed while it was away")
+
+
+class DatabaseFault(InputFault):
+    """A SQLite file is damaged, cannot be written, or is none."""
+
+    def __init__(self, fault: str) -> None:
+        self.faults = (fault,)
+        super().__init__(fault)
 
 
 def _prepare(connection: Connection) -> None:
@@ -175,10 +194,47 @@ def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[
     connection.execute(dialect.insert(table).on_conflict_do_nothing(), [*rows])
 
 
+def json_text(value: Any, *, may_have_nan: bool = True) -> str:
+    """Returns the JSON text of a value, without what databases refuse: NUL, and halves of surrogate pairs.
+
+    may_have_nan: whether NaN and infinities stay. PostgreSQL refuses them: a mapping then lacks them, and in a list
+        they become null.
+    """
+    try:
+        text = json.dumps(value, allow_nan=may_have_nan)
+    except ValueError:
+        return json.dumps(_clean(value, may_have_nan=may_have_nan))
+    if "\\u0000" in text or "\\ud" in text:
+        return json.dumps(_clean(value, may_have_nan=may_have_nan))
+    return text
+
+
+def json_value(text: str) -> Any:
+    """Returns the value of a JSON text that is stored. A damaged one, which no row beside it is to suffer from, becomes
+    an object with the text under UNREADABLE.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {UNREADABLE: str(text)[:1000]}
+
+
+def _clean(value: Any, *, may_have_nan: bool) -> Any:
+    def is_stored(item: Any) -> bool:
+        return may_have_nan or not isinstance(item, float) or math.isfinite(item)
+
+    clean = partial(_clean, may_have_nan=may_have_nan)
+    if isinstance(value, Mapping):
+        return {storable(str(key)): clean(item) for key, item in value.items() if is_stored(item)}
+    if isinstance(value, (list, tuple)):
+        return [clean(item) if is_stored(item) else None for item in value]
+    return storable(value) if isinstance(value, str) else value
+
+
 def file_url(file: Path) -> str:
     """Returns the URL of a SQLite file, whose folder is created."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{file.absolute()}"
+    return sqlite_url(file)
 
 
 def _report_first(attempt: RetryCallState) -> None:
@@ -206,7 +262,12 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _sqlite(url: str, *, synced: bool) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    engine = create_engine(
+        url,
+        connect_args={"timeout": 30, "check_same_thread": False},
+        json_serializer=json_text,
+        json_deserializer=json_value,
+    )
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
@@ -226,6 +287,8 @@ def _postgresql(url: str) -> Engine:
     return create_engine(
         url.replace("postgresql://", "postgresql+psycopg://", 1),
         pool_size=4,
+        json_serializer=lambda value: json_text(value, may_have_nan=False),
+        json_deserializer=json_value,
         connect_args={
             "connect_timeout": 10,
             # Detects a server that vanished with its node within seconds instead of TCP's two hours.

@@ -7,17 +7,21 @@ the epoch.
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Select, bindparam, delete, insert, select, tuple_, update
 
-from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
+from ringmaster.model_lineage.sqlite_files import fault_of
+from ringmaster.tasks.storage.database import Database, DatabaseFault, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
@@ -110,7 +114,12 @@ class Journal:
         """Returns a fact of the whole batch."""
         query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
         found = self.database.read(lambda connection: connection.execute(query).scalar())
-        return default if found is None else found[0]
+        return found[0] if isinstance(found, list) and found else default  # a damaged one counts as missing
+
+    def remove(self, key: str) -> None:
+        """Deletes a fact of the whole batch."""
+        here = (FACTS.c.batch == (self._batch or "")) & (FACTS.c.key == key)
+        self.database.write(lambda connection: connection.execute(delete(FACTS).where(here)))
 
     def drop_facts(self) -> None:
         """Deletes the facts of the whole batch."""
@@ -225,6 +234,26 @@ class Journal:
         return job if self._batch is not None else f"{batch}/{job}"
 
 
+def jobs_of_file(file: Path) -> list[JobRecord]:
+    """Returns the jobs in the journal of a batch that runs on this machine alone, as `Journal.jobs` does.
+
+    It only reads, so that a thousand journals take a second: a `Database` prepares its tables, which is a synced write.
+    Raises DatabaseFault.
+    """
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True, timeout=30)
+        ) as connection:
+            connection.row_factory = sqlite3.Row
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
+                return []  # its run was killed before it had written anything
+            rows = connection.execute("SELECT * FROM jobs WHERE batch = '' ORDER BY number").fetchall()
+        return [_job_record(row["name"], {**dict(row), "details": json.loads(row["details"])}) for row in rows]
+    except (sqlite3.Error, ValueError) as error:
+        fault = fault_of(file, contents="what it says of runs")
+        raise DatabaseFault(fault or f"{file}: {error}. To fix: restore the file") from error
+
+
 class JobChanges(JoinableWrite):
     """A write of changes to jobs' records, by name. `details` are plain."""
 
@@ -278,9 +307,13 @@ def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
 
 
 def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
-    return JobRecord(
-        name=name, status=JobStatus(row["status"]), step=row["step"], message=row["message"], details=row["details"]
-    )
+    message, details = row["message"], row["details"]
+    try:
+        status = JobStatus(row["status"])
+    except ValueError:  # by hand, or of another release: a fault of this job alone
+        status, message = JobStatus.FAILED, f"its record has the unknown status {row['status']!r:.50}. {message}"
+    details = details if isinstance(details, dict) else {}
+    return JobRecord(name=name, status=status, step=row["step"], message=message, details=details)
 
 
 def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:

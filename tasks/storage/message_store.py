@@ -18,7 +18,7 @@ from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.interface.values import from_json, to_json
-from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_from_json, event_to_json
+from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
 KILL = "kill"  # the command to end the gang at once
@@ -51,14 +51,25 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRecord:
-    """An order as stored in the database."""
+    """An order as stored in the database. content: the JSON form of its share."""
 
     segment: int
     node: str
     batch: str
-    share: Share
+    content: Mapping[str, Any]
     incarnation: str
     status: OrderStatus
+
+    @property
+    def first_rank(self) -> int:
+        """The first rank of its share, as far as that can be read."""
+        first = self.content.get("first_rank") if isinstance(self.content, Mapping) else None
+        return first if isinstance(first, int) else 0
+
+    @property
+    def share(self) -> Share:
+        """The node's part of the gang. Raises ValueError where it cannot be read."""
+        return from_json(Share, self.content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +129,7 @@ class MessageStore:
                 segment=row.segment,
                 node=row.node,
                 number=row.number,
-                content=event_from_json(row.content),
+                content=event_or_refusal(row.content),
             )
             for row in rows
         ]
@@ -132,7 +143,7 @@ class MessageStore:
         """Returns the orders of a segment, including ended ones, by their first rank."""
         query = select(ORDERS).where(ORDERS.c.segment == segment)
         rows = self._database.read(lambda connection: connection.execute(query).all())
-        return sorted((_order(row._mapping) for row in rows), key=lambda order: order.share.first_rank)
+        return sorted((_order(row._mapping) for row in rows), key=lambda order: order.first_rank)
 
     def withdraw(self, segment: int, node: str) -> bool:
         """Withdraws an order; returns False if the order was taken or has ended before."""
@@ -167,7 +178,10 @@ class MessageStore:
     # -- a node's side -----------------------------------------------------------------------------------------------
 
     def take(self, segment: int, node: str, *, incarnation: str) -> Share | None:
-        """Takes an order; returns None if the order is for another incarnation, or was taken or withdrawn already."""
+        """Takes an order; returns None if the order is for another incarnation, or was taken or withdrawn already.
+
+        Raises ValueError where the order cannot be read.
+        """
 
         def act(connection: Connection) -> Any:
             mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node) & (ORDERS.c.incarnation == incarnation)
@@ -238,8 +252,8 @@ class MessageStore:
 
 
 def _order(row: Mapping[Any, Any]) -> OrderRecord:
-    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation")}
-    return OrderRecord(share=from_json(Share, row["content"]), status=OrderStatus(row["status"]), **fields)
+    fields = {key: row[key] for key in ("segment", "node", "batch", "content", "incarnation")}
+    return OrderRecord(status=OrderStatus(row["status"]), **fields)
 
 
 def _storable(value: Any) -> Any:

@@ -2,9 +2,56 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, UniqueConstraint
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, TypeDecorator, UniqueConstraint
+from sqlalchemy import Text as DatabaseText
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+
+from ringmaster.text import storable
+
+UNREADABLE = "unreadable"
+"""The key, in what is read of a JSON column, of a text that is no JSON, as it was damaged or written by hand."""
+
+
+class json_field(FunctionElement[str]):
+    """A field of a JSON column as text, such as `json_field(BATCHES.c.content, "name")`; NULL in a damaged row.
+
+    SQLite's own function fails on the whole query where one row is damaged.
+    """
+
+    type = DatabaseText()
+    inherit_cache = True
+
+
+@compiles(json_field)
+def _field(element: Any, compiler: Any, **options: Any) -> str:
+    column, key = (compiler.process(each, **options) for each in element.clauses)
+    return f"({column} ->> CAST({key} AS TEXT))"
+
+
+@compiles(json_field, "sqlite")
+def _field_of_sqlite(element: Any, compiler: Any, **options: Any) -> str:
+    column, key = (compiler.process(each, **options) for each in element.clauses)
+    return f"CASE WHEN json_valid({column}) THEN {column} ->> {key} END"
+
 
 METADATA = MetaData()
+
+
+class Text(TypeDecorator[str]):
+    """Text of any characters: those that a database refuses are stored as escapes."""
+
+    impl = DatabaseText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Returns the text as it is stored."""
+        return None if value is None else storable(value)
+
+
 # The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
 # auto-increments only columns of type INTEGER.
 NUMBER = BigInteger().with_variant(Integer, "sqlite")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from ringmaster.tasks.sweeping.leaderboard import Reports, last
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
 from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.text import xml
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 440, 80, 80, 80, 60
 BEST, DONE, STOPPED = "#c0702a", "#1f6f8b", "#9aa5ae"
@@ -97,15 +97,13 @@ def _sheet(title: str, body: Sequence[str], *, best: str | None, objective: str)
     way = "higher" if metric_named(objective).higher_is_better else "lower"
     legend = f'<tspan fill="{DONE}">— to the end</tspan><tspan fill="{STOPPED}" dx="14">— stopped early</tspan>'
     if best is not None:
-        legend = f'<tspan fill="{BEST}">— {escape(best)}, the best</tspan>' + legend.replace(
-            "<tspan", '<tspan dx="14"', 1
-        )
+        legend = f'<tspan fill="{BEST}">— {xml(best)}, the best</tspan>' + legend.replace("<tspan", '<tspan dx="14"', 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{escape(title, quote=True)}">\n<style>{STYLE}</style>\n'
+        f'role="img" aria-label="{xml(title)}">\n<style>{STYLE}</style>\n'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n'
-        f'<text x="20" y="26" class="title">{escape(title[:90])}</text>'
-        f'<text x="20" y="46" class="said">{legend}<tspan dx="14">{way} {objective} is better</tspan></text>\n'
+        f'<text x="20" y="26" class="title">{xml(title, limit=90)}</text>'
+        f'<text x="20" y="46" class="said">{legend}<tspan dx="14">{way} {xml(objective)} is better</tspan></text>\n'
         + "\n".join(body)
         + "\n</svg>\n"
     )
@@ -114,7 +112,7 @@ def _sheet(title: str, body: Sequence[str], *, best: str | None, objective: str)
 def _axis(axis: Parameter | str, x: float, *, ends: tuple[float, float]) -> Iterator[str]:
     name = axis if isinstance(axis, str) else axis.key
     yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" class="axis"/>'
-    yield f'<text x="{x:.1f}" y="{TOP - 12}" class="name">{escape(name)}</text>'
+    yield f'<text x="{x:.1f}" y="{TOP - 12}" class="name">{xml(name)}</text>'
     if isinstance(axis, Choice):
         ticks = [(_share(axis, value), str(value)[:18]) for value in axis.values]
     elif isinstance(axis, str):
@@ -124,7 +122,7 @@ def _axis(axis: Parameter | str, x: float, *, ends: tuple[float, float]) -> Iter
     else:
         ticks = [(i / 4, f"{axis.low + (axis.high - axis.low) * i / 4:.3g}") for i in range(5)]
     for share, text in ticks:
-        yield f'<text x="{x + 6:.1f}" y="{_y(share) + 4:.1f}" class="tick">{escape(text)}</text>'
+        yield f'<text x="{x + 6:.1f}" y="{_y(share) + 4:.1f}" class="tick">{xml(text)}</text>'
 
 
 def _share(parameter: Parameter, value: Any) -> float:
@@ -176,9 +174,7 @@ def _look(name: str, *, done: Sequence[str], best: str | None) -> tuple[str, flo
 
 def _line(points: Sequence[tuple[float, float]], colour: str, width: float, *, title: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return (
-        f'<polyline points="{path}" stroke="{colour}" stroke-width="{width}"><title>{escape(title)}</title></polyline>'
-    )
+    return f'<polyline points="{path}" stroke="{colour}" stroke-width="{width}"><title>{xml(title)}</title></polyline>'
 
 
 def _y(share: float) -> float:

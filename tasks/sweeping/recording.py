@@ -13,6 +13,7 @@ from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.drawing import learning_curves, parallel_coordinates
 from ringmaster.tasks.sweeping.leaderboard import best
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.text import markdown
 
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 
@@ -64,5 +65,5 @@ def challenge(ledger: Ledger, uri: str, name: str) -> ModelRecord:
 
 def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     won, num_done = best(rows), sum(row["status"] == JobStatus.DONE for row in rows)
-    found = "no trial has come to its end" if won is None else f"the best is **{won['job']}**"
+    found = "no trial has come to its end" if won is None else f"the best is **{markdown(won['job'])}**"
     return f"Of {len(rows)} trials {num_done} were trained to their end; {found}."

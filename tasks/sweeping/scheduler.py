@@ -41,6 +41,8 @@ class SweepScheduler:
     returns seconds since the epoch.
     """
 
+    PURPOSE = "the scheduler of the sweep"
+
     def __init__(self, spec: SweepSpec, *, clock: Callable[[], float] = time.time) -> None:
         self.spec, self._clock = spec, clock
         self.values: dict[str, Values] = {}

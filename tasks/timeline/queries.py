@@ -14,7 +14,7 @@ from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
-from ringmaster.techniques.runtime.processes.events import Event, event_from_json
+from ringmaster.techniques.runtime.processes.events import Event, event_or_refusal
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Archive:
         if not segments or newest <= after:
             return newest, []
         query = select(SAID.c.segment, SAID.c.content).where(SAID.c.id > after, SAID.c.segment.in_(segments))
-        return newest, [(row.segment, event_from_json(row.content)) for row in self._rows(query.order_by(SAID.c.id))]
+        return newest, [(row.segment, event_or_refusal(row.content)) for row in self._rows(query.order_by(SAID.c.id))]
 
     def _rows(self, query: Select[Any]) -> Sequence[Any]:
         return self.database.read(lambda connection: connection.execute(query).all())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from ringmaster.tasks.planning.charts.drawing import Box, Frame, colours, label, legend, seconds_text, stripes
 from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, headline
+from ringmaster.text import xml
 
 MOST_SPANS = 6000  # to draw, the longest of each kind: more could not be distinguished
 MOST_TITLED = 400  # with more spans, boxes have no titles and like ones are merged into one path: a fifth of the size
@@ -86,7 +85,7 @@ class _Sheet:
                 f"{span.job}: {span.technique} on {len(span.devices)} devices, {seconds_text(span.start_s)} to "
                 f"{seconds_text(span.end_s)}, {span.status}{f': {span.message}' if span.message else ''}"
             )
-            self._of_span = [f"<g><title>{escape(said)}</title>{''.join(self._of_span)}</g>"]
+            self._of_span = [f"<g><title>{xml(said)}</title>{''.join(self._of_span)}</g>"]
         self._drawn += self._of_span
         self._of_span = []
 

@@ -24,6 +24,7 @@ from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
 from ringmaster.tasks.timeline.svg import render_svg
+from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0
 
@@ -42,6 +43,8 @@ def tolerant(artifact: str) -> Iterator[None]:
 
 class ProgressArtifact:
     """A progress bar in Prefect's UI: the share of the batch's steps that are trained according to its journal."""
+
+    PURPOSE = "the progress bar in Prefect"
 
     def __init__(self, journal: Journal, *, total_steps: int) -> None:
         self._journal, self._total = journal, max(total_steps, 1)
@@ -81,6 +84,8 @@ class GanttArtifact:
     in_background: wraps the drawing function in a background worker.
     look: is called with each `RunTimeline` that is drawn.
     """
+
+    PURPOSE = "the Gantt chart in Prefect"
 
     def __init__(
         self,
@@ -126,7 +131,7 @@ class GanttArtifact:
 def markdown(run_timeline: RunTimeline) -> str:
     """Returns a run timeline as markdown. Prefect's UI shows pictures only as images within markdown."""
     picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
-    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{' · '.join(headline(run_timeline))}"
+    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{foreign(' · '.join(headline(run_timeline)))}"
 
 
 def _create_markdown(text: str) -> UUID:

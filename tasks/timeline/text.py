@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.planning.charts.drawing import seconds_text, shortened
+from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import LETTERS, Bar, Piece, pieces
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span
+from ringmaster.text import printable
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
 MOST_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan
@@ -106,5 +107,7 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
         step = f"{job.step}/{job.num_steps}" if job.num_steps else str(job.step)
         option = f"{job.technique} x{job.num_devices}" if job.technique else ""
         ends = "" if job.ends_s is None else seconds_text(max(0.0, job.ends_s))
-        found.append((letter[job.name], job.name, job.status, step, option, ends, shortened(job.message, 60)))
+        found.append(
+            (letter[job.name], printable(job.name), job.status, step, option, ends, printable(job.message, limit=60))
+        )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from typing import Any
 from ringmaster.techniques.interface.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
+MOST_HEADER_BYTES = 100_000_000  # of a safetensors file, the library's own limit
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The file of the weights of a model, or the one that names the files of their parts."""
+
+COPY_AGAIN = "To fix: copy or save the model again"
 QUANTIZATION = "ringmaster_quantization"
 """The config key that describes a quantization by Ringmaster."""
 
@@ -34,12 +40,39 @@ def weight_bytes(folder: Path) -> int:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns the dtype and shape of each tensor, by name, from the file headers alone."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in folder.glob("*.safetensors"):
+    """Returns the dtype and shape of each tensor, by name, from the file headers alone.
+
+    Raises ValueError if a file is missing or damaged, as far as its header and size show.
+    """
+    index = folder / INDEX
+    if (folder / WEIGHTS).is_file() or not index.is_file():
+        paths = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
+        return {name: tensor for path in paths for name, tensor in _tensors_in(path).items()}
+    places = _read(index).get("weight_map")
+    if not isinstance(places, Mapping) or not all(isinstance(each, str) for each in places.values()):
+        raise ValueError(f"model: {index} does not say which file has which tensor. {COPY_AGAIN}")
+    files = {name: _tensors_in(folder / name) for name in sorted(set(places.values()))}
+    if absent := [name for name, file in places.items() if name not in files[file]]:
+        raise ValueError(f"model: {index} has {absent[0]} in {places[absent[0]]}, which lacks it. {COPY_AGAIN}")
+    return {name: files[file][name] for name, file in places.items()}
+
+
+def _tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns the dtype and shape of each tensor in a file."""
+    try:
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        found |= {n: (t["dtype"], tuple(t["shape"])) for n, t in header.items() if n != "__metadata__"}
+            num_bytes = int.from_bytes(file.read(8), "little")
+            num_left = os.fstat(file.fileno()).st_size - file.tell()
+            header: Any = json.loads(file.read(num_bytes) if num_bytes <= min(num_left, MOST_HEADER_BYTES) else b"")
+        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+        wanted = num_bytes + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        found = {name: (str(t["dtype"]), tuple(map(int, t["shape"]))) for name, t in tensors.items()}
+    except OSError as error:
+        raise ValueError(f"model: {path} cannot be read: {error.strerror}. {COPY_AGAIN}") from error
+    except (AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"model: {path} is no safetensors file. {COPY_AGAIN}") from error
+    if wanted != num_left:
+        raise ValueError(f"model: {path} has {num_left + 8} bytes, not the {wanted + 8} of its tensors. {COPY_AGAIN}")
     return found
 
 

@@ -16,14 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION
+from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
 from ringmaster.techniques.adaptations.int8 import Int8Linear
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 
-WEIGHTS = "model.safetensors"
 DYNAMIC = "dynamic-int8"
 
 

@@ -7,7 +7,7 @@ function of the job's seed and the step. A data source never shuffles, draws or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -71,6 +71,9 @@ class PreparedData:
     num_truncated: number of samples that were longer than `seq_len` and were cut.
     num_left_out: number of samples that were left out, as no label was left in them.
     columns: (role, column) of what the samples are made of, such as ("label", "stars").
+    notes: what people should know of the data beside its numbers, such as files that were left out.
+    training_faults: why no model should be trained on the data, each with a remedy. It may still be evaluated on.
+    lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
     """
 
     name: str
@@ -92,6 +95,9 @@ class PreparedData:
     num_truncated: int = field(default=0, metadata=SINCE_LATER)
     num_left_out: int = field(default=0, metadata=SINCE_LATER)
     columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
+    notes: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    training_faults: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    lengths: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
@@ -106,7 +112,7 @@ class PreparedData:
             said.append(f"up to {self.seq_len:,} tokens each{cut}")
         if self.num_left_out:
             said.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
-        return "; ".join(said)
+        return "; ".join((*said, *self.notes))
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -177,6 +183,10 @@ class DataSource(ABC):
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns every row that a job reads of files, before any work on it; None where these are unknown."""
         return None
+
+    def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
+        """Returns a function of a row of files whose result is the same for equal rows: its content, by default."""
+        return lambda row: row.content
 
 
 def check_same(found: PreparedData, wanted: PreparedData) -> None:

@@ -40,6 +40,23 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
 """The kinds of adaptation besides plain training, and the methods of each."""
 FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 """Keys of a pretrained model's `config` that may give it a head which its file lacks."""
+OF_SAMPLES = frozenset(
+    f"data.{name}"
+    for name in (
+        *("source", "path", "dataset", "name", "version", "window", "format", "labels", "seq_len", "vocab_size"),
+        *("tokenizer", "split", "held_out_split", "held_out", "held_out_path", "time_column", "text_column"),
+        *("text_pair_column", "label_column", "tokens_column", "input_column", "target_column", "messages_column"),
+        *("tools_column", "prompt_column", "completion_column", "chosen_column", "rejected_column", "anchor_column"),
+        *("positive_column", "negative_column", "image_column"),
+    )
+)
+"""The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
+BESIDE_MODEL_AND_LOSS = OF_SAMPLES | {
+    *("name", "base", "seed", "num_steps", "num_epochs", "techniques", "num_devices", "components", "schedule"),
+    *("optimizer", "clip_grad_norm", "global_batch_size", "communication", "compile", "exact", "adapter", "freeze"),
+    *("adaptation", "evaluation.every_steps", "evaluation.max_batches"),
+}
+"""The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
 
 
 @dataclass(frozen=True, kw_only=True)

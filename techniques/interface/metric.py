@@ -10,6 +10,10 @@ gathered instead of added.
 
 from __future__ import annotations
 
+import math
+import posixpath
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +28,48 @@ if TYPE_CHECKING:
     Values = npt.NDArray[np.float64]
 
 IGNORED = -100  # as a label
+MOST_IN_NAME = 245  # characters: MLflow takes 250 in a key, and a metric of held-out rows has the key "eval/NAME"
+MOST_METRICS = 1000  # of one evaluation
+
+
+def name_fault(name: object) -> str | None:
+    """Returns why MLflow would not record a metric of that name, or None where it would."""
+    if not isinstance(name, str) or not name:
+        return "it is no text"
+    if len(name) > MOST_IN_NAME:
+        return f"it has {len(name)} characters, of which {MOST_IN_NAME} are recorded"
+    if not re.fullmatch(r"[/\w.\- :]+", name):
+        return "only letters, digits, '_', '-', '.', ':', '/' and spaces are recorded"
+    if posixpath.normpath(name) != name or name.startswith(("..", "/")) or name == ".":
+        return f"it is no plain path: {posixpath.normpath(name)!r} would be another name"
+    return None
+
+
+def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str, float]:
+    """Returns the values of metrics by name, as floats. Raises ValueError with every name or value that is none.
+
+    may_be_undefined: whether a value may be NaN or infinite, as the metric of nothing is.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"metrics {values!r:.100} are no object. To fix: give each metric's value by its name")
+    if len(values) > MOST_METRICS:
+        raise ValueError(f"{len(values)} metrics are given at once. To fix: give at most {MOST_METRICS}")
+    found, faults = dict[str, float](), list[str]()
+    for name, value in values.items():
+        if (fault := name_fault(name)) is not None:
+            faults.append(f"metric {name!r:.100} cannot have this name: {fault}. To fix: give it another name")
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            faults.append(f"metric {name!r} is {value!r:.100}. To fix: give a number")
+        elif abs(value) > sys.float_info.max and (isinstance(value, int) or not may_be_undefined):
+            faults.append(f"metric {name!r} is infinite or too large for 64 bits. To fix: give a finite number")
+        elif math.isnan(value) and not may_be_undefined:
+            faults.append(f"metric {name!r} is NaN. To fix: give a finite number, or leave it out")
+        else:
+            found[name] = float(value)
+    if faults:
+        more = f"; and {len(faults) - 5} others" if len(faults) > 5 else ""
+        raise ValueError("; ".join(faults[:5]) + more)
+    return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.techniques.interface.job import Job
@@ -86,6 +86,7 @@ class PreflightOrder:
     gpu: the uuid of an available GPU, on which layers may be timed, as on the first slot.
     forecast_all: estimate the memory of every candidate, not only of those that may not fit.
     describe_data: derive the data's description from the job, where possible, instead of preparing the data.
+    weights: the folders of models that jobs adapt: of bases by the job's name, of other parents by their own.
     patience_s: seconds after which no memory estimate by a meta step is started, and arithmetic replaces it; None for
         no limit.
     """
@@ -100,4 +101,5 @@ class PreflightOrder:
     gpu: str | None = None
     forecast_all: bool = False
     describe_data: bool = False
+    weights: Mapping[str, str] = field(default_factory=dict)
     patience_s: float | None = None

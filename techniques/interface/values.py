@@ -10,7 +10,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
@@ -27,14 +27,6 @@ def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
     The key keeps values readable that were stored before the field was renamed.
     """
     return dataclasses.field(default=default, metadata={"key": key})
-
-
-def storable(text: str) -> str:
-    """Returns `text` in a form that every database and HTTP client accepts.
-
-    File names, for example, may contain bytes that are not UTF-8.
-    """
-    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def to_json(value: Any) -> Any:
@@ -65,12 +57,35 @@ def digest(value: Any, *, length: int = 16) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
+def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Returns the JSON form of a dataclass without the fields that have their defaults.
+
+    A key made of it counts every field, whatever is added to the class later, and stays the same when a field is added.
+
+    but: dotted names of fields to leave out, such as "data.path".
+    """
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(value):
+        name, item = f"{prefix}{each.name}", getattr(value, each.name)
+        if name in but or _has_default(each, item):
+            continue
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            nested = set_fields(item, but=but, prefix=f"{name}.")
+            if nested or each.default is None:  # an adapter with default settings is not no adapter
+                found[each.name] = nested
+        else:
+            found[each.name] = to_json(item)
+    return found
+
+
 def _unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
-    if "since_later" not in field.metadata:
-        return False
+    return "since_later" in field.metadata and _has_default(field, getattr(value, field.name))
+
+
+def _has_default(field: dataclasses.Field[Any], item: Any) -> bool:
     if field.default_factory is not dataclasses.MISSING:
-        return bool(getattr(value, field.name) == field.default_factory())
-    return bool(getattr(value, field.name) == field.default)
+        return bool(item == field.default_factory())
+    return bool(item == field.default)
 
 
 def _key(field: dataclasses.Field[Any]) -> str:

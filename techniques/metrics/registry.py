@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ringmaster.techniques.interface.metric import Metric
+from ringmaster.techniques.interface.metric import Metric, name_fault
 from ringmaster.techniques.interface.registry import find, installed, make
 
 ENTRY_POINT_GROUP = "ringmaster.metrics"
@@ -49,7 +49,14 @@ def metric_named(name: str) -> Metric:
     metric: Metric = make(Metric, path)
     if metric.name != name:
         raise ValueError(f"entry point {name!r} has the metric {metric.name!r} ({path}). To fix: give both one name")
+    if (fault := name_fault(name)) is not None:
+        raise ValueError(f"metric {name!r} ({path}) cannot have this name: {fault}. To fix: give it another name")
     return metric
+
+
+def installed_metric(name: str) -> str | None:
+    """Returns the dotted path of the class of an installed metric; None for built-in ones."""
+    return None if name in BUILTIN else find("metric", name, _every())
 
 
 def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:

@@ -54,7 +54,7 @@ def test_the_work_pool_and_the_deployments_are_there(on_sqlite):
     api = home.address().prefect_api
     assert home.ask(f"{api}/work_pools/ringmaster")[1]["type"] == "process"
     _, deployments = home.ask(f"{api}/deployments/filter", body={})
-    assert {"train-batch", "sweep", "retrain-daily", "segment"} <= {each["name"] for each in deployments}
+    assert {"train-batch", "sweep", "retrain-daily", "z-internal-segment"} <= {each["name"] for each in deployments}
     assert {each["work_pool_name"] for each in deployments} == {"ringmaster"}
     _, automations = home.ask(f"{api}/automations/filter", body={})
     assert {each["name"] for each in automations} == {AUTOMATION, *SUBJECTS}

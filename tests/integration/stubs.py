@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME
+from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, WRITE_PATIENCE
 from ringmaster.techniques.runtime.dropout import DrawSites
 from ringmaster.techniques.runtime.training import segment_loop, trainer
 from ringmaster.techniques.shared_base import SharedBase
@@ -271,8 +271,26 @@ class NoRoom(Single):
 
 
 class NoRoomAtTheEnd(NoRoom):
+    """A disk that stays full, for which the ranks do not wait."""
+
     name = "no-room-at-the-end"
     full_saves = range(3, 1000)
+
+    def optimizer_state(self, model, optimizer):
+        os.environ[WRITE_PATIENCE] = "0"
+        return super().optimizer_state(model, optimizer)
+
+
+class StoppedWithoutRoom(NoRoom):
+    """A disk that stays full; the rank is commanded to stop while it waits."""
+
+    name = "stopped-without-room"
+    full_saves = range(3, 1000)
+
+    def optimizer_state(self, model, optimizer):
+        if self.num_saves > min(self.full_saves):
+            signal.raise_signal(signal.SIGTERM)
+        return super().optimizer_state(model, optimizer)
 
 
 def wait_for_saves():

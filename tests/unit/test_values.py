@@ -10,7 +10,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome
 def test_an_outcome_can_be_kept_whatever_a_users_exception_says():
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=f"{name} is no image\0")
-    assert outcome.message == "caf?.png is no image"
+    assert outcome.message == r"caf\udce9.png is no image\x00"
     assert outcome.message.encode()
     assert from_json(Outcome, to_json(outcome)) == outcome
 

@@ -31,7 +31,7 @@ def bisect(
     from ringmaster.flows.lineage.model_tests import parse_test
 
     def told(line: str) -> None:
-        error_console().print(line, markup=False, highlight=False)
+        error_console().print(line)
 
     with lineage_home(is_fresh=refresh) as home:
         asked = parse_test(test)
@@ -54,7 +54,7 @@ def bisect(
             print_json({**said, "verdicts": answers, "untested": [label(id) for id in found.untested]})
         else:
             for culprit in culprits:
-                output_console().print(_sentence(culprit), markup=False, soft_wrap=True)
+                output_console().print(_sentence(culprit), soft_wrap=True)
             if not found.is_monotone:
                 told("some good model came from a bad one: the fault came more than once, or was mended")
             if found.untested:

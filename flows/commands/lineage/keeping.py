@@ -12,6 +12,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 from ringmaster.techniques.adapters.peft_format import is_adapter
+from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.graph.snapshot import Node
@@ -25,7 +26,7 @@ def import_(
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
     from ringmaster.model_lineage.exchange.importing import fetch_from_hub, import_model
 
-    if not name or set(name) & set("/:@'\""):
+    if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
     with lineage_home() as home:
         try:
@@ -117,7 +118,7 @@ def fsck(as_json: AsJson = False) -> None:
             print_json({"faults": found, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
         else:
             for fault in found:
-                output_console().print(fault, markup=False)
+                output_console().print(fault)
             ending = f"{len(found)} faults" if found else "all is well"
             number = len(home.snapshot.models)
             error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
@@ -135,7 +136,7 @@ def _base_of_adapter(home: LineageHome, node: Node, folder: Path) -> Node | None
 def _tell(home: LineageHome, nodes: tuple[Node, ...], *, freed_bytes: int | None) -> None:
     console = output_console()
     for node in nodes:
-        console.print(f"{node.label}  {node.record.kind}", markup=False)
+        console.print(f"{node.label}  {node.record.kind}")
     stay = len(home.snapshot.nodes) - len(nodes)
     if freed_bytes is None:
         error_console().print(f"{len(nodes)} would be dropped, {stay} stay; --yes drops them")

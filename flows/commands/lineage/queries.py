@@ -13,7 +13,7 @@ import typer
 from ringmaster.flows.commands.lineage import bisecting, keeping
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.graph.diff import WeightTensor
@@ -183,7 +183,7 @@ def _write_cards(cards: dict[str, str], output: Path | None) -> None:
 
 def _write(text: str, output: Path | None) -> None:
     if output is None:
-        typer.echo(text, nl=False)
+        write_document(text)
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

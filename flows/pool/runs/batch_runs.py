@@ -1,7 +1,8 @@
 """The flow runs of batches that were handed over to a pool: creates them when Prefect answers, and monitors them.
 
 A run that Prefect has lost is created anew. A run whose process fell silent is scheduled again. The final state of the
-run becomes the answer to the batch's request.
+run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets no run, or its run
+is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
 """
 
 from __future__ import annotations
@@ -10,28 +11,41 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.states import AwaitingRetry
+from prefect.states import AwaitingRetry, Cancelled, Cancelling
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.pool.handed_over import name_of
+from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, Measurement, measurements, name_of
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, Silences
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
 
 DEPLOYMENT = "train-batch/train-batch"
 LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
 FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+MOST_FAILURES = 2  # of the handling of one request
+CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
+PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
 MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
 
 
@@ -45,6 +59,8 @@ class BatchRuns:
 
     def __init__(self, database: Database, *, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._requests, self._submissions, self._clock = Requests(database), Submissions(database), clock
+        self._database, self._facts = database, Journal(database, batch="")
+        self._failures: Counter[int] = Counter()  # by request
         self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
         self._followed_s = -FOLLOW_EVERY_S
         self._is_told = False  # that Prefect keeps them waiting
@@ -67,19 +83,54 @@ class BatchRuns:
 
     def look(self) -> None:
         """Creates the missing runs, and checks the states of the others."""
-        waiting = self._requests.open(RequestKind.TRAIN)
+        waiting = []
+        for request in self._requests.open(RequestKind.TRAIN):
+            if why := request.content.get(CANCELLED):
+                self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer={"message": str(why)})
+            else:
+                waiting.append(request)
         is_due = self._clock() - self._followed_s >= FOLLOW_EVERY_S
         granted = self._requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED) if is_due else []
-        if not (waiting or granted):
+        measuring = measurements(self._database) if is_due else []
+        if not (waiting or granted or measuring):
             return
         with get_client(sync_client=True) as client:
-            for request in waiting:
-                self._start(client, request)
+            if waiting:
+                deployment = client.read_deployment_by_name(DEPLOYMENT).id
+                for request in waiting:
+                    self._handle(request, partial(self._start, client, request, deployment=deployment))
             if is_due:
                 self._follow(client, granted)
+                for measurement in measuring:
+                    self._look_at(client, measurement)
                 self._followed_s = self._clock()
 
-    def _start(self, client: SyncPrefectClient, request: Request) -> None:
+    def _handle(self, request: Request, act: Callable[[], None]) -> None:
+        """Acts on a request; refuses it at the second failure that is its own, and not Prefect's."""
+        try:
+            act()
+        except (httpx.TransportError, SQLAlchemyError, ObjectNotFound):
+            raise
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in PASSING or error.response.is_server_error:
+                raise
+            self._count_failure(request, error)
+        except (PrefectException, json.JSONDecodeError, ValidationError):  # the latter: what answers is not Prefect
+            raise
+        except OSError as error:  # the folder of the home is away or full
+            logger.warning("batch %s cannot be started for now: %s", name_of(request), error)
+        except Exception as error:
+            logger.exception("batch %s cannot be started or followed", name_of(request))
+            self._count_failure(request, error)
+
+    def _count_failure(self, request: Request, error: Exception) -> None:
+        self._failures[request.id] += 1
+        if self._failures[request.id] < MOST_FAILURES:
+            return
+        message = printable_lines(f"the pool's controller cannot handle it: {type(error).__name__}: {error}")
+        self._requests.answer(request.id, status=RequestStatus.REFUSED, answer={"message": message})
+
+    def _start(self, client: SyncPrefectClient, request: Request, *, deployment: UUID) -> None:
         """Creates the flow run of a batch, once however often it is requested."""
         file = Path(request.content["file"])
         if not file.exists():
@@ -92,7 +143,7 @@ class BatchRuns:
             "checkpoint_every_s": request.content["checkpoint_every_s"],
         }
         run = client.create_flow_run_from_deployment(
-            client.read_deployment_by_name(DEPLOYMENT).id,
+            deployment,
             parameters=parameters,
             idempotency_key=f"{request.key}-{attempt}",
         )
@@ -101,25 +152,42 @@ class BatchRuns:
         self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer)
 
     def _follow(self, client: SyncPrefectClient, granted: Sequence[Request]) -> None:
-        runs = {request.id: self._run_of(client, request) for request in granted}
-        there = {number: run for number, run in runs.items() if run is not None}
-        states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in there.items()}
+        runs = _runs_of(client, granted)
+        states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in runs.items()}
         silent = self._silences.among(granted, states=states)
         standing = {*self._submissions.active().values()}
         for request in granted:
-            if (run := there.get(request.id)) is not None:
+            if (run := runs.get(request.id)) is not None:
                 is_standing = str(run.id) in standing
+                if (why := request.content.get(CANCELLED)) and not is_standing:
+                    self._cancel(client, run, str(why))
                 self._judge(client, request, run, is_silent=request.id in silent, is_standing=is_standing)
+            else:  # Prefect has lost it: the open request gets a new one
+                logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
+                attempt = int(request.answer.get("attempt", 1)) + 1
+                self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
 
-    def _run_of(self, client: SyncPrefectClient, request: Request) -> FlowRun | None:
-        """Returns the flow run of a batch; if Prefect has lost it, reopens the request so that a new run is created."""
+    def _look_at(self, client: SyncPrefectClient, measurement: Measurement) -> None:
+        """Cancels the run of a batch that is cancelled while it is measured; forgets a run that has ended."""
         try:
-            return client.read_flow_run(UUID(request.answer["flow_run"]))
-        except ObjectNotFound:
-            logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
-            attempt = int(request.answer.get("attempt", 1)) + 1
-            self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
-            return None
+            run = client.read_flow_run(UUID(measurement.flow_run))
+        except (ObjectNotFound, ValueError):
+            run = None
+        if run is None or (run.state is not None and run.state.is_final()):
+            self._facts.remove(f"{MEASURING}{measurement.id}")
+        elif measurement.cancelled:
+            self._cancel(client, run, measurement.cancelled)
+
+    def _cancel(self, client: SyncPrefectClient, run: FlowRun, why: str) -> None:
+        """Cancels a run: its worker or its process ends it, or nobody does where there is none or that is dead."""
+        state = run.state
+        if state is None or state.is_final():
+            return
+        since = datetime.now(UTC) - state.timestamp
+        if state.type in (StateType.PENDING, StateType.RUNNING):
+            client.set_flow_run_state(run.id, Cancelling(message=why), force=True)
+        elif state.type != StateType.CANCELLING or since > CANCELLED_WITHIN:
+            client.set_flow_run_state(run.id, Cancelled(message=why), force=True)
 
     def _judge(
         self, client: SyncPrefectClient, request: Request, run: FlowRun, *, is_silent: bool, is_standing: bool
@@ -134,4 +202,23 @@ class BatchRuns:
         elif state.type == StateType.RUNNING and is_silent:  # `CrashedRuns` handles runs that never begin
             logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
             said = f"its process had been silent for {self._silences.silent_s:.0f} s"
-            client.set_flow_run_state(run.id, AwaitingRetry(message=said), force=True)
+            client.set_flow_run_state(run.id, run_again(run, message=said), force=True)
+
+
+def run_again(run: FlowRun, *, message: str) -> State[Any]:
+    """Returns the state that schedules a flow run again, before those that were scheduled after it."""
+    return AwaitingRetry(message=message, scheduled_time=run.expected_start_time)
+
+
+def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[int, FlowRun]:
+    """Returns the flow runs of batches, as far as Prefect has them, by the number of the request."""
+    wanted = dict[UUID, int]()
+    for request in requests:
+        with suppress(LookupError, ValueError, TypeError, AttributeError):  # its row is damaged: it gets another run
+            wanted[UUID(request.answer["flow_run"])] = request.id
+    ids, found = [*wanted], dict[int, FlowRun]()
+    for first in range(0, len(ids), RUNS_AT_ONCE):
+        page = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + RUNS_AT_ONCE]))
+        for run in client.read_flow_runs(flow_run_filter=page, limit=RUNS_AT_ONCE):
+            found[wanted[run.id]] = run
+    return found

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
@@ -23,11 +23,11 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectException
-from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.flows.batch.flow_runs import runs_fact
-from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
+from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
+from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, run_again
+from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -54,9 +54,11 @@ class CrashedRuns:
         """Checks for crashed runs periodically until `until` is set; skips checks while Prefect is away."""
         # ValueError: what answers is not Prefect.
         passing = (httpx.HTTPError, PrefectException, SQLAlchemyError, ValueError)
+        prefect = OpenClient()
         while not until.wait(LOOK_EVERY_S):
-            with suppress(*passing), get_client(sync_client=True) as client:
+            with suppress(*passing), prefect.use() as client:
                 self.revive(client)
+        prefect.close()
 
     def revive(self, client: SyncPrefectClient) -> list[str]:
         """Schedules crashed runs again; returns their names.
@@ -67,7 +69,7 @@ class CrashedRuns:
         wanted = [*self._crashed(client), *self._not_begun(client)]
         for run in wanted:
             logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
-            client.set_flow_run_state(run.id, AwaitingRetry(message="its process had died"), force=True)
+            client.set_flow_run_state(run.id, run_again(run, message="its process had died"), force=True)
         return [run.name for run in wanted]
 
     def _crashed(self, client: SyncPrefectClient) -> list[FlowRun]:
@@ -96,7 +98,8 @@ class CrashedRuns:
 
 
 def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
-    return client.read_flow_runs(
+    found = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
         deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
     )
+    return [run for run in found if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again

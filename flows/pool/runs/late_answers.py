@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
@@ -21,12 +21,13 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectException
 
 from ringmaster.flows.batch.form import ANSWER_WITHIN_S
+from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.flows.promotion.approval import silence_to_start
 
 logger = logging.getLogger(__name__)
 
 DEPLOYMENT = "train-batch"
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = 30.0
 
 
 class LateAnswers:
@@ -37,9 +38,11 @@ class LateAnswers:
 
     def keep_looking(self, until: threading.Event) -> None:
         """Checks the suspended runs periodically until `until` is set; skips checks while Prefect is away."""
+        prefect = OpenClient()
         while not until.wait(LOOK_EVERY_S):
-            with suppress(httpx.HTTPError, PrefectException, ValueError), get_client(sync_client=True) as client:
+            with suppress(httpx.HTTPError, PrefectException, ValueError), prefect.use() as client:
                 self.answer(client)
+        prefect.close()
 
     def answer(self, client: SyncPrefectClient) -> list[str]:
         """Answers runs that have waited too long, as their own parameters specify; returns their names."""

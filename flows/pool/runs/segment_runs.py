@@ -44,13 +44,14 @@ from ringmaster.tasks.storage.schema import SEGMENTS
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)
 
-DEPLOYMENT = "segment/segment"
+DEPLOYMENT = "segment/z-internal-segment"
 QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
-LOOK_EVERY_S = 0.5
-ACTIONS_EVERY_S = 3.0  # interval of the checks for runs that a person has cancelled or retried
+LOOK_EVERY_S = 1.0
+ACTIONS_EVERY_S = 5.0  # interval of the checks for runs that a person has cancelled or retried
 CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
 # ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
 AWAY = (httpx.HTTPError, PrefectException, ValueError)
@@ -110,6 +111,8 @@ class SegmentRuns:
                 if not isinstance(error, httpx.HTTPStatusError) or prefect_is_away(error):
                     raise
                 logger.error("Prefect refuses to show segment %d: %s", entry.event.number, error)
+            except Exception:
+                logger.exception("segment %d is not shown", entry.event.number)
             self._cursor = entry.id
             self._facts.put(CURSOR, entry.id)
         if self._is_due():
@@ -263,7 +266,7 @@ def _log(client: SyncPrefectClient, run: FlowRun, message: str) -> None:
     line = {
         "name": "ringmaster.segment",
         "level": logging.INFO,
-        "message": message,
+        "message": printable(message),
         "timestamp": datetime.now(UTC).isoformat(),
         "flow_run_id": str(run.id),
     }

@@ -28,11 +28,10 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import ownership
-from ringmaster.flows.process.process_log import Role, report_fault
+from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
 from ringmaster.flows.services.metrics.families import PoolCollector
 from ringmaster.flows.services.serving import checked, serve, server_of
-from ringmaster.tasks.messages import listed
 from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolMonitor
 from ringmaster.tasks.storage.database import Database
 
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         pool = _pool()
     except InputError as error:
-        report_fault(listed(error.faults))
+        report_faults(error.faults)
         return INPUT_FAULT
     monitor = PoolMonitor(lambda: Database(pool.database, patience_s=0.0))
     app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)

@@ -17,6 +17,8 @@ MOST_STEPS = 20  # the newest steps of an event, whose seconds are stored
 class StepEvents:
     """Writes each gang's progress at intervals, in the form in which a pool's nodes write all events of their gangs."""
 
+    PURPOSE = "the progress that other processes read"
+
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._message_store, self._clock = MessageStore(database), clock
         self._said: dict[int, tuple[int, float]] = {}  # by segment: number of events written, and when the last one was

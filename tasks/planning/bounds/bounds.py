@@ -107,6 +107,11 @@ def rigid_bound(
     return max(0.0, model.bound_s()), model.chosen_options()
 
 
+def plain_bound_s(problem: Problem) -> float:
+    """Returns the best lower bound on any plan that arithmetic finds without prices of a plan."""
+    return max(certified_bound(_simple_certificate(problem), problem), *earliest_ends_s(problem).values())
+
+
 def critical_path(problem: Problem) -> Certificate | None:
     """Returns the prices of the longest chain of `after`: 1 a second for its jobs. None for fused problems."""
     if problem.is_fused:

@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
+from typing import Any
 
 from ringmaster.tasks.planning.bounds.completions import completion_bound
-from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of, shortest_of
+from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of, scaling_of, shortest_of
 from ringmaster.tasks.planning.bounds.order import earliest_starts_s
 from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
@@ -40,11 +41,7 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
         raise ValueError("prices by due date prove no bound on the last end")
     if certificate.windows is not None:
         return window_bound(certificate.windows, problem)
-    every = [*certificate.slot_prices.values(), *certificate.job_prices.values(), *certificate.work_prices.values()]
-    every += [*certificate.cover_prices.values()]
-    every += [price for prices in certificate.typed_prices.values() for price in prices.values()]
-    if any(not math.isfinite(price) or price < 0 for price in every):
-        raise ValueError("a price is negative or not finite")
+    certificate = _scaled(certificate)
     if certificate.work_prices:
         return bound_by_work(certificate.work_prices, problem)
     own = certificate.job_prices
@@ -56,6 +53,24 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
         until_s = math.inf if node.available_until_s is None else node.available_until_s
         rates.append(Rate(0.0, until_s, pack[node.device_type][node.num_devices]))
     return time_to_earn(cost, rates)
+
+
+def _scaled(certificate: Certificate) -> Certificate:
+    """Returns prices in another unit, which prove the same. Raises ValueError where one is negative or not finite."""
+    every: list[Mapping[Any, float]] = [certificate.slot_prices, *certificate.typed_prices.values()]
+    every += [certificate.job_prices, certificate.work_prices, certificate.cover_prices]
+    scaled = scaling_of(price for prices in every for price in prices.values())
+
+    def changed(prices: Mapping[Any, float]) -> dict[Any, float]:
+        return {key: scaled(price) for key, price in prices.items()}
+
+    return Certificate(
+        changed(certificate.slot_prices),
+        job_prices=changed(certificate.job_prices),
+        work_prices=changed(certificate.work_prices),
+        typed_prices={kind: changed(prices) for kind, prices in certificate.typed_prices.items()},
+        cover_prices=changed(certificate.cover_prices),
+    )
 
 
 def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
@@ -110,13 +125,8 @@ def certified_ends_bound(certificate: Certificate, problem: Problem, weights: Ma
     """
     if certificate.completions is not None:
         return completion_bound(certificate.completions, problem, weights)
-    prices = [
-        *certificate.slot_prices.values(),
-        *(p for row in certificate.typed_prices.values() for p in row.values()),
-    ]
-    if any(not math.isfinite(price) or price < 0 for price in prices):
-        raise ValueError("a price is negative or not finite")
-    return weighted_bound(certificate, problem, weights)
+    slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
+    return weighted_bound(_scaled(slots), problem, weights)
 
 
 def weighted_bound(certificate: Certificate, problem: Problem, weights: Mapping[str, float]) -> float:
@@ -127,12 +137,11 @@ def weighted_bound(certificate: Certificate, problem: Problem, weights: Mapping[
     1956). Nor does any job end before its release plus the time of its fastest option.
     """
     shortest = shortest_of(problem)
-    slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
-    speed = sum(pack_of(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
+    speed = sum(pack_of(certificate.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
     alone = sum(weights.get(job.id, 0.0) * (job.release_s + shortest[job.id]) for job in problem.jobs)
     if not speed:
         return alone
-    costs = costs_of(slots, problem)
+    costs = costs_of(certificate, problem)
     sizes = [(costs[job] / speed, weight) for job, weight in weights.items() if weight > 0]
     sizes.sort(key=lambda pair: pair[0] / pair[1])
     ends = accumulate(size for size, _ in sizes)

@@ -31,7 +31,7 @@ kappa_j is `least_of` at 1 / whole_o, the least that a job's seconds sum to. The
 import math
 from collections.abc import Iterator, Mapping
 
-from ringmaster.tasks.planning.bounds.job_costs import least_of, shortest_s, whole_of
+from ringmaster.tasks.planning.bounds.job_costs import LARGEST, LEAST, ROUNDING, least_of, shortest_s, whole_of
 from ringmaster.tasks.planning.bounds.order import earliest_starts_s
 from ringmaster.tasks.planning.bounds.windows import faults_of as faults_of_windows
 from ringmaster.tasks.planning.bounds.windows import prices_of_seconds, rates
@@ -44,12 +44,16 @@ def completion_bound(prices: CompletionPrices, problem: Problem, weights: Mappin
     """Returns a lower bound on the sum of weight x end of any plan. Raises ValueError where prices are invalid."""
     if faults := list(faults_of(prices, problem, weights)):
         raise ValueError("; ".join(faults))
-    heads_s = earliest_starts_s(problem)
+    heads_s, length_s = earliest_starts_s(problem), prices.windows.points_s[-1]
     parts = [-rate.worth * (rate.end_s - rate.start_s) for rate in rates(prices.windows, problem) if rate.worth > 0]
+    # What is subtracted may leave little of it: all errors of rounding are less than this share of the numbers.
+    parts.append(ROUNDING * math.fsum(parts))
+    parts += [-ROUNDING * price * length_s for row in prices.windows.job_prices.values() for price in row]
     for job in problem.jobs:
         own = prices.end_prices.get(job.id, 0.0)
-        rest = _net(prices, job, weights) - own
-        parts.append(rest * (heads_s[job.id] + shortest_s(job, problem.switch_cost_s)))
+        every = _signed(prices, job, weights)
+        least_s = heads_s[job.id] + shortest_s(job, problem.switch_cost_s)
+        parts.append((math.fsum(every) - own) * least_s - ROUNDING * (math.fsum(map(abs, every)) + own) * least_s)
         parts.append(_least_pay(prices, job, problem, heads_s[job.id], own))
     return math.fsum(parts)
 
@@ -70,6 +74,9 @@ def faults_of(prices: CompletionPrices, problem: Problem, weights: Mapping[str, 
     if any(not math.isfinite(number) or number < 0 for number in (*prices.every(), *weights.values())):
         yield "a price or weight is negative or not finite"
         return
+    if wrong_numbers := [number for number in prices.every() if number and not LEAST <= number <= LARGEST]:
+        yield f"a price is {wrong_numbers[0]:g}; prices of completions are 0, or between {LEAST:g} and {LARGEST:g}"
+        return
     if faults := list(faults_of_windows(prices.windows, problem)):
         yield from faults
         return
@@ -86,15 +93,15 @@ def faults_of(prices: CompletionPrices, problem: Problem, weights: Mapping[str, 
     if wrong := sorted({*prices.end_prices, *prices.work_prices} - jobs.keys()):
         yield f"prices of an unknown job {wrong[0]!r}"
     for job in problem.jobs:
-        if prices.end_prices.get(job.id, 0.0) > _net(prices, job, weights):
+        if prices.end_prices.get(job.id, 0.0) > math.fsum(_signed(prices, job, weights)):
             yield f"the price of the end of {job.id} exceeds its weight"
 
 
-def _net(prices: CompletionPrices, job: PlanningJob, weights: Mapping[str, float]) -> float:
-    """Returns the weight of a job, less what it pays for waiting, and more what others pay for waiting for it."""
+def _signed(prices: CompletionPrices, job: PlanningJob, weights: Mapping[str, float]) -> list[float]:
+    """Returns the weight of a job, what others pay for waiting for it, and, below 0, what it pays for waiting."""
     out = (price for (a, _), price in prices.wait_prices.items() if a == job.id)
     into = (-price for (_, b), price in prices.wait_prices.items() if b == job.id)
-    return math.fsum((weights.get(job.id, 0.0), *out, *into))
+    return [weights.get(job.id, 0.0), *out, *into]
 
 
 def _least_pay(prices: CompletionPrices, job: PlanningJob, problem: Problem, head_s: float, own: float) -> float:
@@ -118,7 +125,10 @@ def _least_pay(prices: CompletionPrices, job: PlanningJob, problem: Problem, hea
         if k == num - 1:  # seconds without limit: mu may not make them worth more than they cost
             mu = min(mu, *(whole * (p + own) for whole, p in zip(whole_s, rows[k], strict=True)))
             last_s = 0.0
-        pay = own * max(points_s[k], head_s) + mu * kappa - last_s * gain(mu, rows[k], own)
+        paid = own * max(points_s[k], head_s) + mu * kappa
+        pay = paid - last_s * gain(mu, rows[k], own)
         pay -= math.fsum(length_s[i] * gain(mu, rows[i], 0.0) for i in range(k) if length_s[i] > 0)
-        least = min(least, pay)
+        # A gain is a difference, which may be rounded to 0 even where it is not.
+        most = (last_s + math.fsum(length_s[i] for i in range(k))) * mu / min(whole_s)
+        least = min(least, pay - ROUNDING * (paid + most))
     return least

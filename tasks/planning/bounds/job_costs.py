@@ -1,10 +1,33 @@
 """The least that a job costs at given prices, and the most that the devices of a node earn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ringmaster.tasks.planning.problems.parts import PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
+
+LEAST, LARGEST = 1e-100, 1e100
+"""Numbers between which sums and products of prices and seconds keep their digits."""
+ROUNDING = 1e-12
+"""A share of the numbers that a bound is computed from, which exceeds all errors of rounding."""
+
+
+def scaling_of(prices: Iterable[float]) -> Callable[[float], float]:
+    """Returns a function that multiplies a price by a power of two, which makes the largest one about 1.
+
+    Bounds do not depend on the unit of prices. Prices so small that products of them would lose their digits become 0:
+    any prices >= 0 prove a bound. Raises ValueError where a price is negative or not finite.
+    """
+    known = list(prices)
+    if any(not math.isfinite(price) or price < 0 for price in known):
+        raise ValueError("a price is negative or not finite")
+    exponent = -math.frexp(max(known, default=0.0))[1]
+
+    def scaled(price: float) -> float:
+        found = math.ldexp(price, exponent)
+        return found if found >= LEAST else 0.0
+
+    return scaled
 
 
 def least_of(job: PlanningJob, prices: Sequence[float], switch_cost_s: float) -> float:

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of
+from ringmaster.tasks.planning.bounds.job_costs import LARGEST, LEAST, ROUNDING, least_of, pack_of, scaling_of
 from ringmaster.tasks.planning.bounds.order import earliest_starts_s
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
@@ -44,6 +44,7 @@ def window_bound(prices: WindowPrices, problem: Problem) -> float:
 
     The result is infinite where the nodes go away too early for all work.
     """
+    prices = prices.mapped(scaling_of(prices.prices()))
     if faults := list(faults_of(prices, problem)):
         raise ValueError("; ".join(faults))
     cost = math.fsum(costs_of_jobs(prices, problem).values())
@@ -64,6 +65,7 @@ def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
     if any(not math.isfinite(number) or number < 0 for number in prices.every()):
         yield "a price is negative or not finite"
         return
+    yield from faults_of_points(prices.points_s)
     if not num or prices.points_s[0] != 0.0 or sorted(set(prices.points_s)) != list(prices.points_s):
         yield "the windows must begin at 0 and ascend"
     rows = [prices.slot_prices, *prices.job_prices.values(), *prices.order_prices.values()]
@@ -79,6 +81,12 @@ def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
         for i, (own, into, out) in enumerate(_flows(prices, job.id)):
             if max(into, out) > own:
                 yield f"prices of order of {job.id} in window {i} exceed its own price"
+
+
+def faults_of_points(points_s: Sequence[float]) -> Iterator[str]:
+    """Yields a fault where windows begin at times that cannot be computed with."""
+    if wrong := [point for point in points_s if point and not LEAST <= point <= LARGEST]:
+        yield f"a window begins at {wrong[0]:g}; times are 0, or between {LEAST:g} and {LARGEST:g}"
 
 
 def rates(prices: WindowPrices, problem: Problem) -> Iterator[Rate]:
@@ -122,12 +130,15 @@ def prices_of_seconds(prices: WindowPrices, job: PlanningJob, problem: Problem, 
 
 
 def time_to_earn(cost: float, rates: Sequence[Rate]) -> float:
-    """Returns the least time by which the rates have earned the cost; infinite where they never do."""
+    """Returns the least time by which the rates have earned the cost; infinite where they never do.
+
+    The rest of a cost of which most is earned may have few digits left, so that it is rounded down.
+    """
     usable = [rate for rate in rates if rate.worth > 0]
     times = sorted({0.0, *(rate.start_s for rate in usable), *(rate.end_s for rate in usable if rate.end_s < math.inf)})
     earned = 0.0
     for now_s, next_s in zip(times, [*times[1:], math.inf], strict=True):
-        missing = cost - earned
+        missing = cost - earned - (ROUNDING * cost if earned else 0.0)
         if missing <= 1e-9 * cost:
             return now_s
         per_second = math.fsum(rate.worth for rate in usable if rate.start_s <= now_s < rate.end_s)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import floor, log10
+
+from ringmaster.text import xml
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
 COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b4c4f0", "#f3bf92", "#a5d8d2", "#cfcfcf"]
@@ -55,12 +56,12 @@ class Frame:
         """The beginning of the document: size, styles and headline."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" width="{WIDTH}" '
-            f'height="{self.height:.0f}" role="img" aria-label="Gantt chart of {escape(title, quote=True)}">\n'
+            f'height="{self.height:.0f}" role="img" aria-label="Gantt chart of {xml(title)}">\n'
             f"<style>{STYLE}{style}</style>\n"
             f"<defs>{defs}</defs>\n"
             f'<rect width="{WIDTH}" height="{self.height:.0f}" fill="#ffffff"/>\n'
-            f'<text x="{LEFT}" y="28" class="title">{escape(shortened(title, 80))}</text>'
-            f'<text x="{LEFT}" y="48" class="said">{escape(" · ".join(said))}</text>'
+            f'<text x="{LEFT}" y="28" class="title">{xml(title, limit=80)}</text>'
+            f'<text x="{LEFT}" y="48" class="said">{xml(" · ".join(said))}</text>'
         )
 
     def ground(self) -> Iterator[str]:
@@ -69,7 +70,7 @@ class Frame:
             y, tall = self.top_of[name], self.row * number
             yield (
                 f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{tall:.1f}" class="node"/>'
-                f'<text x="{LEFT - 34}" y="{y + tall / 2 + 4:.1f}" class="name">{escape(shortened(name, 10))}</text>'
+                f'<text x="{LEFT - 34}" y="{y + tall / 2 + 4:.1f}" class="name">{xml(name, limit=10)}</text>'
             )
             if self.row >= 9:
                 for d in range(number):
@@ -98,8 +99,8 @@ class Frame:
         x = self.x(seconds)
         return (
             f'<line x1="{x:.1f}" y1="{TOP - 12}" x2="{x:.1f}" y2="{self.height - 38:.1f}" class="{style[0]}">'
-            f"<title>{escape(title)}</title></line>"
-            f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{escape(said)}</text>'
+            f"<title>{xml(title)}</title></line>"
+            f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{xml(said)}</text>'
         )
 
     def boxes(self, gang: Iterable[tuple[str, Sequence[int]]], start_s: float, end_s: float) -> Iterator[Box]:
@@ -143,7 +144,7 @@ def label(box: Box, text: str, *, indent: float = 0.0, least: int = 3) -> str:
     letters = int((box.wide - indent - 8) / 6.1)
     if box.tall < 10 or letters < min(least, len(text)):
         return ""
-    said = escape(shortened(text, letters))
+    said = xml(text, limit=letters)
     return f'<text x="{box.x + indent + 5:.1f}" y="{box.y + box.tall / 2 + 4:.1f}" class="label">{said}</text>'
 
 
@@ -153,7 +154,7 @@ def legend(fill_of: Mapping[str, str]) -> str:
     for name, fill in fill_of.items():
         parts.append(
             f'<rect x="{x:.0f}" y="60" width="13" height="13" rx="2" fill="{fill}" stroke="#5b6873"/>'
-            f'<text x="{x + 19:.0f}" y="71" class="legend">{escape(name)}</text>'
+            f'<text x="{x + 19:.0f}" y="71" class="legend">{xml(name)}</text>'
         )
         x += 40 + 7.5 * len(name)
     return "".join(parts)
@@ -170,11 +171,6 @@ def stripes(name: str, *, opacity: float) -> str:
         f'<pattern id="{name}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         f'<rect width="2.5" height="5" fill="#22303c" opacity="{opacity:g}"/></pattern>'
     )
-
-
-def shortened(text: str, length: int) -> str:
-    """The text, cut to a length."""
-    return text if len(text) <= length else text[: max(1, length - 1)] + "…"
 
 
 def seconds_text(value: float, *, like: float | None = None) -> str:

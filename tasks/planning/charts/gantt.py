@@ -1,11 +1,11 @@
 """Gantt charts of plans as self-contained SVG; hovering over a job in a browser highlights all its segments."""
 
 from collections.abc import Iterable
-from html import escape
 
 from ringmaster.tasks.planning.charts.drawing import Frame, colours, counted, label, legend, seconds_text, stripes
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.text import xml
 
 MAX_LINKED = 300  # segments above which hovering highlights nothing: the styles would make the file too large
 BOUND_STYLE = (
@@ -36,10 +36,10 @@ def render_svg(
     for segment in plan.segments:
         boxes = _boxes(segment, problem, frame, colour_of[_technique(segment, problem)])
         parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
-    if plan.lower_bound_s:
-        least = f"no plan ends before {seconds_text(plan.lower_bound_s)}"
+    if plan.best_bound_s:
+        least = f"no plan ends before {seconds_text(plan.best_bound_s)}"
         title = "no plan can end before this"
-        parts.append(frame.line(plan.lower_bound_s, said=least, title=title, style=("bound", "least")))
+        parts.append(frame.line(plan.best_bound_s, said=least, title=title, style=("bound", "least")))
     return "\n".join([*parts, "</svg>"])
 
 
@@ -61,8 +61,8 @@ def _technique(segment: Segment, problem: Problem) -> str:
 
 def _said(plan: Plan) -> list[str]:
     said = [f"makespan {seconds_text(plan.makespan_s)}"]
-    if plan.lower_bound_s and plan.gap is not None:
-        said.append(f"no plan beats {seconds_text(plan.lower_bound_s)} (gap {plan.gap:.2%})")
+    if plan.best_bound_s and plan.gap is not None:
+        said.append(f"no plan beats {seconds_text(plan.best_bound_s)} (gap {plan.gap:.2%})")
     return [*said, f"{counted(len(plan.segments), 'segment')}, {counted(plan.num_switches, 'switch', 'switches')}"]
 
 
@@ -80,7 +80,7 @@ def _boxes(segment: Segment, problem: Problem, frame: Frame, colour: str) -> lis
     )
     if others := trained_beside(segment, problem):
         title += f", together with {', '.join(others)}"
-    parts = [f"<title>{escape(title)}</title>"]
+    parts = [f"<title>{xml(title)}</title>"]
     least = 2.5 if segment.overhead_s > 0 else 0.0  # minimum visible width
     for box in frame.boxes(segment.devices, segment.start_s, segment.end_s):
         paid = min(box.wide / 2, max(least, segment.overhead_s * frame.scale))

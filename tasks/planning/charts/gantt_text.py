@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.planning.charts.drawing import seconds_text, shortened
+from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.charts.gantt import job_label
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.text import printable
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 IDLE = "·"
@@ -94,7 +95,7 @@ def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:
     """Draws the plan in `width` columns: a line per device, a letter per job, and below a line per job."""
     margin, columns = margin_and_columns(problem, width)
     lines = [
-        f"{shortened(name, margin):>{margin}} |{''.join(piece.text for piece in pieces)}|"
+        f"{printable(name, limit=margin):>{margin}} |{''.join(piece.text for piece in pieces)}|"
         for name, pieces in rows(plan, problem, columns)
     ]
     return "\n".join([*lines, axis(plan, margin, columns), *job_lines(plan, problem, width)])
@@ -128,11 +129,11 @@ def job_lines(plan: Plan, problem: Problem, width: int) -> list[str]:
         for name in option.jobs:
             ran.setdefault(name, []).append(f"with {segment.job}, {does}")
     lines = (f"{letter[job.id]}  {job.id}: {', then '.join(ran.get(job.id, []))}" for job in problem.jobs)
-    return [shortened(line, max(width, 40)) for line in lines]
+    return [printable(line, limit=max(width, 40)) for line in lines]
 
 
 def _said(bar: Bar, length: int) -> str:
     """The text at the beginning of a bar: its letter and name where at least four characters of it fit."""
     if bar.said and length >= 7:
-        return f"{bar.letter} {shortened(bar.said, length - 3)} "
+        return f"{bar.letter} {printable(bar.said, limit=length - 3)} "
     return bar.letter if bar.letter != bar.fill else ""

@@ -90,20 +90,20 @@ class FusedSearch:
             from ringmaster.tasks.planning.bounds.deadlines import conflicts
 
             raise ProblemError([*conflicts(self.problem)] or self.faults)
-        lower_s, proof = self.bound.seconds, self.bound.proof
-        certificate = self.bound.certificate
+        plan = replace(
+            self.best,
+            lower_bound_s=min(self.bound.seconds, self.best.makespan_s),
+            certificate=self.bound.certificate,
+            proof=self.bound.proof,
+            solver_bound_s=None,  # of one division
+            solver="",
+            seconds={**self.seconds, **self.best.seconds},
+        )
         if self.preemption == "never":
             limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
             rigid_s, _ = rigid_bound(self.problem, **limits)
-            if rigid_s > lower_s:
-                lower_s, certificate, proof = rigid_s, None, "pattern MILP"
-        plan = replace(
-            self.best,
-            lower_bound_s=min(lower_s, self.best.makespan_s),
-            certificate=certificate,
-            proof=proof,
-            seconds={**self.seconds, **self.best.seconds},
-        )
+            if rigid_s > self.bound.seconds:
+                plan = replace(plan, solver_bound_s=min(rigid_s, plan.makespan_s), solver="pattern MILP")
         return self.objective.valued(plan, self.problem, self.bound)
 
     def _plan_best_of(self, looks: list[DivisionEstimate], *, share: float = 1.0) -> None:
@@ -170,7 +170,9 @@ def _is_dear(estimate: DivisionEstimate) -> bool:
 def _proving(found: Plan, better: Plan, *, value: float) -> Plan:
     """Returns the better plan, which has that value, with the bounds and proofs of the plan that was found."""
     lower_s = None if found.lower_bound_s is None else min(found.lower_bound_s, better.makespan_s)
+    solver_s = None if found.solver_bound_s is None else min(found.solver_bound_s, better.makespan_s)
     plan = replace(found, segments=better.segments, method=better.method, lower_bound_s=lower_s)
+    plan = replace(plan, solver_bound_s=solver_s)
     if plan.value is None:
         return plan
     return replace(plan, value=value, value_bound=None if plan.value_bound is None else min(plan.value_bound, value))

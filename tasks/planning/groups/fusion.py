@@ -54,8 +54,8 @@ class Fusion:
         groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
         said = f"fused {num_jobs} jobs into {groups}: {_said(self.together)} instead of {_said(self.alone)}"
         said += f", {1 - now / before:.0%} less".replace("%", " %") if now < before else ""
-        if self.together.value is None and self.together.lower_bound_s:
-            said += f"; at least {seconds_text(self.together.lower_bound_s)} by the bound"
+        if self.together.value is None and self.together.best_bound_s:
+            said += f"; at least {seconds_text(self.together.best_bound_s)} by the bound"
         return said + ("; trained alone they cannot meet their deadlines" if self.alone_is_late else "")
 
     def to_json(self) -> dict[str, Any]:

@@ -156,6 +156,8 @@ class Plan:
     proof: the name of the proof.
     method: the name of the method that found the plan.
     seconds: planning time by stage; two plans that differ only here are equal.
+    solver_bound_s: a further lower bound in seconds, on plans that split no job, which a solver or a search has proved
+        and arithmetic cannot check; None where there is none. `solver` is the name of its method.
     objective, value, value_bound: the objective where it is not the makespan, its value, and a bound on its value.
     value_certificate: prices that prove the part of that bound that is a sum of weight x end; where there is none, the
         part that is a maximum of factor x end.
@@ -172,6 +174,13 @@ class Plan:
     value: float | None = None
     value_bound: float | None = None
     value_certificate: Certificate | None = None
+    solver_bound_s: float | None = None
+    solver: str = ""
+
+    @property
+    def best_bound_s(self) -> float | None:
+        """The better of the lower bounds in seconds; None where there is none."""
+        return max((each for each in (self.lower_bound_s, self.solver_bound_s) if each is not None), default=None)
 
     @property
     def makespan_s(self) -> float:
@@ -183,7 +192,7 @@ class Plan:
         """How far the objective may be above the best possible, as a share of the bound; None without a bound."""
         value, bound = self.value, self.value_bound
         if value is None:
-            value, bound = self.makespan_s, self.lower_bound_s
+            value, bound = self.makespan_s, self.best_bound_s
         return max(0.0, value / bound - 1.0) if bound else None
 
     @property
@@ -231,6 +240,7 @@ class Plan:
             "objective": self.objective,
             "value": self.value,
             "value_bound": self.value_bound,
+            **({"solver_bound": self.solver_bound_s, "solver": self.solver} if self.solver else {}),
             **({"value_certificate": self.value_certificate.to_json()} if self.value_certificate else {}),
             "segments": [
                 {
@@ -262,6 +272,8 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         value=number_or_none_at(data.get("value"), "value"),
         value_bound=number_or_none_at(data.get("value_bound"), "value_bound"),
         value_certificate=Certificate.from_json(of_value) if (of_value := data.get("value_certificate")) else None,
+        solver_bound_s=number_or_none_at(data.get("solver_bound"), "solver_bound"),
+        solver=text_at(data.get("solver", ""), "solver"),
     )
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.bounds import Bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, plain_bound_s
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
 from ringmaster.tasks.planning.objectives import registry
@@ -33,7 +33,8 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
        available. No device serves two segments at a time, and the host memory of a node suffices for all gangs on it.
     4. Order: a job's segments do not overlap, start after its release and after the end of every job that it waits for,
        and end by its deadline.
-    5. Bounds: the lower bound is not above the makespan, and the certificate proves it; likewise for the objective.
+    5. Bounds: the lower bound is not above the makespan, and the certificate proves it, or counting, or arithmetic
+       without prices; likewise for the objective. What a solver claims is not above the makespan, and is not checked.
     """
     jobs = {job.id: job for job in problem.jobs}
     tolerance_s = min(0.01, 1e-6 * abs(plan.makespan_s) + 1e-9) if math.isfinite(plan.makespan_s) else 0.0
@@ -200,9 +201,19 @@ def _gang(segment: Segment) -> frozenset[tuple[str, int]]:
 
 
 def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterator[str]:
-    bound_s, makespan_s = plan.lower_bound_s, plan.makespan_s
-    if bound_s is not None and not bound_s <= makespan_s * (1 + 1e-6):
-        yield f"lower bound {bound_s} above the makespan {makespan_s}"
+    makespan_s = plan.makespan_s
+    for what, bound_s in (("lower bound", plan.lower_bound_s), ("bound of a solver", plan.solver_bound_s)):
+        if bound_s is not None and not bound_s <= makespan_s * (1 + 1e-6):
+            yield f"{what} {bound_s} above the makespan {makespan_s}"
+    try:
+        proved_s = _proved_s(plan, problem)
+    except ValueError as error:
+        yield f"certificate: {error}"
+        return
+    if plan.certificate is not None and not proved_s <= makespan_s * (1 + 1e-6):
+        yield f"certificate proves {proved_s}, above the makespan {makespan_s}"
+    if plan.lower_bound_s is not None and not plan.lower_bound_s <= proved_s * (1 + 1e-6):
+        yield f"lower bound {plan.lower_bound_s} claimed, {_proof_in_words(plan, problem, proved_s)}"
     if plan.objective not in registry.names():
         yield f"the objective {plan.objective!r} is unknown. To fix: install the package that registers it"
     elif is_readable:
@@ -211,30 +222,43 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
             yield f"{plan.objective} {plan.value} claimed, {found} found"
         if plan.value_bound is not None:
             yield from _value_bound_faults(plan, plan.value_bound, problem, value=found)
-    if plan.proof == COUNTING and bound_s is not None and not bound_s <= counted_bound_s(problem) * (1 + 1e-6):
-        yield f"lower bound {bound_s} claimed, {COUNTING} proves {counted_bound_s(problem)}"
-    if plan.certificate is None:
-        return
-    try:
-        proved_s = certified_bound(plan.certificate, problem)
-    except ValueError as error:
-        yield f"certificate: {error}"
-        return
-    if not proved_s <= makespan_s * (1 + 1e-6):
-        yield f"certificate proves {proved_s}, above the makespan {makespan_s}"
-    if bound_s is not None and not bound_s <= proved_s * (1 + 1e-6):
-        yield f"lower bound {bound_s} claimed, the certificate proves {proved_s}"
+
+
+def _proved_s(plan: Plan, problem: Problem) -> float:
+    """Returns the seconds before which no plan ends, as far as the plan proves. Raises ValueError on invalid prices."""
+    if plan.certificate is not None:
+        return certified_bound(plan.certificate, problem)
+    plain_s = plain_bound_s(problem)
+    return max(plain_s, counted_bound_s(problem)) if _is_counted(plan) else plain_s
+
+
+def _is_counted(plan: Plan) -> bool:
+    """Whether a plan is of the kind that counting bounds: it splits no job."""
+    return plan.proof == COUNTING and len({segment.job for segment in plan.segments}) == len(plan.segments)
+
+
+def _proof_in_words(plan: Plan, problem: Problem, proved_s: float) -> str:
+    if plan.certificate is not None:
+        return f"the certificate proves {proved_s}"
+    if _is_counted(plan):
+        return f"{COUNTING} proves {counted_bound_s(problem)}"
+    return (
+        f"but it has no prices, and without any {proved_s} are proved. To fix: plan again, or remove lower_bound, "
+        "as a bound that a solver claims belongs into solver_bound"
+    )
 
 
 def _value_bound_faults(plan: Plan, value_bound: float, problem: Problem, *, value: float) -> Iterator[str]:
-    """Yields a fault where the plan's certificates, and its bound on the last end, do not prove the bound on the value.
+    """Yields a fault where the plan's certificates do not prove the bound on the value.
 
     value: the plan's value.
     """
     if not value_bound <= value * (1 + 1e-6):
         yield f"bound {value_bound} on {plan.objective} above {value}"
-    objective, bound_s = registry.objective(plan.objective), plan.lower_bound_s or 0.0
+    objective = registry.objective(plan.objective)
     try:
+        # What counting proves holds for plans that split no job alone.
+        bound_s = plain_bound_s(problem) if plan.certificate is None else certified_bound(plan.certificate, problem)
         proved = max(
             objective.certified_bound(plan.value_certificate, problem, bound_s=bound_s),
             objective.lower_bound(problem, Bound(bound_s, plan.certificate, plan.proof)),

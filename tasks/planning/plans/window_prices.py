@@ -1,6 +1,6 @@
 """Dual prices that differ between windows of time; `bounds.windows` and `bounds.completions` have the formulas."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,11 +35,26 @@ class WindowPrices:
     def every(self) -> Iterable[float]:
         """Yields all numbers."""
         yield from self.points_s
+        yield from self.prices()
+
+    def prices(self) -> Iterable[float]:
+        """Yields all prices."""
         for typed in self.slot_prices:
             for prices in typed.values():
                 yield from prices.values()
         for row in (*self.job_prices.values(), *self.order_prices.values()):
             yield from row
+
+    def mapped(self, change: Callable[[float], float]) -> "WindowPrices":
+        """Returns other prices in the same windows."""
+        return replace(
+            self,
+            slot_prices=tuple(
+                {k: _mapped(prices, change) for k, prices in typed.items()} for typed in self.slot_prices
+            ),
+            job_prices={job: tuple(map(change, row)) for job, row in self.job_prices.items()},
+            order_prices={pair: tuple(map(change, row)) for pair, row in self.order_prices.items()},
+        )
 
     def renamed(self, names: Mapping[str, str]) -> "WindowPrices":
         """Returns the prices with other names of jobs."""
@@ -144,6 +159,10 @@ class CompletionPrices:
             "wait_prices": [{"before": a, "after": b, "price": price} for (a, b), price in self.wait_prices.items()],
             "work_prices": {job: list(row) for job, row in self.work_prices.items()},
         }
+
+
+def _mapped(prices: Mapping[int, float], change: Callable[[float], float]) -> dict[int, float]:
+    return {slot: change(price) for slot, price in prices.items()}
 
 
 def _pair(data: Any, place: str) -> Pair:

@@ -42,6 +42,9 @@ SLICE = 200  # trials of annealing between checks of the time limit, for ten mem
 ORDERS = 1_000  # in which the pieces of a group of one node are laid out
 TRIALS = 20_000  # trials of the last local search of each group, for ten members or fewer
 
+# The plan of a group takes about so much, times the cube of its members. A group of hundreds would take minutes, and
+# list scheduling is next to optimal there.
+PER_CUBED_MEMBER_S, LEAST_WORK_S = 1e-6, 0.5
 MAX_PRICING = 12_000  # limit of states x jobs in the check of work prices: half a second
 
 
@@ -54,7 +57,8 @@ def plan_preemptive(
     work: WorkBudget | None = None,
     effort: float = 1.0,
 ) -> tuple[Segment, ...] | None:
-    """Returns the segments of a preemptive plan; None where some job fits no group. Ignores `after`.
+    """Returns the segments of a preemptive plan; None where some job fits no group, or where a group has so many jobs
+    that its plan would take more than the work that is left. Ignores `after`.
 
     Nodes are planned in groups that are as small as the widest gang allows. A small cluster is also planned as one
     group.
@@ -122,7 +126,7 @@ def _plan_of(
 ) -> tuple[Segment, ...] | None:
     """Returns the segments of a plan of the parts; None where a part fits no group."""
     guess = longest_first(tables, groups, parts, kinds)
-    if guess is None:
+    if guess is None or PER_CUBED_MEMBER_S * max(map(len, guess)) ** 3 > max(LEAST_WORK_S, work.left_s):
         return None
     members = _annealed(tables, groups, parts, guess, seed, work)
     return _planned(tables, groups, parts, members, work, effort)

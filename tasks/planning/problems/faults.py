@@ -6,10 +6,12 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob, Running
+from ringmaster.text import MOST_IN_NAME, is_printable_name
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
 LEAST_RUNTIME_S = 1e-6
+LEAST_FACTOR = 1e-100  # of weights and prices other than 0: products of smaller ones lose their digits
 
 # JSON key -> attribute
 _NODE_AMOUNTS = {"until": "available_until_s", "price": "price", "host_memory": "host_memory_bytes"}
@@ -20,13 +22,15 @@ _OPTION_AMOUNTS = {
     "evaluate": "evaluate_s",
     "host_memory": "host_memory_bytes",
 }
+_NAME = f"text of at most {MOST_IN_NAME} visible characters"
+_FACTORS = ("price", "weight")
 _SECONDS = "a number of seconds >= 0"
 
 
 def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], switch_cost_s: float) -> Iterator[str]:
     """Yields a message for everything that is wrong with a problem."""
-    if not _is_text(name):
-        yield f"problem: name must be text, not {shown(name)}"
+    if not is_printable_name(name):
+        yield f"problem: name must be {_NAME}, not {shown(name)}"
     if not is_amount(switch_cost_s):
         yield f"problem: switch_cost must be {_SECONDS}, not {shown(switch_cost_s)}"
     yield from _id_faults("node", [node.id for node in nodes])
@@ -48,8 +52,8 @@ def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], 
             yield from _option_faults(f"{place}, option {k}", option, room)
             yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
-        if job.group != "" and not _is_text(job.group):
-            yield f"{place}: group must be text, such as the name of a user, not {shown(job.group)}"
+        if job.group != "" and not is_printable_name(job.group):
+            yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.group)}"
         if not _is_flag(job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
@@ -68,7 +72,7 @@ def shown(value: Any) -> str:
 
 
 def _name(value: Any, index: int) -> str:
-    return value if _is_text(value) else str(index)
+    return value if is_printable_name(value) else str(index)
 
 
 def _id_faults(kind: str, ids: list[Any]) -> Iterator[str]:
@@ -76,8 +80,8 @@ def _id_faults(kind: str, ids: list[Any]) -> Iterator[str]:
         yield f"problem: has no {kind}s; give at least one"
     seen: set[str] = set()
     for i, name in enumerate(ids):
-        if not _is_text(name):
-            yield f"{kind} {i}: id must be text, not {shown(name)}"
+        if not is_printable_name(name):
+            yield f"{kind} {i}: id must be {_NAME}, not {shown(name)}"
         elif name in seen:
             yield f"{kind} {name}: this id is used more than once"
         else:
@@ -227,6 +231,8 @@ def _amount_faults(place: str, value: Any, attributes: Mapping[str, str]) -> Ite
         default = type(value).__dataclass_fields__[attribute].default
         if not (amount is None and default is None) and not is_amount(amount):
             yield f"{place}: {key} must be a number >= 0 (and at most {MAX_AMOUNT:g}), not {shown(amount)}"
+        elif key in _FACTORS and 0 < amount < LEAST_FACTOR:
+            yield f"{place}: {key} must be 0 or at least {LEAST_FACTOR:g}, not {shown(amount)}"
 
 
 def _type_faults(place: str, device_type: Any) -> Iterator[str]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
@@ -45,14 +45,15 @@ from ringmaster.tasks.pool.controller.failover import (
 )
 from ringmaster.tasks.pool.controller.node_ends import empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.controller.node_scaler import NodeScaler
+from ringmaster.tasks.pool.controller.quarantine import Quarantine
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import Request
-from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
@@ -62,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
 TICK_S = 0.25
+IDLE_TICK_S = 1.0  # while no batch is active
 NODES_EVERY_S = 1.0
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
@@ -103,6 +105,8 @@ class PoolController:
         self._terms = combined_terms(())
         self._heard_before: dict[int, int] = {}  # by adopted segment, the number of its events in the event log
         self._may_have_ended: set[str] = set()
+        self._quarantine = Quarantine(database)
+        self._unloggable: set[str] = set()  # batches that are about to be set aside
         self._looked_s = -NODES_EVERY_S
         self._tidied_s = -maintenance.EVERY_S
         self._is_due = threading.Event()
@@ -125,10 +129,19 @@ class PoolController:
             return  # followers read it where its node has stored it
         batch = batch_of(event)
         for one in [batch] if batch is not None else list(self._standing):
-            if (logged := as_logged(event, one)) is not None:
-                self._event_log.append(one, logged)
+            self._quarantine.handle(
+                f"an event of batch {one}",
+                partial(self._log, event, one),
+                set_aside=partial(self._set_aside_later, one),
+                most_failures=1,
+                is_marked=False,
+            )
         if batch is not None and isinstance(event, (JobEnded, SegmentEnded)):
             self._may_have_ended.add(batch)
+
+    def _log(self, event: ExecutionEvent, batch: str) -> None:
+        if (logged := as_logged(event, batch)) is not None:
+            self._event_log.append(batch, logged)
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
@@ -139,6 +152,7 @@ class PoolController:
             self._database,
             executor=executor,
             standing=self._standing,
+            quarantine=self._quarantine,
             on_priority=self._on_priority,
             clock=self._clock,
             silent_s=self._timeouts.lost_after_s,
@@ -157,18 +171,18 @@ class PoolController:
                 known_nodes=self._known_nodes,
                 clock=self._clock,
             )
-        recovered_batches = [read_recovered_state(self._database, batch) for batch in self._new_batches()]
+        recovered_batches = self._new_batches()
         self._end_strays({recovered.batch.id for recovered in recovered_batches})
         unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
-        self._give_back_leases(unsettled)
+        self._give_back_leases({name for record in unsettled for name in record.what["devices"]})
         self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
         for recovered in recovered_batches:
-            self._inherit(recovered)
+            self._take_on(recovered)
         self._is_due.set()
 
     def keep_ticking(self, until: threading.Event) -> None:
         """Has the executor's thread call `tick` periodically; returns once `until` is set."""
-        while not until.wait(TICK_S):
+        while not until.wait(TICK_S if self._standing else IDLE_TICK_S):
             if self._is_due.is_set():  # otherwise the last tick is not done yet
                 self._is_due.clear()
                 self._executor.call(self.tick)
@@ -182,7 +196,12 @@ class PoolController:
         self._request_handler.take_loans(standing, there=self._known_nodes.there)
         self._request_handler.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
-            self._end_batch(batch)
+            self._quarantine.handle(
+                f"the end of batch {batch}",
+                partial(self._end_batch, batch),
+                set_aside=partial(self._drop, batch),
+                is_marked=False,
+            )
         self._tidy_up()
         self._is_due.set()
 
@@ -212,35 +231,71 @@ class PoolController:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def _look_at_batches(self) -> None:
-        for batch in self._new_batches():
-            self._inherit(read_recovered_state(self._database, batch))
+        for recovered in self._new_batches():
+            self._take_on(recovered)
 
-    def _new_batches(self) -> list[Submission]:
+    def _take_on(self, recovered: RecoveredState) -> None:
+        id = recovered.batch.id
+        self._quarantine.handle(
+            f"batch {id}", partial(self._inherit, recovered), set_aside=partial(self._drop, id), most_failures=1
+        )
+
+    def _new_batches(self) -> list[RecoveredState]:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         found = []
         for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
-            if id in self._standing:
-                continue
-            try:
-                batch = self._submissions.find(id)
-            except ValueError as error:  # written by another version, or by hand
-                self._refuse(id, f"the executor cannot read it: {error}. {OTHER_VERSION}")
-                continue
-            if batch is not None and (fault := fault_of(batch)) is None:
-                found.append(batch)
-            elif batch is not None:
-                self._refuse(id, fault or "")
+            if id not in self._standing:
+                recovered = self._quarantine.handle(
+                    f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id)
+                )
+                if recovered is not None:
+                    found.append(recovered)
         return found
 
+    def _recovered(self, id: str) -> RecoveredState | None:
+        """Returns the state of a batch; refuses one that cannot be read or planned, and returns None."""
+        try:
+            batch = self._submissions.find(id)
+        except ValueError as error:  # written by another version, or by hand
+            self._refuse(id, f"the executor cannot read it: {error}. {OTHER_VERSION}")
+            return None
+        if batch is None:
+            return None
+        if (fault := fault_of(batch)) is not None:
+            self._refuse(id, fault)
+            return None
+        return read_recovered_state(self._database, batch)
+
+    def _set_aside_later(self, id: str, message: str) -> None:
+        """Sets a batch aside, once, after what the executor does now."""
+        if id not in self._unloggable:
+            self._unloggable.add(id)
+            self._executor.call(partial(self._set_aside, id, message))
+
+    def _set_aside(self, id: str, message: str) -> None:
+        """Fails the jobs of an active batch that this controller fails on; their gangs are stopped."""
+        if id in self._standing:
+            self._executor.fail(self._executor.job_table.of_batch(id), message=message)
+
+    def _drop(self, id: str, message: str) -> None:
+        """Ends a batch that this controller cannot take on or end. Its gangs are killed."""
+        self._may_have_ended.discard(id)
+        self._standing.pop(id, None)
+        self._executor.forget(id)
+        self._ask_anew()
+        self._refuse(id, message)
+        self._executor.call(lambda: self._give_back_leases(self._executor.leased()))  # once all others are adopted
+
     def _refuse(self, id: str, message: str) -> None:
-        """Fails all jobs of a batch that have not ended."""
+        """Fails all jobs of a batch that have not ended, and ends it."""
         logger.error("batch %s: %s", id, message)
         journal = Journal(self._database, batch=id)
         for name, record in journal.jobs().items():
             if record.status not in ENDED:
                 self._fail(id, name, message)
-        self._submissions.end(id)
+        self._submissions.end(id, message=message)
+        self._end_segments(SEGMENTS.c.batch == id)
 
     def _fail(self, id: str, job: str, message: str) -> None:
         Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
@@ -315,20 +370,24 @@ class PoolController:
 
     def _end_strays(self, standing: set[str]) -> None:
         """Ends segments of batches that are not active; there are none unless the database was edited by hand."""
-        query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None))
+        self._end_segments(SEGMENTS.c.batch.not_in(sorted(standing)))
+
+    def _end_segments(self, where: ColumnElement[bool]) -> None:
+        query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where)
         rows = self._database.read(lambda connection: connection.execute(query).all())
         for row in rows:
-            if row.batch not in standing:
-                self._message_store.command(row.id, KILL)
-                for order in self._message_store.shares(row.id):
-                    self._message_store.end(order.segment, order.node)
-                outcome = {"status": OutcomeStatus.LOST, "message": "its batch had ended"}
-                Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
+            self._message_store.command(row.id, KILL)
+            for order in self._message_store.shares(row.id):
+                self._message_store.end(order.segment, order.node)
+            outcome = {"status": OutcomeStatus.LOST, "message": "its batch had ended"}
+            Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
 
-    def _give_back_leases(self, unsettled: Sequence[SegmentRecord]) -> None:
-        """Ends the leases of segments that have ended or never began, and of loans that are no longer granted."""
+    def _give_back_leases(self, serving: Collection[str]) -> None:
+        """Ends the leases of segments that have ended or never began, and of loans that are no longer granted.
+
+        serving: the names of the devices of all other segments.
+        """
         leases = PoolLeases(self._database)
-        serving = {name for record in unsettled for name in record.what["devices"]}
         stale = [d for d, who in leases.held().items() if d not in serving and not is_loan(who)]
         if stale:
             leases.give_back(stale)

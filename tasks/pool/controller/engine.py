@@ -24,12 +24,13 @@ from ringmaster.tasks.pool.providers.provider import GONE, Allocation, Allocatio
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus
-from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
 from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
+IDLE_LOOK_EVERY_S = 1.0  # while no gang runs
 MOST_REMEMBERED = 10_000  # allocations that are gone
 CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
 
@@ -39,6 +40,7 @@ class _Flight:
     """A segment that has been ordered and has not ended.
 
     nodes: by node, the incarnation that has its share; the node of rank 0 comes first.
+    refusal: why it fails however its shares end: what is wrong with an event of its gang.
     """
 
     number: int
@@ -47,6 +49,7 @@ class _Flight:
     future: Future[Outcome] = field(default_factory=Future)
     heard: dict[str, int] = field(default_factory=dict)  # by node, the number of its last event
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    refusal: str = ""
 
 
 class PoolEngine:
@@ -209,7 +212,7 @@ class PoolEngine:
 
     def _poll(self) -> None:
         try:
-            while not self._closing.wait(LOOK_EVERY_S):
+            while not self._closing.wait(LOOK_EVERY_S if self._flights else IDLE_LOOK_EVERY_S):
                 self.catch_up()
         except DatabaseClosed:  # this process is ending
             self._closing.set()
@@ -225,8 +228,20 @@ class PoolEngine:
         flight.heard[event.node] = event.number
         if isinstance(event.content, ShareEnded):
             self._end_share(flight, event.node, outcome_of(event.content))
+        elif isinstance(event.content, RefusedEvent):
+            self._refuse(flight, event.node, event.content)
         else:
             flight.on_event(event.content)
+
+    def _refuse(self, flight: _Flight, node: str, event: RefusedEvent) -> None:
+        """Ends a gang of which an event cannot be read. Another try would end the same way."""
+        logger.error("segment %d on %s: %s", flight.number, node, event.message)
+        flight.refusal = flight.refusal or event.message
+        ended = [order.node for order in self._message_store.shares(flight.number) if order.status == OrderStatus.ENDED]
+        if node in ended:  # the event was the outcome
+            self._end_share(flight, node, Outcome(status=OutcomeStatus.INVALID, message=flight.refusal))
+        else:
+            self._message_store.command(flight.number, KILL)
 
     def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
         """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""
@@ -248,7 +263,10 @@ class PoolEngine:
             self._end_peers(flight)
         if len(flight.outcomes) == len(flight.nodes) and flight.number in self._flights:
             del self._flights[flight.number]
-            flight.future.set_result(merged(flight.outcomes, speaker=next(iter(flight.nodes))))
+            outcome = merged(flight.outcomes, speaker=next(iter(flight.nodes)))
+            if flight.refusal:
+                outcome = Outcome(status=OutcomeStatus.INVALID, message=flight.refusal)
+            flight.future.set_result(outcome)
 
     def _end_peers(self, flight: _Flight) -> None:
         """Ends a gang's other shares after a failure: waiting shares are withdrawn, and running ones are killed."""

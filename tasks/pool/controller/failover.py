@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import select
+from sqlalchemy import Integer, cast, select
 
 from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
@@ -21,7 +21,7 @@ from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.tasks.storage.schema import TOLD
+from ringmaster.tasks.storage.schema import TOLD, json_field
 from ringmaster.techniques import Profile
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
@@ -171,15 +171,17 @@ def _untold(
 
 def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
     """Returns the segment number of each logged event of that kind."""
-    query = select(TOLD.c.content["number"].as_integer()).where(TOLD.c.batch == batch, TOLD.c.kind == kind.__name__)
+    query = select(cast(json_field(TOLD.c.content, "number"), Integer)).where(
+        TOLD.c.batch == batch, TOLD.c.kind == kind.__name__
+    )
     return database.read(lambda connection: connection.execute(query).scalars().all())
 
 
 def _job_ends(database: Database, batch: str) -> dict[str, str]:
     """Returns, by job, the status in its last logged `JobEnded` event."""
-    query = select(TOLD.c.content).where(TOLD.c.batch == batch, TOLD.c.kind == JobEnded.__name__).order_by(TOLD.c.id)
-    rows = database.read(lambda connection: connection.execute(query).scalars().all())
-    return {content["job"]: content["status"] for content in rows}
+    job, status = (json_field(TOLD.c.content, key) for key in ("job", "status"))
+    query = select(job, status).where(TOLD.c.batch == batch, TOLD.c.kind == JobEnded.__name__).order_by(TOLD.c.id)
+    return dict(database.read(lambda connection: [(row[0], row[1]) for row in connection.execute(query).all()]))
 
 
 def _key_of(record: SegmentRecord) -> OptionKey:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, Protocol
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
+from ringmaster.tasks.pool.controller.quarantine import Quarantine
+from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import (
     MOST_PRIORITY,
@@ -38,6 +41,9 @@ class Servant(Protocol):
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Ends jobs for good."""
 
+    def fail(self, jobs: Sequence[str], *, message: str) -> None:
+        """Fails the jobs that have not ended."""
+
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed."""
 
@@ -61,6 +67,7 @@ class RequestHandler:
     """Answers requests. Must be called from the executor's thread.
 
     standing: the batches that have not ended, by id.
+    quarantine: sets aside the requests that this controller fails on.
     on_priority: called when a person has set priorities.
     clock: monotonic seconds.
     silent_s: the time without a renewal after which the holder of a loan counts as dead.
@@ -72,12 +79,13 @@ class RequestHandler:
         *,
         executor: Servant,
         standing: Mapping[str, ActiveBatch],
+        quarantine: Quarantine,
         on_priority: Callable[[ActiveBatch, Mapping[str, float]], None],
         clock: Callable[[], float],
         silent_s: float,
     ) -> None:
         self._database, self._executor, self._standing = database, executor, standing
-        self._on_priority = on_priority
+        self._quarantine, self._on_priority = quarantine, on_priority
         self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._node_silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._requests, self._leases = Requests(database), PoolLeases(database)
@@ -100,24 +108,60 @@ class RequestHandler:
 
     def about_batches(self, standing: Sequence[Request]) -> Sequence[Request]:
         """Returns the open requests about batches."""
-        return [each for each in standing if each.kind in self._acts and each.status == RequestStatus.OPEN]
+        kinds = (*self._acts, None)
+        return [each for each in standing if each.kind in kinds and each.status == RequestStatus.OPEN]
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Carries out and answers requests about batches."""
         for request in requests:
-            try:
-                message = self._acts[request.kind](request.content)
-            except Refused as error:
-                answer = {"message": str(error)}
-                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=answer)
-            else:
-                self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
+            self._quarantine.handle(
+                f"request {request.id}", partial(self._answer, request), set_aside=partial(self._set_aside, request)
+            )
+
+    def _answer(self, request: Request) -> None:
+        try:
+            if request.kind is None:
+                raise Refused(f"the executor has no such requests. {OTHER_VERSION}")
+            message = self._acts[request.kind](request.content)
+        except Refused as error:
+            self._refuse(request, str(error))
+        else:
+            self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
+
+    def _refuse(self, request: Request, message: str) -> None:
+        status = RequestStatus.REFUSED if request.status == RequestStatus.OPEN else RequestStatus.WITHDRAWN
+        self._requests.answer(request.id, status=status, answer={"message": message})
+
+    def _set_aside(self, request: Request, message: str) -> None:
+        """Refuses a request that this controller fails on. A sweep that is not steered any more would never end."""
+        self._refuse(request, message)
+        if request.kind == RequestKind.DIRECT and (batch := self._standing.get(str(request.content.get("batch")))):
+            self._fail(batch.submission, f"the request that steers it was refused: {message}")
+
+    def _fail(self, batch: Submission, message: str) -> None:
+        self._executor.fail([batch.qualified(job.name) for job in batch.jobs], message=message)
 
     def _cancel(self, content: Mapping[str, Any]) -> str:
+        if (waiting := self._cancel_unsubmitted(content)) is not None:
+            return waiting
         batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
         why = str(content.get("message") or "cancelled by hand")
         self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
         return _told(batch, jobs, "cancelled")
+
+    def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
+        """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
+        key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
+        if key in self._standing or key not in (names := unsubmitted(self._database)):
+            return None
+        if content.get("jobs"):
+            raise Refused(
+                f"the jobs of batch {names[key]} are being measured, and cannot be cancelled one by one before they "
+                "are planned. To fix: cancel the whole batch, or wait"
+            )
+        if not cancel_unsubmitted(self._database, key, why=why):
+            raise Refused(f"batch {names[key]} is measured by now. To fix: cancel it again")
+        return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
 
     def _pause(self, content: Mapping[str, Any]) -> str:
         fits = (*ENDED, JobStatus.PAUSED)
@@ -142,7 +186,9 @@ class RequestHandler:
         try:
             asked = SteeringRequest.from_json(content)
         except ValueError as error:  # written by another version
-            raise Refused(f"the executor cannot read it: {error}. {OTHER_VERSION}") from error
+            message = f"the executor cannot read what steers it: {error}. {OTHER_VERSION}"
+            self._fail(batch, message)  # as it would never end
+            raise Refused(message) from error
         names = {*asked.jobs, *asked.goals, *asked.stops}
         if unknown := names - {job.name for job in batch.jobs}:
             raise Refused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
@@ -199,7 +245,7 @@ class RequestHandler:
         if named:
             ids = ", ".join(batch.id for batch in named)
             raise Refused(f"several batches are named {name}: {ids}. To fix: say which by its id")
-        if self._submissions.find(name) is not None:
+        if self._submissions.status(name) is not None:
             raise Refused(f"batch {name} has ended")
         there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
         raise Refused(f"there is no batch {name!r}. There is: {there or 'none'}")
@@ -227,14 +273,12 @@ class RequestHandler:
         silent = self._silences.among(asked)
         for request in asked:
             node, is_open = request.content.get("node", ""), request.status == RequestStatus.OPEN
-            if node not in there:
-                answer = {"message": f"there is no node {node!r}. There is: {', '.join(there) or 'none'}"}
-                self._requests.answer(
-                    request.id, status=RequestStatus.REFUSED if is_open else RequestStatus.WITHDRAWN, answer=answer
-                )
+            if (fault := _loan_fault(request)) is not None:
+                self._refuse(request, fault)
+            elif node not in there:
+                self._refuse(request, f"there is no node {node!r}. There is: {', '.join(there) or 'none'}")
             elif is_open and there[node].is_leaving:
-                answer = {"message": f"node {node} is leaving the pool"}
-                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=answer)
+                self._refuse(request, f"node {node} is leaving the pool")
             elif request.id in silent:
                 answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
                 self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer=answer)
@@ -288,6 +332,17 @@ def lease_name(node: EngineNode, device: int) -> str:
 def _wanted(loan: Request) -> DevicesWanted:
     known = {field.name for field in fields(DevicesWanted)}
     return DevicesWanted(**{key: value for key, value in loan.content.items() if key in known})
+
+
+def _loan_fault(loan: Request) -> str | None:
+    """Returns what is wrong with the form of a request for devices, or None."""
+    try:
+        wanted = _wanted(loan)
+    except TypeError as error:
+        return f"the executor cannot read it: {error}. {OTHER_VERSION}"
+    if type(wanted.least) is not int or type(wanted.most) is not int or not 0 < wanted.least <= wanted.most:
+        return f"it is for {wanted.least!r:.50} to {wanted.most!r:.50} devices. {OTHER_VERSION}"
+    return None if isinstance(loan.content.get("node"), str) else f"it names no node. {OTHER_VERSION}"
 
 
 def _told(batch: Submission, jobs: Sequence[str], verb: str) -> str:

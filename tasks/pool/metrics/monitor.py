@@ -19,7 +19,7 @@ from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.pool.metrics.reasons import PlanReason, reason_of
 from ringmaster.tasks.pool.metrics.state import DeviceStatus, PoolState, StateReader
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import PLANS, SEGMENTS, TOLD
+from ringmaster.tasks.storage.schema import PLANS, SEGMENTS, TOLD, json_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def _with_plans(connection: Connection, before: PoolCounts) -> PoolCounts:
 
 
 def _with_segments(connection: Connection, before: PoolCounts) -> PoolCounts:
-    status = SEGMENTS.c.outcome["status"].as_string()
+    status = json_field(SEGMENTS.c.outcome, "status")
     news = or_(SEGMENTS.c.id > before.last_segment, SEGMENTS.c.id.in_(before.running))
     rows = connection.execute(select(SEGMENTS.c.id, SEGMENTS.c.ended_s, status.label("status")).where(news)).all()
     segments = Counter(before.segments) + Counter(row.status for row in rows if row.ended_s is not None)
@@ -77,7 +77,7 @@ def _with_segments(connection: Connection, before: PoolCounts) -> PoolCounts:
 
 
 def _with_jobs(connection: Connection, before: PoolCounts) -> PoolCounts:
-    status = TOLD.c.content["status"].as_string()
+    status = json_field(TOLD.c.content, "status")
     ended = select(status).where(TOLD.c.id > before.last_event, TOLD.c.kind == JobEnded.__name__)
     newest = connection.execute(select(func.max(TOLD.c.id))).scalar() or 0
     jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(TOLD.c.id <= newest)).scalars().all())

@@ -28,7 +28,7 @@ _PATTERNS = (
     (PlanReason.START, r"(start|resumed|an executor began)$"),
     (PlanReason.NEW_JOBS, r"batch .+ has \d+ jobs$"),
     (PlanReason.DEVICES, r"node .+ (is gone|came)\b|the health of devices has changed|.* has lost its devices"),
-    (PlanReason.FAILURE, r".* ran out of memory|the gang of .* crashed"),
+    (PlanReason.FAILURE, r".* ran out of memory|the gang of .* crashed|jobs have failed$"),
     (PlanReason.DEADLINE, r"in danger of missing their deadlines"),
     (PlanReason.CLOCK, r"the clock$"),
     (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome, as_event
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
+IDLE_S, IDLE_LOOK_EVERY_S = 30.0, 0.5  # after so long without a gang, orders are looked for less often
 DRAIN_S = 25.0  # out of the 30 s that a spot notice gives
 HEED_S = 1.5  # the executor checks its nodes every second
 KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
@@ -116,8 +118,7 @@ class NodeAgent:
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the fork server and registers the node; returns once the agent can take orders."""
-        self._server.start()
+        """Registers the node; returns once the agent can take orders."""
         self._last_command = max((id for id, _, _ in self._message_store.commands(after=0)), default=0)
         self._register()
         self._looking.start()
@@ -224,9 +225,15 @@ class NodeAgent:
                 return
             self._ever_taken.add(segment)
             incarnation = self._incarnation
-        share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
-            segment, incarnation
-        )
+        try:
+            share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
+                segment, incarnation
+            )
+        except ValueError as error:  # damaged, or of another release: it would be read in vain again and again
+            logger.exception("the order of segment %d cannot be read", segment)
+            message = f"node {self.name} cannot read its order: {error}"
+            self._outbox.put(segment, as_event(Outcome(status=OutcomeStatus.INVALID, message=message)))
+            return
         with self._lock:
             # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
             if share is None or self._is_leaving or incarnation != self._incarnation:
@@ -271,7 +278,10 @@ class NodeAgent:
 
     def _look(self) -> None:
         with suppress(DatabaseClosed):
-            while not self.ended.wait(LOOK_EVERY_S):
+            idle_since_s = time.monotonic()
+            while not self.ended.wait(LOOK_EVERY_S if time.monotonic() - idle_since_s < IDLE_S else IDLE_LOOK_EVERY_S):
+                if self._gangs.shares:
+                    idle_since_s = time.monotonic()
                 for id, segment, command in self._message_store.commands(after=self._last_command):
                     self._last_command = id
                     self._gangs.tell(segment, command)

@@ -9,24 +9,36 @@ copy. This needs no process group of its own: the ranks exchange the state of th
 
 So a rank never waits for another, and a crash at any moment leaves the published checkpoints intact. The last save of a
 segment works in the same way but without a copy, and the ranks wait for it.
+
+Where a disk or store takes nothing (it is full, over its quota, read-only or away), training on would only lose more
+steps at the next fault. The ranks therefore stand still with their state in memory, and try again until it is written:
+no more than one interval is ever repeated.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Pieces, WritePieces
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointError, CheckpointStore, Pieces, WritePieces
 from ringmaster.techniques.runtime.checkpoints.place import Block
+from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import BEAT_EVERY_S, EventSender
 
 THREAD_NAME = "checkpoint"
+# Seconds for which ranks wait for a disk or store, holding their devices. Then their gang fails, with the cause.
+WRITE_PATIENCE = "RINGMASTER_WRITE_PATIENCE_S"
+WRITE_PATIENCE_S = 1800.0
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
 
 
 class Asks(NamedTuple):
@@ -50,13 +62,60 @@ class Saved(Protocol):
         """Returns the metadata of the job that a checkpoint stores."""
 
 
+def takes_nothing(fault: OSError | None) -> bool:
+    """Returns whether a fault of a disk or store may pass: it is full, read-only or away. True for no fault."""
+    return fault is None or fault.errno in FULL or isinstance(fault, (CheckpointError, StoreUnavailable))
+
+
+class WriteRetries:
+    """What all ranks of a gang do between two tries to write: they report the cause and wait, for a limited time."""
+
+    def __init__(self, ranks: Ranks, reporter: EventSender, *, gives_up: Callable[[], bool]) -> None:
+        self._ranks, self._reporter, self._gives_up = ranks, reporter, gives_up
+        self._patience_s = float(os.environ.get(WRITE_PATIENCE, WRITE_PATIENCE_S))
+        self._since_s, self._wait_s = time.monotonic(), FIRST_RETRY_S
+        self._said = ""
+
+    def wait(self, error: OSError, *, step: int) -> bool:
+        """Waits until the next try; returns whether there is one, as a command to a rank (`gives_up`) ends the wait.
+
+        All ranks call it together. Raises `error` on all of them once they have waited for `WRITE_PATIENCE_S`.
+        """
+        message = (
+            f"{error}. The job waits with its state in memory, and tries again for {self._patience_s / 60:.0f} min. "
+            "To fix: free space there, or make it writable"
+        )
+        if message != self._said:
+            self._said = message
+            self._reporter.send(CheckpointFailed(step=step, message=message, waits=True))
+        begun_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            asks = (self._gives_up(), now_s - self._since_s >= self._patience_s, now_s - begun_s >= self._wait_s)
+            is_over, is_late, is_due = (number > 0 for number in self._ranks.sum(list(map(float, asks))))
+            if is_over:
+                return False
+            if is_late:
+                raise error
+            if is_due:
+                self._wait_s = min(2 * self._wait_s, LONGEST_RETRY_S)
+                return True
+            self._reporter.beat()
+            time.sleep(BEAT_EVERY_S)
+
+
 class Saver:
-    """The saves of one segment on one rank, one at a time; all ranks begin and end them at the same steps."""
+    """The saves of one segment on one rank, one at a time; all ranks begin and end them at the same steps.
+
+    saved_step: the step of the newest checkpoint.
+    has_failed: whether the last save failed, so that the state since then is in memory alone.
+    """
 
     def __init__(self, saved: Saved, store: CheckpointStore, reporter: EventSender, *, ranks: Ranks) -> None:
         self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
         self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")
         self._save: _Save | None = None
+        self.saved_step, self.has_failed = saved.next_step, False
 
     @property
     def is_idle(self) -> bool:
@@ -79,16 +138,36 @@ class Saver:
         self.finish()
         self._begin(None)
 
-    def save_at_once(self) -> float:
-        """Saves the state and waits until it is durable; returns the seconds. A save in progress is finished first.
+    def save_at_once(self, *, gives_up: Callable[[], bool]) -> float | None:
+        """Saves the state and waits until it is durable, as `finish_last` does; returns the seconds.
 
-        Raises CheckpointError on every rank where any rank could not write.
+        A save in progress is finished first. Returns None where a command has ended the wait.
         """
-        self.finish()
         started_s = time.perf_counter()
         self.begin_last()
-        self.finish()
-        return time.perf_counter() - started_s
+        return time.perf_counter() - started_s if self.finish_last(gives_up=gives_up) else None
+
+    def finish_last(self, *, gives_up: Callable[[], bool]) -> bool:
+        """Waits until the last save is published on all ranks, and writes it again for as long as it fails.
+
+        Returns False where a command (`gives_up`) has ended the wait: the newest checkpoint is then that of
+        `saved_step`. Raises CheckpointError on every rank where any rank could not write for too long.
+        """
+        retries = WriteRetries(self._ranks, self._reporter, gives_up=gives_up)
+        had_failed = self.has_failed
+        while True:
+            if self._save is None and self.has_failed:
+                self._begin(None)
+            try:
+                self.finish()
+            except CheckpointError as error:
+                self.has_failed = had_failed = True
+                if not retries.wait(error, step=self._saved.next_step):
+                    return False
+            else:
+                if had_failed:
+                    self._reporter.send(CheckpointSaved(step=self.saved_step))
+                return True
 
     def _begin(self, copies: HostCopies | None) -> None:
         assert self._save is None
@@ -129,6 +208,8 @@ class Saver:
             self.follow(sums)
 
     def _tell(self, save: _Save, *, has_failed: bool) -> None:
+        self.has_failed = has_failed
+        self.saved_step = self.saved_step if has_failed else save.step
         if has_failed:
             error = self._store.failed(save.step, save.fault)
             if save.is_waited_for:

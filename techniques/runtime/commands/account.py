@@ -176,7 +176,7 @@ class Account:
 
     def _evaluated(self, event: Evaluated, since_s: float) -> None:
         self._check_step(event)
-        self._metrics = self._step, {name: float(value) for name, value in event.metrics.items()}
+        self._metrics = self._step, event.metrics
         self.seconds["metrics"] = since_s if event.seconds is None else event.seconds
         if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
             self._reporter.send(Metrics(step=self._step, metrics=self._metrics[1], wall_s=time.time()))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.interface.metric import checked_values
+from ringmaster.techniques.runtime.processes.events import MOST_STEPS, OutcomeStatus
+from ringmaster.text import printable_lines, storable
 
+MOST_IN_LINE = 1_000_000  # bytes of an event
+MOST_IN_TEXT = 4096  # characters of a value: a path of the longest kind
 KINDS = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.CRASHED)
 
 
@@ -134,11 +139,13 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 def parse_event(line: bytes) -> CommandEvent:
     """Returns the event in a line. Raises ValueError, with the allowed events, on any other line."""
     text = line.decode(errors="replace")
+    if len(line) > MOST_IN_LINE:
+        raise ValueError(f"the command said {text[:200]!r} and more, {len(line)} bytes. To fix: at most {MOST_IN_LINE}")
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the command said {text[:200]!r}, which is not JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("event") not in _CLASSES:
+    if not isinstance(content, dict) or not isinstance(content.get("event"), str) or content["event"] not in _CLASSES:
         raise ValueError(f"the command said {text[:200]!r}. To fix: give `event` one of {', '.join(_CLASSES)}")
     cls = _CLASSES[content["event"]]
     values = {}
@@ -147,12 +154,33 @@ def parse_event(line: bytes) -> CommandEvent:
         if is_needed and each.name not in content:
             raise ValueError(f"the command said {text[:200]!r} without {each.name!r}. To fix: say it too")
         if is_needed or content.get(each.name) is not None:
-            values[each.name] = content[each.name]
-            _check_type(each.name, content[each.name], _TYPES[str(each.type)], text)
+            try:
+                values[each.name] = _checked(each.name, content[each.name], _TYPES[str(each.type)], cls)
+            except ValueError as error:
+                raise ValueError(f"the command said {text[:200]!r}, where {error}") from error
     return cls(**values)
 
 
-def _check_type(name: str, value: Any, types: tuple[type, ...], text: str) -> None:
+def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEvent]) -> Any:
+    """Returns a field's value as an event of that class has it."""
     if not isinstance(value, types) or isinstance(value, bool):
         expected = " or ".join(each.__name__ for each in types)
-        raise ValueError(f"the command said {text[:200]!r}, where {name!r} is no {expected}. To fix: make it one")
+        raise ValueError(f"{name!r} is no {expected}. To fix: make it one")
+    if isinstance(value, dict):
+        return checked_values(value, may_be_undefined=False)
+    if isinstance(value, str):
+        return printable_lines(value) if cls is Failed else _plain_text(name, value)
+    number: Any = value
+    if name == "loss":  # one that is not finite has a remedy of its own
+        return math.inf if isinstance(number, int) and abs(number) > MOST_STEPS else float(number)
+    if not 0 <= number <= MOST_STEPS:  # nor NaN
+        raise ValueError(f"{name!r} is no number from 0 to {MOST_STEPS}. To fix: make it one")
+    return number
+
+
+def _plain_text(name: str, value: str) -> str:
+    if len(value) > MOST_IN_TEXT:
+        raise ValueError(f"{name!r} has {len(value)} characters. To fix: at most {MOST_IN_TEXT}")
+    if storable(value) != value or any(ord(character) < ord(" ") for character in value):
+        raise ValueError(f"{name!r} has control characters, or halves of surrogate pairs. To fix: leave them out")
+    return value

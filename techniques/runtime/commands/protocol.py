@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.commands.events import CommandEvent, parse_event
+from ringmaster.techniques.runtime.commands.events import MOST_IN_LINE, CommandEvent, parse_event
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 VERSION = 1
@@ -134,7 +134,7 @@ class Report:
 
     def events(self) -> Iterator[CommandEvent]:
         """Yields the events since the last call. Raises ValueError on a line that violates the protocol."""
-        while True:
+        while len(self._pending) <= MOST_IN_LINE:
             try:
                 self._pending += os.read(self._fd, 65536)
             except BlockingIOError:
@@ -143,6 +143,8 @@ class Report:
         for line in lines:
             if line.strip():
                 yield parse_event(line)
+        if len(self._pending) > MOST_IN_LINE:
+            yield parse_event(self._pending)
 
     def close(self) -> None:
         """Closes this end of the pipe."""

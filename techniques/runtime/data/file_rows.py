@@ -12,19 +12,20 @@ from typing import Any
 from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText, split_text
 from ringmaster.techniques.runtime.data.files import FilePart, Matched, local_copies, matching
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.rows import (
     FaultyRows,
+    FileText,
     RowFault,
     first_faults,
     format_of,
     rows_and_faults,
     to_json_text,
 )
-from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
+from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out, split_text
+from ringmaster.techniques.runtime.data.training_faults import with_leaks
 from ringmaster.techniques.runtime.data.windows import in_window, moment
 
 TEXT_KINDS = (None, "language-modeling", "text")
@@ -125,12 +126,14 @@ def preparation_of_files(
     cache_dir: Path,
     rows: Callable[[DataSpec], Iterator[Row]],
     write: Callable[[Path, DataSpec, str], PreparedData],
+    identity_of: Callable[[DataSpec], Callable[[Row], Any]],
 ) -> Preparation:
     """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
 
     rows: returns the rows that a spec of local files reads.
     write: writes the samples of a spec of local files into a folder, with what messages call the data. Where it also
         writes the manifest of data with a name, the rows are not read again for it.
+    identity_of: returns, for a spec of local files, what equal rows have in common.
     """
     assert spec.path is not None
     patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
@@ -140,10 +143,14 @@ def preparation_of_files(
         paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
         local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
-        _check_not_empty(main_files(local), where=where)
+        files = main_files(local)
+        _check_not_empty(files, where=where)
         prepared = write(folder, local, where)
         if spec.name is not None and not (folder / FILE).exists():
             Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
+        # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
+        if spec.name is None and (local.held_out_path is not None or len({file.held_out for file in files}) > 1):
+            return with_leaks(prepared, local, partial(rows, local), identity=identity_of(local))
         return prepared
 
     return Preparation(

@@ -20,6 +20,10 @@ from ringmaster.techniques.runtime.data.prepared import stamp
 STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 
 
+# What systems leave in folders, in lower case; names that begin with a point are left out, too.
+LITTER = frozenset({"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Matched:
     """The files that match a pattern.
@@ -61,18 +65,61 @@ class FilePart:
 
 
 def matching(pattern: str) -> Matched:
-    """Returns the files that match a pattern. Raises ValueError where there is none, or its store cannot be read."""
+    """Returns the files that match a pattern; `**` stands for any folders, and links to folders are followed.
+
+    What is hidden (`.ipynb_checkpoints`), and what systems leave in folders (`__MACOSX`, `Thumbs.db`), is left out
+    unless the pattern names it.
+
+    Raises ValueError where there is none, where one is a link to nothing, or where the store cannot be read.
+    """
     if is_url(pattern):
         return _remote(pattern)
     parts = Path(pattern).parts
     fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), parts[:-1]))
-    root, rest = Path(*fixed), str(Path(*parts[len(fixed) :]))
-    found = sorted(file.relative_to(root).as_posix() for file in root.glob(rest) if file.is_file())
-    if not found:
+    root, rest = Path(*fixed), parts[len(fixed) :]
+    names = {path.relative_to(root).as_posix(): path for path in _matching_below(root, rest)}
+    found = {name: names[name] for name in sorted(names) if _is_meant(name, rest)}
+    if broken := next((path for path in found.values() if path.is_symlink() and not path.exists()), None):
+        raise ValueError(f"{broken} is a link to a file that does not exist. To fix: bring back the file, or remove it")
+    files = tuple(name for name, path in found.items() if path.is_file())
+    if not files:
         is_folder = Path(pattern).is_dir()
         hint = f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"
         raise ValueError(f"path {pattern!r} matches no file (from {Path.cwd()}). To fix: {hint}")
-    return Matched(root=str(root), names=tuple(found))
+    return Matched(root=str(root), names=files)
+
+
+def _matching_below(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Yields what matches a pattern below a folder, some of it several times."""
+    if "**" not in parts:
+        yield from folder.glob(str(Path(*parts)))
+        return
+    place = parts.index("**")
+    for base in folder.glob(str(Path(*parts[:place]))) if place else (folder,):
+        for each in _folders(base, above=frozenset()):
+            yield from _matching_below(each, parts[place + 1 :] or ("*",))
+
+
+def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
+    """Yields a folder and those below it; a link to a folder that it lies in is not followed."""
+    real = folder.resolve()
+    if real in above or not folder.is_dir():
+        return
+    yield folder
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _folders(each, above=above | {real})
+
+
+def is_litter(name: str) -> bool:
+    """Returns whether a file or folder is hidden, or is one that systems leave in folders."""
+    return name.startswith(".") or name.lower() in LITTER
+
+
+def _is_meant(name: str, pattern: Sequence[str]) -> bool:
+    """Whether a file is one that people put into a folder, or the pattern names it."""
+    names_hidden = any(part.startswith(".") for part in pattern)
+    return names_hidden or not any(is_litter(part) and part not in pattern for part in name.split("/"))
 
 
 @contextmanager
@@ -154,13 +201,17 @@ def _remote(pattern: str) -> Matched:
                 infos = {inner: store.info(inner)} if store.exists(inner) else {}
     except OSError as error:
         raise ValueError(f"{pattern} cannot be read: {explained(error, pattern)}") from error
-    found = {path: info for path, info in sorted(infos.items()) if info["type"] == "file"}
+    inside = _above_wildcards(inner)
+    files = {
+        path.removeprefix(inside).lstrip("/"): infos[path] for path in sorted(infos) if infos[path]["type"] == "file"
+    }
+    rest = inner.removeprefix(inside).lstrip("/").split("/")
+    found = {name: info for name, info in files.items() if _is_meant(name, rest)}
     if not found:
         raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
-    inside = _above_wildcards(inner)
-    names = tuple(path.removeprefix(inside).lstrip("/") for path in found)
     # The root is taken from the URL, as the path in the store may lack the host.
-    return Matched(root=_above_wildcards(pattern), names=names, stamps=tuple(map(_remote_stamp, found.values())))
+    stamps = tuple(map(_remote_stamp, found.values()))
+    return Matched(root=_above_wildcards(pattern), names=tuple(found), stamps=stamps)
 
 
 def _why_none(store: Any, path: str) -> str:

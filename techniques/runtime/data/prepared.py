@@ -16,8 +16,8 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 
-# Incremented whenever the same files would be prepared into other samples than before.
-FORMAT = 1
+# Incremented whenever the same files would be prepared into other samples than before, or refused.
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)

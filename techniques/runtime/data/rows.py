@@ -7,24 +7,44 @@ import csv
 import hashlib
 import io
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from ringmaster.techniques.runtime.data.files import FilePart, opened
+from ringmaster.techniques.runtime.data.limits import MAX_ROW_BYTES, Expansion, lines_of, row_too_large
 
-SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-FORMATS = tuple(SUFFIXES.values())
+SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+ARRAY_REMEDY = "make a line of each object of an array: jq -c '.[]' FILE > rows.jsonl"
+TABLE_REMEDY = "save it as CSV, with values separated by commas"
+OTHER_SUFFIXES = {
+    ".json": f"set format to jsonl if each line is an object; or {ARRAY_REMEDY}",
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip"), "decompress it, e.g. by gunzip or unzip"),
+    **dict.fromkeys((".tsv", ".tab", ".xls", ".xlsx", ".ods"), TABLE_REMEDY),
+}
+"""Endings of files that are not read, and what makes them files that are."""
+COMPRESSION_MARKS = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 CHARACTERS_PER_READ = 1 << 16
 ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
+BYTES_PER_BATCH, REPEATED_ROWS_PER_BATCH = 16 << 20, 64
 # The most faults that are reported at once, and how many rows after the first fault are searched for others.
 MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
-# Python's csv module refuses longer values by default, from 128 KiB on.
-MAX_CSV_VALUE_CHARACTERS = 1 << 30
+# The values of a column of classes, by which rows inside a value in quotes are told from text of several lines.
+MOST_CLASSES, MOST_CLASS_CHARACTERS, MOST_SUSPECTS = 100, 64, 1000
+
+BYTE_ORDER_MARK = "\ufeff"
+QUOTE_REMEDY = 'close the quote where the value ends, and double each quote inside a value, as in "5"" long"'
+NUL_REMEDY = "write it as UTF-8, e.g. from UTF-16: iconv -f UTF-16LE -t UTF-8 FILE > OTHER"
 
 # Once, as making one takes as long as a short row.
 _PLAIN = json.JSONEncoder(default=str)
@@ -57,13 +77,13 @@ class FaultyRows(ValueError):
 
 def format_of(path: str, given: str | None = None) -> str:
     """Returns the format of a file: `given`, or that of its suffix. Raises ValueError on others."""
-    suffix = PurePosixPath(path).suffix
+    suffix = PurePosixPath(path).suffix.lower()
     found = given or SUFFIXES.get(suffix)
     if found is None:
-        raise ValueError(
-            f"{path} ends in {suffix or 'nothing'}. To fix: name files that end in {', '.join(SUFFIXES)}, or give "
-            f"their format: {', '.join(FORMATS)}"
+        remedy = OTHER_SUFFIXES.get(
+            suffix, f"name files that end in {', '.join(SUFFIXES)}, or give their format: {', '.join(FORMATS)}"
         )
+        raise ValueError(f"{path} ends in {suffix or 'nothing'}. To fix: {remedy}")
     return found
 
 
@@ -117,8 +137,10 @@ def read_text(path: str) -> Iterator[str]:
     r"""Yields the text of a file in pieces, with `\n` at the end of each line."""
     with opened(path) as stream:
         try:
-            with io.TextIOWrapper(stream, encoding="utf-8") as text:
+            with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
                 while piece := text.read(CHARACTERS_PER_READ):
+                    if piece.count("\0") > len(piece) // 4:
+                        raise ValueError(f"{path} is no text but bytes of which many are NUL. To fix: {NUL_REMEDY}")
                     yield piece
         except UnicodeDecodeError as error:
             raise not_utf8(path) from error
@@ -128,6 +150,10 @@ def read_text(path: str) -> Iterator[str]:
 
 def not_utf8(path: str) -> ValueError:
     """Returns what is to be raised for a text file with other bytes than UTF-8, with the first of them."""
+    with opened(path) as stream:
+        begin = stream.read(6)
+    if method := next((name for mark, name in COMPRESSION_MARKS.items() if begin.startswith(mark)), None):
+        return ValueError(f"{path} is compressed by {method}. To fix: decompress it")
     found: list[str] = []
     offset = 0
     with opened(path) as stream:
@@ -139,7 +165,7 @@ def not_utf8(path: str) -> ValueError:
             offset += len(line)
             if len(found) == MAX_FAULTS:
                 break
-    encoding = _marked_encoding(path)
+    encoding = _marked_encoding(begin)
     where = f"in {', '.join(found)}" if encoding is None else f"but {encoding}, by its byte order mark"
     remedy = f"convert it{', e.g. from Latin-1' if encoding is None else ''}"
     return ValueError(
@@ -148,21 +174,34 @@ def not_utf8(path: str) -> ValueError:
     )
 
 
-def _marked_encoding(path: str) -> str | None:
+def _marked_encoding(begin: bytes) -> str | None:
     """The encoding whose byte order mark a file begins with; None without one."""
-    with opened(path) as stream:
-        begin = stream.read(4)
     if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "UTF-32"
     return "UTF-16" if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
 
 
-class TextInPieces(ABC):
-    """A text that is read when it is needed, a piece at a time."""
+@dataclass(frozen=True)
+class FileText:
+    """The characters of a text file from `start` up to `stop`, which is left out; None for its end.
 
-    @abstractmethod
+    They are read when they are needed, a piece at a time.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
     def pieces(self) -> Iterator[str]:
-        """Yields the text in pieces. Raises ValueError where it cannot be read."""
+        """Yields the text in pieces. Raises ValueError where the file cannot be read."""
+        place = 0
+        for piece in read_text(self.path):
+            wanted = piece[max(self.start - place, 0) : None if self.stop is None else max(self.stop - place, 0)]
+            place += len(piece)
+            if wanted:
+                yield wanted
+            if self.stop is not None and place >= self.stop:
+                return
 
 
 class ContentHash:
@@ -186,8 +225,8 @@ def content_hash(content: Any) -> str:
 
 
 def hash_bytes(content: Any) -> bytes:
-    """Returns the 8 bytes of `content_hash`; a `TextInPieces` has the hash of its text."""
-    if isinstance(content, TextInPieces):
+    """Returns the 8 bytes of `content_hash`; a `FileText` has the hash of its text."""
+    if isinstance(content, FileText):
         found = ContentHash()
         for piece in content.pieces():
             found.update(piece)
@@ -211,55 +250,164 @@ def _cannot_be_read(path: str, error: Exception) -> ValueError:
 
 def _jsonl(stream: BinaryIO, path: str, *, first_line: int) -> Iterator[tuple[int, Any]]:
     with io.TextIOWrapper(stream, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=first_line):
+        for number, line in lines_of(lines, path, first_line=first_line):
+            line = line.removeprefix(BYTE_ORDER_MARK)  # also of files that were joined
             if not line.strip():
                 continue
             place = f"{path}, line {number}"
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                yield number, RowFault(place, f"is no JSON: {error}", "one object a line")
+                row = _DECODER.decode(line)
+            except (ValueError, RecursionError) as error:
+                is_array = number == 1 and line.lstrip().startswith("[")
+                yield number, RowFault(place, *_json_fault(error, array=path if is_array else None))
                 continue
             if isinstance(row, dict):
                 yield number, row
             else:
                 kind = "null" if row is None else f"a {type(row).__name__}"
-                yield number, RowFault(place, f"is no JSON object but {kind}", 'write rows as {"text": ...}')
+                is_array = isinstance(row, list) and any(isinstance(each, dict) for each in row)
+                remedy = _array_remedy(path) if is_array else 'write rows as {"text": ...}'
+                yield number, RowFault(place, f"is no JSON object but {kind}", remedy)
+
+
+def _json_fault(error: Exception, *, array: str | None) -> tuple[str, str]:
+    """What is wrong with a line, and how to mend it. array: the file that is an array, as its first line begins one."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply", "write rows of texts, numbers and lists"
+    if isinstance(error, _RepeatedKey):
+        return f"has the key {error.args[0]!r} twice", "rename one of the keys, or remove it"
+    return f"is no JSON: {error}", "one object a line" if array is None else _array_remedy(array)
+
+
+def _array_remedy(path: str) -> str:
+    return ARRAY_REMEDY.replace("FILE", PurePosixPath(path).name)
+
+
+class _RepeatedKey(ValueError):
+    """An object has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys must differ: else the last value would silently be the one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
-    csv.field_size_limit(MAX_CSV_VALUE_CHARACTERS)
+    csv.field_size_limit(MAX_ROW_BYTES)  # longer than the default of 128 KiB
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines)
+        reader = csv.reader(_without_nul(line for _, line in lines_of(lines, path)), strict=True)
+        first = 1
         try:
-            _check_separator(reader.fieldnames or (), path)
-            for row in reader:
-                if None in row or None in row.values():
-                    yield reader.line_num, _ragged(row, f"{path}, line {reader.line_num}")
-                else:
-                    yield reader.line_num, row
+            names = next(filter(None, reader), [])
+            _check_header(names, path)
+            suspects = _RowsInValues(names)
+            first = reader.line_num + 1
+            for values in reader:
+                if len(values) == len(names):
+                    suspects.add(values, line=first, num_lines=reader.line_num + 1 - first)
+                    yield reader.line_num, dict(zip(names, values, strict=True))
+                elif values:
+                    what = f"has another number of values than the header: {len(values)} and not {len(names)}"
+                    place = f"{path}, line {reader.line_num}"
+                    yield reader.line_num, RowFault(place, what, "put quotes around values with commas")
+                first = reader.line_num + 1
         except csv.Error as error:
+            yield first, _csv_fault(f"{path}, line {first}", error, reader.line_num)
+            return
+        for line, num_rows, column in suspects.found():
+            what = f"has a value in quotes that holds {num_rows} rows, by their {column!r}"
             yield (
-                reader.line_num,
-                RowFault(f"{path}, line {reader.line_num}", f"is no CSV: {error}", "check its quotes"),
+                line,
+                RowFault(f"{path}, line {line}", what, f"{QUOTE_REMEDY}; or give JSONL if the value is meant so"),
             )
 
 
-def _check_separator(names: Sequence[str], path: str) -> None:
-    """Raises ValueError where the header of a CSV file seems to be separated by another sign than commas."""
+def _without_nul(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if "\0" in line:
+            raise csv.Error("line contains NUL")
+        yield line
+
+
+def _csv_fault(place: str, error: csv.Error, last_line: int) -> RowFault:
+    match str(error):
+        case "unexpected end of data":
+            return RowFault(place, "begins a value in quotes that is never closed", QUOTE_REMEDY)
+        case "line contains NUL":
+            return RowFault(place, "has NUL bytes, so that the file is no UTF-8 text", NUL_REMEDY)
+    what = f"has a value in quotes with a quote inside it, up to line {last_line}: {error}"
+    return RowFault(place, what, QUOTE_REMEDY)
+
+
+def _check_header(names: Sequence[str], path: str) -> None:
+    """Raises ValueError where columns of a CSV file have one name, or seem to be separated by other signs than commas.
+
+    Columns without a name may be several: spreadsheets write them.
+    """
     separators = {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}
     if found := next((sign for sign in separators if len(names) == 1 and sign in names[0]), None):
         raise ValueError(
             f"{path} has one column, {names[0]!r}, which seems to be separated by {separators[found]}. To fix: "
             f"separate values by commas, e.g. with pandas: read_csv(FILE, sep={found!r}).to_csv(OTHER, index=False)"
         )
+    _check_names([name.strip() for name in names if name.strip()], f"{path}, line 1")
 
 
-def _ragged(row: Mapping[Any, Any], place: str) -> RowFault:
-    num_columns = len(row) - (None in row)
-    num_values = num_columns + len(row.get(None, ())) - sum(value is None for value in row.values())
-    what = f"has another number of values than the header: {num_values} and not {num_columns}"
-    return RowFault(place, what, "put quotes around values with commas")
+def _check_names(names: Sequence[str], where: str) -> None:
+    if twice := list(dict.fromkeys(name for name in names if names.count(name) > 1)):
+        said = " and ".join(f"two columns {name!r}" for name in twice)
+        raise ValueError(f"{where} has {said}. To fix: rename all but one of them, or remove them")
+
+
+class _RowsInValues:
+    """Finds values in quotes that hold whole rows, as where a quote is closed some rows too late.
+
+    Text of several lines is no fault, whatever commas it has. What looks like rows is told from it by a column of few
+    values, such as the class: those of all rows inside the value are among those of other rows.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._known: dict[int, set[str]] = {column: set() for column in range(len(names)) if len(names) > 1}
+        self._suspects: list[tuple[int, list[list[str]]]] = []
+
+    def add(self, values: Sequence[str], *, line: int, num_lines: int) -> None:
+        """Adds a row of some lines. line: the first of them."""
+        if num_lines > 1:
+            broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
+            self._add_broken(values, broken, line=line)
+            return
+        for column, known in [*self._known.items()]:
+            known.add(values[column][: MOST_CLASS_CHARACTERS + 1])
+            if len(known) > MOST_CLASSES:
+                del self._known[column]
+
+    def found(self) -> Iterator[tuple[int, int, str]]:
+        """Yields the line of each row with a value that holds rows, their number, and the column that shows it."""
+        for line, rows in self._suspects:
+            for column, known in self._known.items():
+                if all(_is_class(row[column]) and row[column] in known for row in rows):
+                    yield line, len(rows), self._names[column]
+                    break
+
+    def _add_broken(self, values: Sequence[str], broken: int, *, line: int) -> None:
+        """Adds a row with a value of several lines, if there are as many commas in each as between values of a row."""
+        begin, *between, end = (part.split(",") for part in re.split(r"\r\n|\r|\n", values[broken]))
+        rows = [[*values[:broken], *begin], *between, [*end, *values[broken + 1 :]]]
+        if len(self._suspects) < MOST_SUSPECTS and all(len(row) == len(values) for row in rows):
+            short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
+            self._suspects.append((line, short))
+
+
+def _is_class(value: str) -> bool:
+    return bool(value.strip()) and len(value) <= MOST_CLASS_CHARACTERS
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
@@ -272,9 +420,34 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
-    number = 0
+    _check_names(table.schema_arrow.names, path)
+    expansion = Expansion(path, num_stored_bytes=stream.seek(0, io.SEEK_END))
     there = [name for name in columns or () if name in table.schema_arrow.names]
-    for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=there or None):
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
+    number = 0
+    for group in range(table.num_row_groups):
+        num_rows = _rows_per_batch(table.metadata.row_group(group), there, expansion)
+        for batch in table.iter_batches(batch_size=num_rows, row_groups=[group], columns=there or None):
+            expansion.add(batch.nbytes)
+            for row in batch.to_pylist():
+                number += 1
+                if sum(len(value) for value in row.values() if isinstance(value, (str, bytes))) > MAX_ROW_BYTES:
+                    raise row_too_large(f"{path}, row {number}")
+                yield number, row
+
+
+def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) -> int:
+    """Returns the number of rows of a row group of a Parquet file that are read at a time.
+
+    A text that is stored once for many rows (`dictionary`) may be as long as all of the group is said to be. Raises
+    ValueError where a column is compressed so much that reading it takes too much memory.
+    """
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    mine = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
+    for chunk in mine:  # whose pages, of any size, are decompressed as a whole
+        expansion.check(chunk.total_uncompressed_size)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in mine)
+    num_rows: int = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
+    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in mine):
+        longest = max(chunk.total_uncompressed_size for chunk in mine)
+        num_rows = min(num_rows, max(BYTES_PER_BATCH // max(longest, 1), REPEATED_ROWS_PER_BATCH))
+    return max(1, min(ROWS_PER_BATCH, int(num_rows)))

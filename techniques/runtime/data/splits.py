@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+
+from ringmaster.techniques.runtime.data.rows import FileText
 
 
 def is_held_out(key: str, *, share: float) -> bool:
@@ -21,6 +24,20 @@ def held_out_keys(keys: Sequence[str], *, share: float) -> frozenset[str]:
     if share > 0 and len(ranked) > 1:
         count = min(max(count, 1), len(ranked) - 1)
     return frozenset(ranked[:count])
+
+
+def split_text(text: FileText, *, share: float) -> tuple[FileText, FileText | None]:
+    """Returns the training part of a whole file and its held-out `share`, which begins with a line; None if empty."""
+    if not share:
+        return text, None
+    length = sum(map(len, text.pieces()))
+    end = round(length * (1 - share))
+    line = place = 0
+    for piece in replace(text, stop=end).pieces():
+        line = place + found + 1 if (found := piece.rfind("\n")) >= 0 else line
+        place += len(piece)
+    cut = line or end
+    return replace(text, stop=cut), replace(text, start=cut) if cut < length else None
 
 
 def _position(key: str) -> float:

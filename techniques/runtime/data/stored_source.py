@@ -13,6 +13,7 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.runtime.data.samples import ArraySamples, as_tensors
+from ringmaster.techniques.runtime.data.training_faults import constant_fault, distinct_labels
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,9 @@ def described(
 
     if num_labels is None and shapes.get("labels") == () and columns[0]["labels"].dtype.kind in "iu":
         num_labels = num_values("labels")
+    faults = []
+    if shapes.get("labels") == () and len(same := distinct_labels(folder, "training")) == 1:
+        faults.append(constant_fault(map(str, *same), num_rows=num_samples, column="label"))
     if vocab_size is None and kind == "tokens":
         vocab_size = num_values("input_ids")
     return PreparedData(
@@ -88,4 +92,5 @@ def described(
         seq_len=shapes["input_ids"][0] if kind == "tokens" else None,
         image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
         num_channels=image[0] if len(image) == 3 else None,
+        training_faults=tuple(faults),
     )

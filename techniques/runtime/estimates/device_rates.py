@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # the source of torch.distributed's, with types
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -84,7 +85,7 @@ def _measured(cores: tuple[tuple[int, ...], ...]) -> Rates:
     link = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}
     if len(cores) > 1:
         with tempfile.TemporaryDirectory() as folder:
-            meeting = f"file://{folder}/meeting"
+            meeting = f"{folder}/meeting"
             link = in_children([lambda r=r: _link(r, meeting, cores[r]) for r in (0, 1)])[0]  # type: ignore[misc]
     parallel = both["flops_per_s"] / alone["flops_per_s"]
     return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(cores) - 1, 1))
@@ -121,7 +122,8 @@ def _operators_per_s(recompute: str) -> float:
 
 def _link(rank: int, meeting: str, cores: tuple[int, ...]) -> dict[str, float]:
     _pin(cores)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
+    store, timeout = FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
     large = torch.ones(LINK_BYTES // 4)
     message_s = _best_s(lambda: [dist.all_reduce(large[:MESSAGE] * 0.5) for _ in range(NUM_MESSAGES)]) / NUM_MESSAGES
     mesh, mine = init_device_mesh("cpu", (2,)), torch.ones(MESSAGE, requires_grad=True)

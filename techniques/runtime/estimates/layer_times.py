@@ -23,10 +23,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
-from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.models import layer_names
@@ -105,9 +105,7 @@ def layer_times(
     slots = slots[:MOST_SLOTS]
     machine = [os.uname().nodename, [to_json(slot) for slot in slots]]
     libraries = [torch.__version__, transformers.__version__]
-    what = [job.model, facts, job.loss, job.precision, rows]
-    if job.loss_options:
-        what.append(job.loss_options)
+    what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
     if not file.exists():
         try:

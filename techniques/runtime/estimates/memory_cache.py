@@ -22,15 +22,28 @@ from typing import Any
 import torch
 import transformers
 
+from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import EvaluationSpec, ScheduleSpec
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene, estimate_rank
+from ringmaster.techniques.runtime.probing.probe import source_state, source_states
 
-VERSION = 3  # incremented when estimates would have other results
+VERSION = 4  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
 PATIENCE_S = 180.0
-IRRELEVANT_DATA = ("name", "digest", "num_samples", "num_held_out", "source", "folder")
+IRRELEVANT_DATA = (
+    "name",
+    "digest",
+    "num_samples",
+    "num_held_out",
+    "source",
+    "folder",
+    "lengths",
+    "columns",
+    "notes",
+    "training_faults",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +125,8 @@ def _file(scene: Scene) -> Path:
     if said["data"]["kind"] != "other":
         for key in IRRELEVANT_DATA:
             said["data"].pop(key, None)
+    is_own = scene.technique not in registry.BUILTIN.values()
+    said["code"] = [*source_states(scene.job), *([source_state(scene.technique)] if is_own else [])]
     return folder / f"{digest([said, torch.__version__, transformers.__version__, VERSION], length=32)}.json"
 
 

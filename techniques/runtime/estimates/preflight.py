@@ -25,7 +25,7 @@ from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, p
 from ringmaster.techniques.runtime.data.encoding.progress import progress_to
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.models import model_facts
-from ringmaster.techniques.runtime.models.build import skeleton
+from ringmaster.techniques.runtime.models.build import check_weights, skeleton
 from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import (
@@ -72,10 +72,13 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     with explained("data: it cannot be read", "correct data"):
         described = describe(job) if order.describe_data else None
         data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
+    if job.trains and data.training_faults:
+        raise StepFault([*data.training_faults])
     tried: Probe | None = None
     if job.trains and job.model.command is None:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
+        _check_weights(job, data, order.weights)
     facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze)
     if tried is not None:
         facts = with_probe(facts, tried)
@@ -140,6 +143,15 @@ def _check_training(job: Job, data: PreparedData) -> None:
         if job.freeze:
             freeze(model, job.freeze)
         parameter_settings(job, model)
+
+
+def _check_weights(job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
+    """Raises StepFault where the files of the job's model, its base or its teacher do not have the model's tensors."""
+    base, how = folders.get(job.name), job.adaptation
+    with explained("model: its weights cannot be read", "save the model again"):
+        check_weights(job.model, data=data, weights_from=None if base is None else Path(base))
+        if how is not None and how.teacher is not None and how.teacher_model is not None and how.teacher in folders:
+            check_weights(how.teacher_model, data=data, weights_from=Path(folders[how.teacher]))
 
 
 def _beside_tokens(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:

@@ -31,6 +31,7 @@ from ringmaster.techniques.runtime.processes.order import Slot
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
 # A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.
 ACTIVATIONS, WEIGHTS = 1.5, 3.0
+MEASURED_LAYERS = 6  # largest layers, their gradients included, that a device holds while layers are measured on it
 SURELY_KEPT = 0.7  # of the activations that one device alone stores: divided, slightly less is stored
 TEXT_SAMPLES = 1 << 20
 
@@ -100,8 +101,11 @@ class Estimator:
 
     def _times(self, config: Config) -> LayerTimes | None:
         """The times of the layers for micro-batches of this config."""
+        memory_bytes = min(shape.memory_bytes for shape in self._order.shapes)
         if not self._slots or self._facts.decoder is None:
             return None
+        if MEASURED_LAYERS * self._facts.largest_layer_bytes > memory_bytes:
+            return None  # stages are then balanced by parameters
         num_rows = int(config["micro_batch"])
         if num_rows not in self._times_by_rows:
             self._times_by_rows[num_rows] = layer_times(

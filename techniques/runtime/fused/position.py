@@ -10,7 +10,7 @@ from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, Ready
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
 from ringmaster.techniques.runtime.training.segment_loop import Progress, evaluation_due, tell_passed_over
 from ringmaster.techniques.runtime.training.trainer import StepReport
 
@@ -20,7 +20,7 @@ class Position:
 
     def __init__(self, member: Member, ranks: Ranks, reporter: Reporter) -> None:
         self.member, self.first_step, self.last_step = member, member.next_step, member.order.last_step
-        self._sender = reporter.about(member.name)
+        self._reporter, self._sender = reporter, reporter.about(member.name)
         self._progress = Progress(self._sender)
         self._saver = Saver(member, member.store(), self._sender, ranks=ranks)
         self._saved_s, self._saved_step = time.monotonic(), member.next_step
@@ -87,8 +87,13 @@ class Position:
             self._saver.follow(Asks(*asks))
         return is_due > 0 and self._saver.is_idle
 
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether its last save failed; `save` then tries again before the gang trains on."""
+        return self._saver.has_failed
+
     def begin_save(self) -> None:
-        """Copies the state and writes it while training goes on. A failed save is reported, and retried later."""
+        """Copies the state and writes it while training goes on."""
         self._saved_s = time.monotonic()
         self._saver.begin()
 
@@ -99,9 +104,12 @@ class Position:
             self._saver.begin_last()
 
     def save(self) -> None:
-        """Saves the last state and waits until it is published. Raises CheckpointError."""
+        """Saves the last state and waits until it is published, also where a disk is full for a while.
+
+        A command to stop or to leave ends the wait. Raises CheckpointError where it is full for too long.
+        """
         self.begin_last_save()
-        self._saver.finish()
+        self._saver.finish_last(gives_up=self._is_dismissed)
         if self._saved_step > self.first_step:
             self._seconds.setdefault("save_s", time.monotonic() - self._saved_s)
 
@@ -118,8 +126,12 @@ class Position:
         """
         self._saver.finish()
         self._progress.flush()
-        outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": self.member.next_step}
+        step = self._saver.saved_step if self._saver.has_failed else self.member.next_step
+        outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": step}
         outcome |= self._seconds
         if status == OutcomeStatus.DONE and self._metrics is not None:
             outcome["metrics"] = dict(self._metrics)
         return {**outcome, "message": message} if message else outcome
+
+    def _is_dismissed(self) -> bool:
+        return self._reporter.told(STOP) or self.name in self._reporter.told_to_leave()

@@ -149,9 +149,12 @@ class _Segment:
             self._dismiss(leaving, OutcomeStatus.LEFT)
         on_the_way = [position for position in self._positions.values() if not position.is_done]
         ending = [position for position in on_the_way if is_over or position.name in leaving]
-        saving = [position for position in on_the_way if position not in ending and position.name in due]
-        if ending or saving:
+        unsaved = [position for position in on_the_way if position not in ending and position.is_unsaved]
+        saving = [p for p in on_the_way if p not in ending and p not in unsaved and p.name in due]
+        if ending or saving or unsaved:
             self._reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+        for position in unsaved:
+            self._try(position, position.save)
         for position in saving:
             position.begin_save()
         for position in self._saved(ending):
@@ -159,7 +162,7 @@ class _Segment:
         settled = self._settle(
             [position for position in self._positions.values() if position.is_done or position.wants_metrics]
         )
-        return bool(ending or saving or settled)
+        return bool(ending or saving or unsaved or settled)
 
     def _asked(self) -> tuple[bool, int, set[str], set[str]]:
         """The requests of all ranks, equal on every rank: (stop, lead job's last step, jobs to leave, jobs to save).
@@ -188,9 +191,12 @@ class _Segment:
         if not positions:
             return False
         self._reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
-        kept = [position for position in positions if not position.is_done] + self._saved(
-            [position for position in positions if position.is_done]
-        )
+        kept = [position for position in positions if not position.is_done]
+        for position in self._saved([position for position in positions if position.is_done]):
+            if position.is_unsaved:  # a command has ended the wait for a full disk
+                self._end(position, OutcomeStatus.PREEMPTED)
+            else:
+                kept.append(position)
         if measured := [position for position in kept if position.is_at_its_end or position.wants_metrics]:
             self._reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
             started_s = time.perf_counter()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +20,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Fields that configs accept although they have no such attribute: older spellings, and any special token.
+CONFIG, MOST_CONFIG_BYTES = "config.json", 64_000_000
 OF_LABELS = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
 """Fields of which each determines the others."""
+# What no model has, and what would take minutes or all of a machine's memory to find out by building it.
+MOST_LAYERS, MOST_SIZE, MOST_MODULES = 10_000, 2**31 - 1, 200_000
+MOST_BUILD_S = 60.0
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "num_blocks", "num_encoder_blocks"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
+"""The different names of the number of layers in configs of transformers."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 
@@ -54,6 +66,7 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     model reads are not detected here: see `undeclared_fields`.
     """
     assert spec.architecture is not None
+    _check_sizes(spec.config)
     cls = architecture(spec.architecture)
     config_class = cls.config_class
     aliases: Mapping[str, str] = config_class.attribute_map
@@ -74,6 +87,7 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
 
 def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The config of the model `spec.from_pretrained`, overridden by the fields of `spec.config`."""
+    _check_sizes(spec.config)
     config, name = _pretrained(spec), spec.from_pretrained
     if spec.architecture is not None:
         config.architectures = [spec.architecture]
@@ -99,6 +113,8 @@ def _pretrained(spec: ModelSpec) -> Any:
     name = spec.from_pretrained
     assert name is not None
     is_folder = Path(name).is_dir()
+    if is_folder and (Path(name) / CONFIG).is_file():
+        _check_sizes(_read_config(Path(name) / CONFIG))
     try:
         return AutoConfig.from_pretrained(name, local_files_only=is_folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -108,11 +124,66 @@ def _pretrained(spec: ModelSpec) -> Any:
         ) from error
 
 
+def _read_config(file: Path) -> Any:
+    """The content of a model's config, {} where transformers is to say what is wrong with it."""
+    try:
+        content = file.read_bytes()[: MOST_CONFIG_BYTES + 1]
+        if len(content) > MOST_CONFIG_BYTES:
+            raise ValueError(f"model: {file} has more than {MOST_CONFIG_BYTES / 1e6:g} MB. To fix: check the file")
+        return json.loads(content)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        return {}
+
+
+def _check_sizes(fields: Any, place: str = "model.config") -> None:
+    """Raises ValueError on a number that no model has: a config of so many layers would fill the memory by itself."""
+    items = fields.items() if isinstance(fields, Mapping) else enumerate(fields) if isinstance(fields, list) else ()
+    for name, value in items:
+        if isinstance(value, int):
+            most = MOST_LAYERS if name in LAYERS else MOST_SIZE
+            if abs(value) > most:
+                said = f"{value:,}" if abs(value) < 10**15 else f"about 2^{abs(value).bit_length()}"
+                raise ValueError(f"{place}.{name} is {said}; a model has at most {most:,}. To fix: lower it")
+        else:
+            _check_sizes(value, f"{place}.{name}")
+
+
 def instantiate(config: Any) -> nn.Module:
-    """The model of `config`, with fresh weights. Raises ValueError if the architecture refuses the config."""
+    """The model of `config`, with fresh weights. Raises ValueError if the architecture refuses the config.
+
+    Raises TooLarge where it has too many modules, or takes too long to be built.
+    """
     name = config.architectures[0]
-    made: nn.Module = _made(architecture(name), name, config)
+    with _limited(name):
+        made: nn.Module = _made(architecture(name), name, config)
     return made
+
+
+class TooLarge(ValueError):
+    """Raised for a model that is too large to be built here."""
+
+
+@contextmanager
+def _limited(name: str) -> Iterator[None]:
+    """Inside the context, a model of too many modules is no longer built."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    began_s, num_modules = time.monotonic(), 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_modules
+        num_modules += 1
+        if num_modules > MOST_MODULES or time.monotonic() - began_s > MOST_BUILD_S:
+            raise TooLarge(
+                f"model: {name} has more than {num_modules:,} modules by its config, and was no longer built after "
+                f"{time.monotonic() - began_s:.0f} s. To fix: lower the numbers of layers and experts in model.config"
+            )
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -121,6 +192,8 @@ def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
     try:
         return cls(*args, **kwargs)
+    except TooLarge:
+        raise
     except (
         StrictDataclassError,
         ArithmeticError,
@@ -246,7 +319,7 @@ def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
                 f"model.config.{name} or data.{option}"
             )
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
-    if isinstance(size, int) and isinstance(patch, int) and (patch > size or size % patch):
+    if isinstance(size, int) and isinstance(patch, int) and not (0 < patch <= size and size % patch == 0):
         raise ValueError(
             f"model: {of} cuts images of {size} pixels into patches of {patch}. "
             f"To fix: set model.config.patch_size to a divisor of {size}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ringmaster.techniques.adaptations.folders import quantization_of
+from ringmaster.techniques.adaptations.folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
 from ringmaster.techniques.adaptations.quantizing import load_quantized
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
@@ -26,8 +28,10 @@ from ringmaster.techniques.runtime.models.architectures import (
     pretrained_config,
 )
 
-WEIGHTS = "model.safetensors"
 MAX_NAMED = 3
+MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
+# The dtypes of weights that are plain numbers. Others need scales, of which only quantized models know.
+PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from: Path | None = None) -> nn.Module:
@@ -62,6 +66,61 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
                 _check_vocabulary(Path(spec.from_pretrained), data)
             model = _from_config(spec, config, weights_from=weights_from)
     return model.float().train()
+
+
+def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | None = None) -> None:
+    """Raises the ValueErrors of `build_model` about weights, of which only the headers of the files are read.
+
+    Weights that are not on this machine yet are not checked.
+    """
+    check_model(spec)
+    if weights_from is not None and is_adapter(weights_from):
+        check_weights(spec, data=data, weights_from=base_of(weights_from))
+        return
+    folder = weights_from or _local_folder(spec.from_pretrained)
+    if folder is None or quantization_of(folder) is not None:
+        return
+    joined = [shape for name, (_, shape) in tensor_shapes(folder).items() if ".experts." in name]
+    if sum(map(math.prod, joined)) > MOST_JOINED:
+        return
+    if spec.factory is not None:
+        _check_tensors(skeleton(spec, data), folder)
+        return
+    config = model_config(spec, data)
+    if not _is_quantized(config, of=spec.from_pretrained or str(folder)):
+        local = spec if weights_from is not None else replace(spec, from_pretrained=str(folder))
+        _from_config(local, config, weights_from=weights_from, of_headers=True)
+
+
+def _local_folder(name: str | None) -> Path | None:
+    """Returns the folder of a model's weights on this machine, of a name on the hub in its cache; None if not here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name is None or Path(name).is_dir():
+        return None if name is None else Path(name)
+    for file in (WEIGHTS, INDEX):
+        if isinstance(found := try_to_load_from_cache(name, file), str):
+            return Path(found).parent
+    return None
+
+
+def _is_quantized(config: Any, *, of: str) -> bool:
+    """Returns whether a model was quantized by another program. Raises ValueError if it cannot be loaded here."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        return False
+    method = said.get("quant_method") if isinstance(said, Mapping) else getattr(said, "quant_method", None)
+    try:
+        quantizer = AutoHfQuantizer.from_config(said, pre_quantized=True)
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"model: {of} is quantized ({method or 'by an unknown method'}) and cannot be loaded here: "
+            f"{' '.join(str(error).split())}. To fix: name the model that it was quantized from"
+        ) from error
+    return True
 
 
 def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
@@ -122,10 +181,11 @@ def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
             return _from_factory(spec).train()
 
 
-def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> nn.Module:
+def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None, of_headers: bool = False) -> nn.Module:
+    """The model with its weights; with `of_headers` without them, after the same checks."""
     cls = architecture(config.architectures[0])
     if weights_from is not None:
-        model, fault = _load_pretrained(cls, str(weights_from), config, exact=True)
+        model, fault = _load_pretrained(cls, str(weights_from), config, exact=True, of_headers=of_headers)
         if fault:
             raise ValueError(
                 f"model: the base in {weights_from} does not fit {cls.__name__}: {fault}. "
@@ -134,7 +194,9 @@ def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> 
         return model
     if spec.from_pretrained is None:
         return instantiate(config)
-    model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=spec.has_fresh_head)
+    model, fault = _load_pretrained(
+        cls, spec.from_pretrained, config, fresh_head=spec.has_fresh_head, of_headers=of_headers
+    )
     if fault:
         raise ValueError(
             f"model: the weights of {spec.from_pretrained!r} do not fit {cls.__name__}: {fault}. To fix: take back "
@@ -144,25 +206,36 @@ def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> 
 
 
 def _load_pretrained(
-    cls: Any, name: str, config: Any, *, exact: bool = False, fresh_head: bool = False
+    cls: Any, name: str, config: Any, *, exact: bool = False, fresh_head: bool = False, of_headers: bool = False
 ) -> tuple[nn.Module, str]:
     """The model, and a message with the tensors that its file lacks or has in another shape; empty if it fits.
 
     exact: tensors of the file that the model does not have are faults too.
     fresh_head: tensors outside of the base model, and of its pooler, may be missing or have another shape; they stay
         fresh.
+    of_headers: take only the names and shapes of the tensors from the files, whose values are not read.
     """
+    source: dict[str, Any] = {"local_files_only": Path(name).is_dir()}
+    if of_headers:
+        source = {"state_dict": _without_values(Path(name))}
     try:
         with no_progress_bar():
             model, info = cls.from_pretrained(
-                name, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
-                local_files_only=Path(name).is_dir(), ignore_mismatched_sizes=True, output_loading_info=True,
+                None if of_headers else name, config=config, dtype=torch.float32, use_safetensors=True,
+                trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **source,
             )  # fmt: skip
+    except RuntimeError as error:  # tensors that transformers joins, such as those of experts, are not all there
+        said = " ".join(str(error.__cause__ or error.__context__ or error).split())
+        raise ValueError(
+            f"model: the weights of {name!r} do not fit {cls.__name__}: {said}. To fix: save the model again"
+        ) from error
     except OSError as error:
         raise ValueError(
             f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder or hub model "
             f"with safetensors weights (pickled ones are never loaded)"
         ) from error
+    if of_headers and (foreign := _foreign_types(model, tensor_shapes(Path(name)))):
+        return model, _some(foreign)
     body = f"{cls.base_model_prefix}."
     wrong = [f"{key} is missing" for key in sorted(info["missing_keys"])]
     wrong += [f"{key} is {list(a)}, not {list(b)}" for key, a, b in sorted(info["mismatched_keys"])]
@@ -171,6 +244,43 @@ def _load_pretrained(
     if exact:
         wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
     return model, _some(wrong)
+
+
+def _without_values(folder: Path) -> dict[str, Tensor]:
+    """Returns tensors of the names and shapes of those in a folder, which take no memory: all items are one zero."""
+    return {name: torch.zeros(()).expand(shape) for name, (_, shape) in tensor_shapes(folder).items()}
+
+
+def _foreign_types(model: nn.Module, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+    """Returns a message for each parameter whose stored values cannot be its values."""
+    return [
+        f"{name} is stored as {stored[name][0]}, as quantized models are"
+        for name, parameter in model.named_parameters()
+        if name in stored and stored[name][0] not in PLAIN and parameter.is_floating_point()
+    ]
+
+
+def _check_tensors(model: nn.Module, folder: Path) -> None:
+    """Raises ValueError if the model of a factory has other parameters and buffers than a folder."""
+    tensors = tensor_shapes(folder)
+    stored = {name: shape for name, (_, shape) in tensors.items()}
+    own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    shared: dict[int, set[str]] = {}  # safetensors stores one of the names of a shared tensor
+    for name, tensor in own.items():
+        shared.setdefault(id(tensor), set()).add(name)
+    wrong = _foreign_types(model, tensors)
+    wrong += [f"{min(names)} is missing" for names in shared.values() if names.isdisjoint(stored)]
+    wrong += [f"{name} has no place" for name in sorted(stored.keys() - own.keys())]
+    wrong += [
+        f"{name} is {list(shape)}, not {list(own[name].shape)}"
+        for name, shape in stored.items()
+        if name in own and shape != tuple(own[name].shape)
+    ]
+    if wrong:
+        raise ValueError(
+            f"model: the base in {folder} does not fit {type(model).__name__}: {_some(wrong)}. "
+            f"To fix: give both models the same factory and kwargs"
+        )
 
 
 def _check_vocabulary(base: Path, data: PreparedData) -> None:
@@ -204,22 +314,10 @@ def _from_factory(spec: ModelSpec) -> nn.Module:
 
 
 def _load_weights(model: nn.Module, folder: Path) -> None:
-    from safetensors import SafetensorError
     from safetensors.torch import load_model
 
-    try:
-        missing, unexpected = load_model(model, folder / WEIGHTS, strict=False)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise ValueError(
-            f"model: the base in {folder} does not fit {type(model).__name__}: {' '.join(str(error).split())}. "
-            f"To fix: give both models the same factory and kwargs"
-        ) from error
-    wrong = [f"{key} is missing" for key in sorted(missing)] + [f"{key} has no place" for key in sorted(unexpected)]
-    if wrong:
-        raise ValueError(
-            f"model: the base in {folder} does not fit {type(model).__name__}: {_some(wrong)}. "
-            f"To fix: give both models the same factory and kwargs"
-        )
+    _check_tensors(model, folder)
+    load_model(model, folder / WEIGHTS, strict=False)
 
 
 def _some(faults: list[str]) -> str:

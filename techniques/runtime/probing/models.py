@@ -9,11 +9,11 @@ from torch import nn
 
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.runtime.data import PreparedData
-from ringmaster.techniques.runtime.models.architectures import instantiate
+from ringmaster.techniques.runtime.models.architectures import TooLarge, instantiate
 from ringmaster.techniques.runtime.models.build import build_model, model_config, seeded
 from ringmaster.techniques.runtime.probing.tiny import tiny_config
 
-MOST_PARAMETERS = 300_000_000  # limit for layers at their real size, if thin ones cannot be built
+MOST_PARAMETERS = 500_000_000  # and buffers, of the small model
 
 
 def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.Module:
@@ -22,7 +22,7 @@ def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.M
     If the class refuses thin layers, two layers of the real size are built.
 
     read: a set to which the names of the config's fields that the model reads are added, now and later.
-    Raises ValueError if neither can be built, and `TooLarge` if the real layers are too large.
+    Raises ValueError if neither can be built, and `TooLarge` if even the small model would be too large.
     """
     if spec.factory is not None:
         return build_model(spec, data=data, seed=0)
@@ -30,17 +30,14 @@ def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.M
     with seeded(0):
         try:
             return _made(tiny_config(config), read)
+        except TooLarge:
+            raise
         except ValueError:
-            config = tiny_config(config, thin=False)
-            _check_size(config)
-            return _made(config, read)
-
-
-class TooLarge(ValueError):
-    """Raised for a model that cannot be made small enough for a probe."""
+            return _made(tiny_config(config, thin=False), read)
 
 
 def _made(config: Any, read: set[str]) -> nn.Module:
+    _check_size(config)
     _record(config, read)
     config._attn_implementation = "sdpa" if config._attn_implementation in _ON_GPUS else config._attn_implementation
     return instantiate(config).float().train()
@@ -64,6 +61,11 @@ def _record(config: Any, read: set[str]) -> None:
 
 def _check_size(config: Any) -> None:
     with torch.device("meta"):
-        num_parameters = sum(parameter.numel() for parameter in instantiate(config).parameters())
-    if num_parameters > MOST_PARAMETERS:
-        raise TooLarge(f"two layers of it have {num_parameters:,} parameters")
+        model = instantiate(config)
+    sizes = {name: tensor.numel() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    if sum(sizes.values()) > MOST_PARAMETERS:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise TooLarge(
+            f"model: two thin layers of it have {sum(sizes.values()):,} numbers, {sizes[largest]:,} of them in "
+            f"{largest}; a tiny step takes at most {MOST_PARAMETERS:,}. To fix: lower the sizes in model.config"
+        )

@@ -15,9 +15,10 @@ import transformers
 from torch import Tensor
 
 from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
+from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
+from ringmaster.techniques.metrics.registry import installed_metric
 from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
@@ -40,7 +41,7 @@ from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics
 from ringmaster.techniques.runtime.training.named_losses import disable_dropout, with_made_up_reference
 
-FORMAT = 2  # to be incremented whenever a probe of the same job would have another result
+FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
 MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
 T = TypeVar("T")
@@ -203,21 +204,26 @@ def _read(cls: type[T], file: Path) -> T | None:
 
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
-    """The cache file of a result, with a digest of all inputs in its name."""
-    named = class_of(job.loss)
-    is_alike = what == "draws" and (named is None or (named.drops_out and not named.in_pairs))  # for every loss
-    loss, metrics = (job.loss, job.evaluation.metrics) if not is_alike else (None, ())
-    rewards = reward_names(loss, job.loss_options if loss is not None else {})
-    names = (job.model.factory, job.data.factory, source_of(loss), installed_source(job.data), *rewards)
-    code = [_state_of(name) for name in names if name is not None]
+    """The cache file of a result, with a digest of all inputs in its name: all of the job that the model may feel."""
+    named, but = class_of(job.loss), BESIDE_MODEL_AND_LOSS | {"precision"}  # a probe computes in fp32
+    if what == "draws":
+        but |= {"evaluation"}
+        if named is None or (named.drops_out and not named.in_pairs):  # the same for every loss
+            job = replace(job, loss=None, loss_options={})
     versions = (torch.__version__, transformers.__version__)
-    what_else = [dict(job.loss_options)] if loss is not None and job.loss_options else []
-    key = digest([FORMAT, job.model, loss, metrics, replace(data, folder=""), code, versions, *what_else], length=32)
-    return cache_dir.absolute() / "probes" / f"{what}-{key}.json"
+    said = [FORMAT, set_fields(job, but=but), replace(data, folder=""), source_states(job), versions]
+    return cache_dir.absolute() / "probes" / f"{what}-{digest(said, length=32)}.json"
 
 
-def _state_of(name: str) -> Any:
-    """The name of a user's function, with the size and modification time of its source file."""
+def source_states(job: Job) -> list[Any]:
+    """Returns the names of a job's functions and classes that are a user's, with the states of their source files."""
+    rewards = reward_names(job.loss, job.loss_options)
+    names = (job.model.factory, job.data.factory, source_of(job.loss), installed_source(job.data), *rewards)
+    return [source_state(name) for name in (*names, *map(installed_metric, job.evaluation.metrics)) if name is not None]
+
+
+def source_state(name: str) -> Any:
+    """Returns the name of a user's function or class, with the size and modification time of its source file."""
     file = inspect.getsourcefile(inspect.unwrap(resolve(name)))
     stat = Path(file).stat() if file else None
     return [name, stat and stat.st_size, stat and stat.st_mtime_ns]

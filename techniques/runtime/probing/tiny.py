@@ -6,15 +6,13 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from ringmaster.techniques.runtime.models.architectures import LAYERS
+
 NUM_LAYERS = 2
 HEAD_WIDTH = 8
 MOST_EXPERTS = 8
 
 # The different names of equal fields in configs of transformers.
-LAYERS = (
-    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
-    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
-)
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "projection_dim", "embedding_size")
 HEADS = (
     *("num_attention_heads", "n_head", "n_heads", "num_heads"),

@@ -2,7 +2,7 @@
 
 Ranks send events to their supervisor, which passes on those of rank 0. A node adds the telemetry of its devices and the
 outcome of its part of the gang. `event_from_json` is called where an event enters a process; from there on it is a
-value of one of these classes.
+value of one of these classes. They check themselves, as a user's trainer may send any: ValueError says what is wrong.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from ringmaster.techniques.interface.metric import checked_values
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import SINCE_LATER, from_json, to_json
+from ringmaster.text import printable_lines, storable_values
+
+MOST_STEPS = 2**53  # JSON's whole numbers; a job has fewer
+MOST_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 
 class OutcomeStatus(StrEnum):
@@ -41,6 +46,32 @@ class JobEvent(Event):
     """An event about one job. job: its name within the batch; None for the job of the gang's order."""
 
     job: str | None = field(default=None, metadata=SINCE_LATER)
+
+
+def _check_step(step: object) -> None:
+    if type(step) is not int or not 0 <= step <= MOST_STEPS:
+        raise ValueError(f"a step is a whole number from 0, not {step!r:.100}")
+
+
+def _check_seconds(*values: object) -> None:
+    for value in values:
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise ValueError(f"seconds are a number from 0, not {value!r:.100}")
+
+
+def _check_result(result: object) -> None:
+    """Checks what a rank returns for its job, and for each member of a group."""
+    if not isinstance(result, Mapping):
+        raise ValueError(f"the result of a rank is an object, not {result!r:.100}")
+    if "status" in result:
+        OutcomeStatus(result["status"])
+    for key in ("step", "first_step"):
+        if result.get(key) is not None:
+            _check_step(result[key])
+    if result.get("metrics") is not None:
+        checked_values(result["metrics"])
+    for each in dict(result.get("fellows") or {}).values():
+        _check_result(each)
 
 
 # -- for the supervisor of a rank ------------------------------------------------------------------------------------
@@ -78,6 +109,9 @@ class RankFailed(Event):
     kind: OutcomeStatus
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult(Event):
@@ -85,6 +119,9 @@ class RankResult(Event):
 
     NAME = "result"
     result: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_result(self.result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +169,9 @@ class PreflightFailed(JobEvent):
     NAME = "fault"
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
 
 # -- of a trial ------------------------------------------------------------------------------------------------------
 
@@ -176,6 +216,10 @@ class Ready(JobEvent):
     step: int = 0
     startup_s: float | None = field(default=None, metadata=SINCE_LATER)
 
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        _check_seconds(self.startup_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(JobEvent):
@@ -193,6 +237,14 @@ class Steps(JobEvent):
     rewards: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
     wall_s: float = field(default=0.0, metadata=SINCE_LATER)
 
+    def __post_init__(self) -> None:
+        _check_step(self.first_step)
+        _check_seconds(*self.seconds, self.wall_s)
+        if self.losses and len(self.losses) != len(self.seconds):
+            raise ValueError(f"{len(self.losses)} losses are of {len(self.seconds)} steps")
+        if not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in self.losses):
+            raise ValueError("a loss is a finite number")
+
     @property
     def step(self) -> int:
         """The step that the job has reached."""
@@ -208,6 +260,11 @@ class Metrics(JobEvent):
     metrics: Mapping[str, float]
     wall_s: float | None = field(default=None, metadata=SINCE_LATER)
 
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        _check_seconds(self.wall_s)
+        checked_values(self.metrics)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(JobEvent):
@@ -218,14 +275,23 @@ class CheckpointSaved(JobEvent):
     seconds: float | None = field(default=None, metadata=SINCE_LATER)
     stall_s: float | None = field(default=None, metadata=SINCE_LATER)
 
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        _check_seconds(self.seconds, self.stall_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFailed(JobEvent):
-    """A checkpoint could not be saved, or is damaged; training goes on."""
+    """A checkpoint could not be saved, or is damaged. waits: whether training stands still until it can be saved."""
 
     NAME = "checkpoint_failed"
     step: int
     message: str
+    waits: bool = field(default=False, metadata=SINCE_LATER)
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +300,9 @@ class JobOfGroupEnded(JobEvent):
 
     NAME = "ended"
     outcome: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_result(self.outcome)
 
 
 # -- of a node -------------------------------------------------------------------------------------------------------
@@ -262,6 +331,9 @@ class ShareEnded(Event):
     result: Mapping[str, Any] = field(default_factory=dict)
     was_killed: bool = False
 
+    def __post_init__(self) -> None:
+        _check_result(self.result)
+
 
 # -- of scoring and evaluation on request ----------------------------------------------------------------------------
 
@@ -286,21 +358,15 @@ class ScoringProgress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelEvaluated(Event):
-    """A model has been evaluated."""
-
-    NAME = "evaluated"
-    model: str
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelFailed(Event):
     """A model cannot be scored or evaluated. message: the cause."""
 
     NAME = "model_failed"
     model: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
 
 
 # -- of others -------------------------------------------------------------------------------------------------------
@@ -314,6 +380,18 @@ class OtherEvent(Event):
     content: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefusedEvent(Event):
+    """Stands for what a gang has sent and is no event. message: what is wrong with it. name: of the event it was to be.
+
+    It is never sent or stored: whoever reads the event makes it anew.
+    """
+
+    NAME = "refused"
+    message: str
+    name: str = ""
+
+
 _CLASSES: Mapping[str, type[Event]] = {
     cls.NAME: cls
     for cls in (
@@ -321,7 +399,7 @@ _CLASSES: Mapping[str, type[Event]] = {
         *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured, ReferenceTimed),
         *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
-        *(RowsScored, ScoringProgress, ModelEvaluated, ModelFailed),
+        *(RowsScored, ScoringProgress, ModelFailed),
     )
 }
 _KEYS = {cls: frozenset(f.name for f in fields(cls)) for cls in _CLASSES.values()}
@@ -337,9 +415,22 @@ def event_to_json(event: Event) -> dict[str, Any]:
 def event_from_json(content: Mapping[str, Any]) -> Event:
     """Returns the event whose JSON form is `content`. Ignores fields that the event does not have.
 
-    Raises ValueError where a field is missing or has a wrong shape.
+    Raises ValueError where a field is missing or has a wrong shape or value.
     """
-    cls = _CLASSES.get(content["event"])
+    name = content.get("event") if isinstance(content, Mapping) else None
+    if not isinstance(name, str):
+        raise ValueError(f"an event is an object with its name as 'event', not {content!r:.{MOST_IN_REFUSED}}")
+    cls = _CLASSES.get(name)
     if cls is None:
-        return OtherEvent(content=dict(content))
-    return from_json(cls, {key: value for key, value in content.items() if key in _KEYS[cls]})
+        return OtherEvent(content=storable_values(dict(content)))
+    return from_json(cls, {key: storable_values(value) for key, value in content.items() if key in _KEYS[cls]})
+
+
+def event_or_refusal(content: Any) -> Event:
+    """Returns the event whose JSON form is `content`, or a `RefusedEvent` that says why there is none."""
+    try:
+        return event_from_json(content)
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        name = str(content.get("event", "")) if isinstance(content, Mapping) else ""
+        message = f"an event of its gang was refused: {error} (it was {content!r:.{MOST_IN_REFUSED}})"
+        return RefusedEvent(message=printable_lines(message), name=name)

@@ -1,7 +1,8 @@
 """Fork server: imports torch once, then forks worker processes on request, each in a tenth of a second.
 
-Run as `python -m ringmaster.techniques.runtime.processes.forkserver SOCKET FENCE_AFTER_S [DOTTED ...]`. The server
-preloads the dotted names, listens on the Unix socket, and forks a child for each connection. The connection is the
+Run as `python -m ringmaster.techniques.runtime.processes.forkserver LISTENER FENCE_AFTER_S IDLE_AFTER_S [DOTTED ...]`.
+The server preloads the dotted names, accepts connections to the Unix socket whose descriptor it inherits, and forks a
+child for each connection. The connection is the
 child's channel to the process that requested it: JSON lines in both directions. The first line names the function to
 run: {"target": "package.module:function", "argument": ..., "log": FILE}.
 
@@ -13,7 +14,8 @@ for a signal, as in `subprocess`.
 SIGTERM ends neither the server nor a child that starts: it may be sent to all processes of a machine's job.
 
 All children are also killed FENCE_AFTER_S seconds ("inf" for never) after the last tick that the owner has written to
-the standard input. No child is started until another tick arrives: see `fence.py`.
+the standard input. No child is started until another tick arrives: see `fence.py`. The server ends after IDLE_AFTER_S
+seconds ("inf" for never) without children; its owner keeps the socket, so that no connection is lost.
 
 Python's own fork server pickles what it runs and imports the caller's __main__ again. The one here does neither, and
 processes that did not start it can share its socket.
@@ -25,16 +27,17 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 import traceback
-from pathlib import Path
 
 from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.runtime.processes.channel import HANG_UP, TELL_S, Channel
+from ringmaster.techniques.runtime.processes.channel import HANG_UP, TELL_S, Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import RankExited, RankStarted, event_to_json
 from ringmaster.techniques.runtime.processes.fence import TICK, Fence
 
@@ -42,7 +45,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 _LIBC = ctypes.CDLL(None)
 
 
-def serve(socket_path: Path, *, fence_after_s: float, preload: tuple[str, ...]) -> None:
+def serve(listener: socket.socket, *, fence_after_s: float, idle_after_s: float, preload: tuple[str, ...]) -> None:
     """Imports the names in `preload`, then forks a child for each connection until standard input closes."""
     # Slurm sends SIGTERM to every process of a job, and the owner then stops its ranks at a checkpoint: the server must
     # outlive it, and so must a child until it has a handler of its own. Programs that a child starts do not inherit a
@@ -52,16 +55,14 @@ def serve(socket_path: Path, *, fence_after_s: float, preload: tuple[str, ...]) 
         resolve(name)
     gc.collect()
     gc.freeze()  # the garbage collector must not write to pages that the children share
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(socket_path))
-    listener.listen(64)
     print("ready", flush=True)
-    _Server(listener, Fence(fence_after_s)).run()
+    _Server(listener, Fence(fence_after_s), idle_after_s=idle_after_s).run()
 
 
 class _Server:
-    def __init__(self, listener: socket.socket, fence: Fence) -> None:
-        self.listener, self.fence = listener, fence
+    def __init__(self, listener: socket.socket, fence: Fence, *, idle_after_s: float) -> None:
+        self.listener, self.fence, self.idle_after_s = listener, fence, idle_after_s
+        self.busy_s = time.monotonic()  # when there was a child last
         self.fenced: set[int] = set()
         self.children: dict[int, socket.socket] = {}
         self.poll = select.poll()
@@ -77,8 +78,8 @@ class _Server:
             self.poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
-        while True:
-            events = self.poll.poll(self.fence.wait_ms())
+        while self.children or time.monotonic() - self.busy_s < self.idle_after_s:
+            events = self.poll.poll(self.wait_ms())
             # Ticks of the owner are read first, as they may keep the fence open.
             for fd, event in sorted(events, key=lambda pair: pair[0] != self.owner):
                 if fd == self.owner:
@@ -97,6 +98,12 @@ class _Server:
                 print("nothing was heard of the owner: its processes are ended", file=sys.stderr, flush=True)
                 self.fenced.update(self.children)
                 self.end_all()
+            if self.children:
+                self.busy_s = time.monotonic()
+
+    def wait_ms(self) -> int | None:
+        idle_ms = None if self.children or math.isinf(self.idle_after_s) else math.ceil(1000 * self.idle_after_s)
+        return min((ms for ms in (self.fence.wait_ms(), idle_ms) if ms is not None), default=None)
 
     def fork(self, connection: socket.socket) -> None:
         if self.fence.is_closed():
@@ -161,7 +168,10 @@ def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None
             other.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         channel = Channel(connection)
-        request = channel.receive()
+        try:
+            request = channel.receive()
+        except ChannelClosed:  # a client has only made the server start
+            os._exit(0)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -177,4 +187,9 @@ def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), fence_after_s=float(sys.argv[2]), preload=tuple(sys.argv[3:]))
+    serve(
+        socket.socket(fileno=int(sys.argv[1])),
+        fence_after_s=float(sys.argv[2]),
+        idle_after_s=float(sys.argv[3]),
+        preload=tuple(sys.argv[4:]),
+    )

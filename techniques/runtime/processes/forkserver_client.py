@@ -1,10 +1,11 @@
-"""Client of the fork server: starts the server, requests worker processes, and ends the server. It is a `Launcher`."""
+"""Clients of the fork server: one starts and ends it, others request worker processes of it. Both are `Launcher`s."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from ringmaster.techniques.runtime.processes.fence import TICK, seconds_since_bo
 from ringmaster.techniques.runtime.processes.launcher import rank_argument, rank_environment
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
 
 WORKER = "ringmaster.techniques.runtime.processes.worker:main"
 # Imports of every worker. Optimizers import torch._dynamo at their first step, which takes seconds if not preloaded.
@@ -32,51 +34,30 @@ PRELOAD = (
     WORKER,
 )
 START_TIMEOUT_S = 300.0
+IDLE_AFTER_S = 600.0  # without workers, after which a server that starts when it is needed ends, for its memory
 
 
-class ForkServer:
-    """A fork server that this process owns: it and all its workers end when this process does.
+class ForkServerClient:
+    """A client of a fork server that another process owns, such as the one of this machine's node.
 
-    fence_after_s: seconds after the last `tick` when its workers end; none is started until another tick. None for no
-        fence.
-
-    `start` raises RuntimeError, with the end of the server's log, where the server cannot start.
+    The workers of this client end when it does, and with the server. socket_path: the server's socket.
     """
 
-    def __init__(
-        self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
-    ) -> None:
-        self._folder = ScratchFolder()
-        self._socket_path = self._folder.path / "forkserver"
-        self._log = log or self._folder.path / "log"
-        self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
-        self._fence_after_s = fence_after_s
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._starting: subprocess.Popen[bytes] | None = None
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
 
     def start(self) -> Self:
-        """Starts the server where it is not running; returns when it is ready to fork."""
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._socket_path.unlink(missing_ok=True)
-                self._hang_up()
-                self._process = self._launch()
+        """Makes a server that waits for its first client start to import torch."""
+        with contextlib.suppress(OSError):
+            self._connect().close()
         return self
 
     def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
         """Starts a process that calls `target(channel, argument)`; returns the channel to it.
 
-        The process writes its output to the file `log`.
+        The process writes its output to the file `log`. Raises OSError where the server has ended for good.
         """
-        self.start()
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(str(self._socket_path))
-        except OSError:  # the server has just ended
-            connection.close()
-            raise
-        channel = Channel(connection)
+        channel = Channel(self._connect())
         with contextlib.suppress(ChannelClosed):  # a closed fence refuses the child: receiving raises ChannelClosed
             channel.send({"target": target, "argument": argument, "log": str(log)})
         return channel
@@ -87,6 +68,66 @@ class ForkServer:
         Raises OSError or RuntimeError where no process can be started.
         """
         return self.spawn(target=WORKER, argument=rank_argument(order, rank=rank), log=log)
+
+    def close(self) -> None:
+        """Does nothing: the server is another process's."""
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(self._socket_path))
+        except OSError:  # the server has just ended
+            connection.close()
+            raise
+        return connection
+
+
+class ForkServer(ForkServerClient):
+    """A fork server that this process owns: it and all its workers end when this process does.
+
+    fence_after_s: seconds after the last `tick` when its workers end; none is started until another tick. None for no
+        fence.
+
+    `start` and `spawn` raise RuntimeError, with the end of the server's log, where the server cannot start.
+    """
+
+    def __init__(
+        self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
+    ) -> None:
+        self._folder = ScratchFolder()
+        super().__init__(self._folder.path / "forkserver")
+        self._log = log or self._folder.path / "log"
+        self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
+        self._fence_after_s = fence_after_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+        self._listener: socket.socket | None = None  # of a server that starts when it is needed
+
+    def start(self) -> Self:
+        """Starts the server where it is not running; returns when it is ready to fork."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._hang_up()
+                self._process = self._launch()
+        return self
+
+    def start_when_needed(self, *, link: Path) -> None:
+        """Has the server start once it is connected to, and end after a while without workers.
+
+        link: a link to the server's socket, by which other processes of this machine find it. (The path of a socket
+            has at most 107 characters.)
+        """
+        self._listener = self._listen()
+        link.unlink(missing_ok=True)
+        link.symlink_to(self._socket_path)
+        threading.Thread(target=self._keep, args=(self._listener,), name="forkserver", daemon=True).start()
+
+    def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
+        """Starts a process, and the server where it is not running. See `ForkServerClient.spawn`."""
+        self.start()
+        return super().spawn(target=target, argument=argument, log=log)
 
     def tick(self, heard_s: float | None = None) -> None:
         """Reports to the server that its workers may continue. Never waits: a server that is starting needs no tick.
@@ -104,6 +145,11 @@ class ForkServer:
         if (starting := self._starting) is not None:
             starting.kill()
         with self._lock:
+            self._is_closed = True
+            if self._listener is not None:
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
+                self._listener.close()
+                self._listener = None
             self._hang_up()
             self._folder.close()
 
@@ -114,6 +160,29 @@ class ForkServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _listen(self) -> socket.socket:
+        self._socket_path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self._socket_path))
+        listener.listen(64)
+        return listener
+
+    def _keep(self, listener: socket.socket) -> None:
+        """Starts the server whenever it does not run and a connection waits."""
+        waiting = select.poll()
+        waiting.register(listener, select.POLLIN)
+        while waiting.poll() and not self._is_closed:
+            try:
+                process = self.start()._process
+            except RuntimeError as error:  # its log says more; the next connection is another try
+                sys.stderr.write(f"{error}\n")
+                with contextlib.suppress(OSError, ValueError):  # it is closed meanwhile
+                    while select.select([listener], [], [], 0)[0]:
+                        listener.accept()[0].close()
+            else:
+                assert process is not None
+                process.wait()
 
     def _hang_up(self) -> None:
         """Closes the server's standard input, which ends it, and waits for its end."""
@@ -134,18 +203,23 @@ class ForkServer:
             "-P",
             "-m",
             "ringmaster.techniques.runtime.processes.forkserver",
-            str(self._socket_path),
         ]
-        command += [str(self._fence_after_s or math.inf), *self._preload]
+        listener = self._listener or self._listen()
+        idle_after_s = math.inf if self._listener is None else IDLE_AFTER_S
+        command += [str(listener.fileno()), str(self._fence_after_s or math.inf), str(idle_after_s), *self._preload]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=rank_environment(),
+                # Some libraries create files of fixed names in the temporary folder, which other users share.
+                env={**rank_environment(), "TMPDIR": str(self._folder.path)},
                 preexec_fn=_restore_signals,
+                pass_fds=[listener.fileno()],
             )
+        if self._listener is None:
+            listener.close()  # so that nobody can connect once the server has ended
         assert process.stdin is not None and process.stdout is not None
         self._starting = process
         killer = threading.Timer(START_TIMEOUT_S, process.kill)
@@ -154,6 +228,7 @@ class ForkServer:
         killer.cancel()
         self._starting = None
         process.stdout.close()
+        threading.Thread(target=_end_if_stopped, args=(process,), name="stopped", daemon=True).start()
         if line != b"ready\n":
             process.kill()
             process.wait()
@@ -162,6 +237,18 @@ class ForkServer:
                 tail = self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
         return process
+
+
+def _end_if_stopped(process: subprocess.Popen[bytes]) -> None:
+    """Kills a server that stays stopped: it starts nothing, and does not report the ends of its workers."""
+    stopped = StoppedProcesses()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=stopped.look_every_s)
+            return
+        if stopped.among([process.pid]):
+            sys.stderr.write(f"the fork server was stopped for {stopped.after_s:.0f} s: taken for hung and killed\n")
+            process.kill()
 
 
 def _restore_signals() -> None:

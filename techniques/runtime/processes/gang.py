@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import storable
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     Event,
@@ -20,18 +19,21 @@ from ringmaster.techniques.runtime.processes.events import (
     RankFailed,
     RankResult,
     RankStarted,
+    RefusedEvent,
     ShareEnded,
-    event_from_json,
+    event_or_refusal,
 )
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
+from ringmaster.text import printable_lines
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_PATIENCE_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
-SUPERVISION = (RankStarted, RankFailed, RankExited)  # events that only `wait` reads
+SUPERVISION = (RankStarted, RankFailed, RankExited, RefusedEvent)  # events that only `wait` reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,8 @@ class Outcome:
     was_killed: bool = False
 
     def __post_init__(self) -> None:
-        # The message may quote a user's exception or a file name, with characters that databases refuse.
-        object.__setattr__(self, "message", storable(self.message))
+        # The message may quote a user's exception or a file name, of any length and with any characters.
+        object.__setattr__(self, "message", printable_lines(self.message))
 
 
 def as_event(outcome: Outcome) -> ShareEnded:
@@ -75,6 +77,7 @@ class Gang:
     """
 
     def __init__(self, launcher: Launcher, order: GangOrder, *, num_ranks: int) -> None:
+        self._stopped = StoppedProcesses()
         self._folder = Path(order.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         rendezvous(order).unlink(missing_ok=True)  # left by an earlier try of the same order, whose ranks have ended
@@ -109,9 +112,9 @@ class Gang:
     def wait(self, on_event: Callable[[Event], None]) -> Outcome:
         """Passes on rank 0's events until all ranks have ended; returns the outcome.
 
-        If a rank fails or hangs, the other ranks are killed. When `wait` returns, no rank runs any more and the devices
-        are free. The outcome is the first cause among the failures that the ranks reported: for example, an
-        out-of-memory error explains the errors of its peers.
+        If a rank fails or hangs, or a process of its session is stopped, the other ranks are killed. When `wait`
+        returns, no rank runs any more and the devices are free. The outcome is the first cause among the failures that
+        the ranks reported: for example, an out-of-memory error explains the errors of its peers.
         """
         with selectors.DefaultSelector() as selector:
             for rank in self._ranks:
@@ -130,7 +133,8 @@ class Gang:
 
     def _supervise(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None]) -> Outcome:
         while alive := self._alive():
-            self._hear(selector, on_event, seconds=min(rank.patience_left_s() for rank in alive))
+            patience_s = min(rank.patience_left_s() for rank in alive)
+            self._hear(selector, on_event, seconds=min(patience_s, self._stopped.look_every_s))
             if any(rank.has_failed() for rank in self._ranks):
                 # A rank's failure often makes others fail; their reports help to find the cause.
                 self._drain(selector, until=lambda: all(r.has_failed() for r in self._ranks), seconds=LAST_WORDS_S)
@@ -139,6 +143,10 @@ class Gang:
                 return first_cause.verdict(self.log(first_cause.index))
             if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
                 return _hung(silent)
+            if self._stopped.is_due():  # each rank leads a session
+                hung = self._stopped.among(rank.pid for rank in self._alive() if rank.pid is not None)
+                if stopped := [rank for rank in self._alive() if rank.pid in hung]:
+                    return _stopped(stopped, seconds=self._stopped.after_s)
         result = self._ranks[0].result
         return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
 
@@ -162,6 +170,12 @@ def _hung(silent: list[_Rank]) -> Outcome:
     rank = silent[0]
     message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
     return Outcome(status=OutcomeStatus.CRASHED, message=message)
+
+
+def _stopped(ranks: list[_Rank], *, seconds: float) -> Outcome:
+    who = ", ".join(str(rank.index) for rank in ranks)
+    message = f"rank {who} was stopped (SIGSTOP) for {seconds:.0f} s while {ranks[0].phase}: taken for hung and killed"
+    return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=True)
 
 
 class _Rank:
@@ -189,7 +203,7 @@ class _Rank:
         events: list[Event] = []
         try:
             while (content := self.channel.poll()) is not None:
-                event = event_from_json(content)
+                event = event_or_refusal(content)
                 self._note(event)
                 events.append(event)
         except ChannelClosed:
@@ -205,6 +219,8 @@ class _Rank:
                 self.phase, self.patience_s = event.phase, event.patience_s
             case RankFailed():
                 self.failure = event
+            case RefusedEvent():  # another try would end the same way
+                self.failure = self.failure or RankFailed(kind=OutcomeStatus.INVALID, message=event.message)
             case RankResult():
                 self.result = event.result
             case RankExited():

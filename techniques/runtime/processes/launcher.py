@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.caches import own_caches
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
@@ -44,12 +45,13 @@ def rank_argument(order: GangOrder, *, rank: int) -> dict[str, Any]:
 def rank_environment() -> dict[str, str]:
     """Returns this process's environment with changes for ranks.
 
-    Our packages come first on the import path, ranks start with one thread until they know their cores, and telemetry
-    is off.
+    Our packages come first on the import path, ranks start with one thread until they know their cores, telemetry is
+    off, and libraries compile code where no other user can place any.
     """
     paths = [str(IMPORT_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **os.environ,
+        **own_caches(),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "OMP_NUM_THREADS": "1",
         # Otherwise MKL's order of summation on AMD CPUs depends on the memory address of a result, and a job that is

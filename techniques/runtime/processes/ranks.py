@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store  # the source of torch.distributed's, with types
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot, rendezvous
@@ -96,10 +97,13 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
     if num_ranks == 1:
         return alone(device)
     timeout = timedelta(seconds=order.collective_timeout_s)
-    store = meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout) if order.meeting else None
+    store: Store = (
+        meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout)
+        if order.meeting
+        else FileStore(str(rendezvous(order)), num_ranks)
+    )
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=None if store else f"file://{rendezvous(order)}",
         store=store,
         rank=rank,
         world_size=num_ranks,

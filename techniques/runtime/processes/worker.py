@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from ringmaster.techniques.runtime.training.trainer import Trainer
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     """Runs one rank of a gang and ends the process. The target of every worker process."""
     reporter = Reporter(channel)
+    _tolerate_full_logs()
     rank = argument.pop("rank")
     order = from_json(GangOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
@@ -70,6 +72,23 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     reporter.send(RankResult(result=result))
     _leave(0)
+
+
+class _Log(io.FileIO):
+    """A file whose writes never fail: what a full disk does not take is lost."""
+
+    def write(self, content: Any, /) -> int:
+        with contextlib.suppress(OSError):
+            return super().write(content)
+        return len(content)
+
+
+def _tolerate_full_logs() -> None:
+    """Lets a `print` of a model, a loss or a library not end a rank where the disk of its log is full."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(_Log(number, "w", closefd=False))
+        is_stderr = name == "stderr"
+        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=is_stderr))
 
 
 def _leave(status: int) -> NoReturn:

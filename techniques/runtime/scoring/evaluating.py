@@ -1,9 +1,7 @@
-"""Evaluation of a trained model on the held-out data of a job, in a separate worker process."""
+"""Evaluation of a trained model on the held-out data of a job, by the loop that evaluates a job at its end."""
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +12,6 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import from_json, to_json
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import ModelEvaluated, ModelFailed, event_to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 if TYPE_CHECKING:
@@ -44,20 +40,6 @@ class EvaluationOrder:
     slot: Slot
     cache_dir: str
     import_paths: tuple[str, ...] = ()
-
-
-def main(channel: Channel, argument: dict[str, Any]) -> int:
-    """The target of an evaluating worker process. Sends ModelEvaluated or ModelFailed."""
-    order = from_json(EvaluationOrder, argument)
-    sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    try:
-        metrics = evaluate_model(order)
-    except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: reported to the caller
-        traceback.print_exc()
-        channel.send(event_to_json(ModelFailed(model=order.job.name, message=f"{type(error).__name__}: {error}")))
-        return 1
-    channel.send(event_to_json(ModelEvaluated(model=order.job.name, metrics=metrics)))
-    return 0
 
 
 def evaluate_model(order: EvaluationOrder) -> dict[str, float]:

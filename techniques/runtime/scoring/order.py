@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, read_config
-from ringmaster.techniques.interface.job import Job, ModelSpec
+from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MODEL_JSON = "model.json"
 SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
 """The names of a row's scores that are not sums of a metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The data that a model is trained on. prepared: the JSON form of its `PreparedData`."""
+
+    spec: DataSpec
+    prepared: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +37,9 @@ class ScoringOrder:
     encode: "package.module:function" that converts a list of texts to columns of tensors; else each model's tokenizer.
     slicers: dotted functions, by name, each from a row (a dict of tensors) to the name of its slice.
     keep_inputs: whether the file also contains the rows themselves.
-    max_rows: the number of held-out rows; by default as many as the job's evaluation reads.
+    max_rows: the most rows; by default as many as the job's evaluation reads, or all of data that is scored as a whole.
+    is_whole: whether all samples of the data are scored, those for training too: of data that nothing is trained on.
+    trained_on: data whose samples for training are left out where they are among the samples to score.
     together: whether adapters of one base are scored in one batch; the scores are the same.
     import_paths: folders appended to the import path.
     """
@@ -45,6 +55,8 @@ class ScoringOrder:
     slicers: Mapping[str, str] = field(default_factory=dict)
     keep_inputs: bool = False
     max_rows: int | None = None
+    is_whole: bool = False
+    trained_on: TrainingData | None = None
     together: bool = True
     import_paths: tuple[str, ...] = ()
 

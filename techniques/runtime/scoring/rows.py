@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import DataSpec, Job
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.scoring.likeness import tokenizer_of
+from ringmaster.techniques.runtime.scoring.order import TrainingData
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +52,7 @@ class Rows:
     """Held-out rows of `job`, or literal `cases` (texts, or columns of arrays) in their place.
 
     reader: the folder of a model whose tokenizer reads text if the job names none.
-    data, slicers, keep_inputs, max_rows: as in `ScoringOrder`.
+    data, slicers, keep_inputs, max_rows, is_whole, trained_on: as in `ScoringOrder`.
     """
 
     job: Job
@@ -61,6 +63,8 @@ class Rows:
     slicers: Mapping[str, str] = field(default_factory=dict)
     keep_inputs: bool = False
     max_rows: int | None = None
+    is_whole: bool = False
+    trained_on: TrainingData | None = None
 
     @cached_property
     def prepared(self) -> PreparedData:
@@ -80,10 +84,17 @@ class Rows:
             return len(self.cases.texts)
         if self.cases is not None:
             return len(next(iter(self.cases.values())))
-        limit = self.max_rows or self.job.evaluation.max_batches * self.job.global_batch_size
-        if (num_rows := min(len(self._held_out), limit)) == 0:
+        num_rows = sum(len(numbers) for _, numbers in self._parts)
+        if num_rows == 0 and self.trained_on is not None:
+            raise ValueError(
+                "all rows to compare on are among those that are trained on, and say nothing. To fix: name rows that "
+                "no model is trained on"
+            )
+        if num_rows == 0:
             raise ValueError("there are no held-out rows. To fix: raise the data's held_out")
-        return num_rows
+        if self.max_rows is not None or self.is_whole:
+            return min(num_rows, self.max_rows or num_rows)
+        return min(num_rows, self.job.evaluation.max_batches * self.job.global_batch_size)
 
     def chunks(self, model_dir: Path, *, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
         """Yields all rows in chunks on the device, tokenized as the model in `model_dir` requires.
@@ -104,9 +115,13 @@ class Rows:
         from ringmaster.techniques.runtime.data import fetch
 
         size = _chunk_size(self.prepared.seq_len or 1, config, device)
-        for first in range(0, self.num_rows, size):
-            numbers = list(range(first, min(first + size, self.num_rows)))
-            yield numbers, fetch(self._held_out, numbers)
+        before = 0  # the number of rows that were yielded
+        for part, numbers in self._parts:
+            wanted = numbers[: self.num_rows - before]
+            for first in range(0, len(wanted), size):
+                some = wanted[first : first + size]
+                yield list(range(before, before + len(some))), fetch(part, some)
+                before += len(some)
 
     def known(self, batch: Mapping[str, Tensor]) -> dict[str, list[Any]]:
         """The values of rows that need no model: token counts, integer columns, slices, and the rows themselves."""
@@ -138,10 +153,25 @@ class Rows:
         return isinstance(self.cases, Texts) and self.cases.encode is None
 
     @cached_property
-    def _held_out(self) -> Any:
+    def _parts(self) -> list[tuple[Any, list[int]]]:
+        """The data sets that are scored, each with the numbers of its samples: the held-out ones alone, or all."""
         from ringmaster.techniques.runtime.data import open_data
 
-        return open_data(self._spec, cache_dir=self.cache_dir, prepared=self.prepared)[1]
+        training, held_out = open_data(self._spec, cache_dir=self.cache_dir, prepared=self.prepared)
+        parts = (training, held_out) if self.is_whole else (held_out,)
+        trained = set() if self.trained_on is None else self._trained(self.trained_on)
+        return [
+            (part, [number for number in range(len(part)) if not trained or _digest(part[number]) not in trained])
+            for part in parts
+        ]
+
+    def _trained(self, data: TrainingData) -> set[bytes]:
+        """The digests of the samples that are trained on."""
+        from ringmaster.techniques.runtime.data import PreparedData, open_data
+
+        prepared = from_json(PreparedData, data.prepared)
+        training, _ = open_data(data.spec, cache_dir=self.cache_dir, prepared=prepared)
+        return {_digest(training[number]) for number in range(len(training))}
 
     @property
     def _spec(self) -> DataSpec:
@@ -178,6 +208,19 @@ class Rows:
             elif labels is not None:
                 batch["labels"] = torch.tensor([labels[i] for i in numbers])
             yield numbers, batch
+
+
+def _digest(sample: Mapping[str, Tensor]) -> bytes:
+    """A digest of what a model reads of a sample: neither its labels nor its padding."""
+    found = hashlib.sha256()
+    for key, tensor in sorted(sample.items()):
+        if key.endswith(("labels", "attention_mask")):
+            continue
+        mask = sample.get(key.replace("input_ids", "attention_mask")) if "input_ids" in key else None
+        value = tensor if mask is None or mask.shape != tensor.shape else tensor[mask.bool()]
+        found.update(f"{key} {tuple(value.shape)} {value.dtype} ".encode())
+        found.update(value.contiguous().numpy().tobytes())
+    return found.digest()
 
 
 def cases_in(file: Path, *, encode: str | None) -> Texts | Mapping[str, Any]:

@@ -65,4 +65,6 @@ def rows_of(order: ScoringOrder) -> Rows:
         slicers=order.slicers,
         keep_inputs=order.keep_inputs,
         max_rows=order.max_rows,
+        is_whole=order.is_whole,
+        trained_on=order.trained_on,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.techniques.adaptations.comparing import COMPARING_PATIENCE_S, compare
 from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
@@ -41,16 +41,42 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
-        result["save_s"] = saver.save_at_once()
+        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.told(STOP))
+        if result["save_s"] is None:  # a command has ended the wait for a full disk
+            return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
     if trainer.next_step == order.job.total_steps:
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
         result["metrics"] = trainer.evaluate()
-        trainer.export(Path(order.model_dir), root)
+        if not _exported(trainer, order, reporter):
+            return {"status": OutcomeStatus.PREEMPTED, **result}
         if order.job.adaptation is not None:
             result["compared"] = _compared(trainer, order, reporter)
         result["evaluate_s"] = time.perf_counter() - started_s
     return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
+
+
+def _exported(trainer: Trainer, order: GangOrder, reporter: Reporter) -> bool:
+    """Writes the finished model, and waits where its disk or store takes nothing; returns whether it is written.
+
+    A stop command ends the wait. The state of the last step is in a checkpoint.
+    """
+    assert order.checkpoint_dir is not None and order.model_dir is not None
+    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.told(STOP))
+    while True:
+        fault: OSError | None = None
+        try:
+            trainer.export(Path(order.model_dir), order.checkpoint_dir)
+        except OSError as error:
+            fault = error
+        has_failed, is_hopeless = trainer.ranks.sum([float(fault is not None), float(not takes_nothing(fault))])
+        if not has_failed:
+            return True
+        what = fault or OSError("the model could not be written on another rank")
+        if is_hopeless:
+            raise what
+        if not retries.wait(OSError(f"the model cannot be written: {what}"), step=trainer.next_step):
+            return False
 
 
 def tell_passed_over(folders: Sequence[str], sender: EventSender, *, step: int) -> None:
@@ -89,13 +115,20 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
         stop, save = (asked > 0 for asked in report.asked[:2])
         last_step = max(last_step, int(report.asked[2]))
         saver.follow(Asks(*report.asked[3:]))
+        if saver.has_failed:  # further steps would be lost at the next fault
+            progress.flush()
+            reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
+                return True
+            saved_s = time.monotonic()
+            patience.announce()
         if stop and trainer.next_step < last_step:
             progress.flush()
             return True
         if save and trainer.next_step < last_step:
             saved_s = time.monotonic()
             reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
-            saver.begin()  # a failed save (a full disk) is reported and tried again; training continues
+            saver.begin()
             patience.announce()
         if evaluation_due(order, trainer.next_step):
             progress.flush()

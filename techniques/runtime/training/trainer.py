@@ -373,7 +373,7 @@ class Trainer:
     def export(self, folder: Path, root: Root) -> None:
         """Writes the model of the newest checkpoint under `root` in the format of `from_pretrained`.
 
-        Rank 0 reads it from the checkpoint, so that the ranks' layout does not matter.
+        Rank 0 reads it from the checkpoint, so that the ranks' layout does not matter; the other ranks do nothing.
         """
         if self.ranks.rank == 0:
             checkpoint = CheckpointStore(root).newest()
@@ -389,7 +389,6 @@ class Trainer:
                 self._beat()
                 store_model(folder, self._order.model_url)
         self._beat()
-        self.ranks.agree(True)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         enabled = self.job.precision == "bf16"

@@ -13,11 +13,11 @@ import pytest
 
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.compare import ranked
+from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.tasks.evaluation.drawing import figure
 from ringmaster.tasks.evaluation.examination import examine
 from ringmaster.tasks.profiling.trials import TrialEnvironment
-from ringmaster.tasks.promotion.policy import decide, decide_by
+from ringmaster.tasks.promotion.policy import decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
@@ -121,8 +121,7 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
 
 
 def test_models_are_compared_in_its_direction(site, tmp_path):
-    assert decide(0.1, 0.2, metric=GAP).promote
-    assert not decide(0.2, 0.1, metric=GAP).promote
+    assert gain(0.1, 0.2, metric=GAP) > 0 > gain(0.2, 0.1, metric=GAP)
     assert ranked({"a": 0.3, "b": 0.1, "c": np.nan}, metric=GAP) == ["b", "a", "c"]
     reports = {"a": {1: {GAP: 0.3}}, "b": {1: {GAP: 0.1}}}
     jobs = [{"name": name, "status": "done", "num_steps": 1, "segments": [], "model_uri": ""} for name in reports]
@@ -135,4 +134,4 @@ def test_where_it_is_not_installed_it_is_unknown():
     with pytest.raises(BatchFileError, match=f"'{GAP}' is unknown. To fix: use one of accuracy, auroc, entity_f1"):
         batch_with(GAP)
     with pytest.raises(ValueError, match=f"unknown metric '{GAP}': there are loss, perplexity, accuracy"):
-        decide(0.1, 0.2, metric=GAP)
+        gain(0.1, 0.2, metric=GAP)

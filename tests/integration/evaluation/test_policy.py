@@ -90,7 +90,7 @@ def test_a_poisoned_version_is_refused_with_every_reason(nights):
     (decision,) = nights["decisions 2"]
     assert decision["outcome"] == "kept"
     told = "\n".join(decision["reasons"])
-    for reason in ("not better: loss", "it may be chance", "of loss on length=>=8"):
+    for reason in ("the new model is worse by", " rows: loss ", "of loss on length=>=8"):
         assert reason in told, told
 
 

@@ -76,6 +76,7 @@ def test_a_persons_word_is_kept_with_the_reason(ledger):
     assert code == 0
     assert said == {
         "model": NAME, "version": 3, "promoted": True, "champion": 3, "champion_before": 1, "reasons": ["faster"],
+        "compared": None,
     }  # fmt: skip
     assert aliases(ledger) == {"champion": 3, "previous": 1, "challenger": 3}
     kept = last(ledger, 3)
@@ -116,6 +117,9 @@ def test_what_does_not_go_together_is_told_before_anything_moves(ledger, tmp_pat
     assert aliases(ledger) == {}
 
 
+FIRST = "the first one, with accuracy 0.5 (95 % interval 0.4 to 0.6) on 20 rows"
+
+
 def found(*, passes):
     """Results of an examination: an accuracy of 0.5, and one test that passes or fails."""
     test = TestResult(test="right", kind="minimum", num_cases=20, num_failures=0 if passes else 18)
@@ -128,31 +132,29 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
     asked, told = [], []
     monkeypatch.setattr(promoting, "_sound", told.append)
 
-    def examine_by(policy, model, *, data, against, notice):
+    def examine_by(policy, model, *, data, all_rows, against, notice):
+        assert not all_rows
         asked.append((policy.name, model.label, data.source, against))
         return found(passes=model.label.endswith("/1"))
 
     monkeypatch.setattr(examine, "examine_by", examine_by)
     by = ["--policy", str(tmp_path / "policy.yaml"), "--data", "digits"]
-    assert promote(f"{NAME}/1", *by) == (
-        0,
-        {
-            "model": NAME, "version": 1, "promoted": True, "champion": 1, "champion_before": None,
-            "reasons": ["the first one, with accuracy 0.5"],
-        },
-    )  # fmt: skip
+    code, said = promote(f"{NAME}/1", *by)
+    assert (code, said["promoted"], said["champion"], said["champion_before"]) == (0, True, 1, None)
+    assert said["reasons"] == [FIRST]
+    assert (said["compared"]["num_rows"], said["compared"]["low"], said["compared"]["high"]) == (20, 0.4, 0.6)
     assert last(ledger, 1).who == "policy careful"
     monkeypatch.setattr(examine, "find", lambda name, home: None)  # no comparison: this test is about the decision
     code, said = promote(f"{NAME}/2", *by)
-    assert (code, said["champion"], said["reasons"]) == (1, 1, ["right: 18 of 20 fail"])
+    assert (code, said["champion"], said["reasons"]) == (1, 1, ["right: 18 of 20 fail", FIRST])
     assert aliases(ledger) == {"champion": 1, "challenger": 2}
     assert last(ledger, 2).outcome == "kept"
-    assert [alarm.message for alarm in told] == [f"{NAME} version 2 is not promoted: right: 18 of 20 fail"]
+    assert [alarm.message for alarm in told] == [f"{NAME} version 2 is not promoted: right: 18 of 20 fail; {FIRST}"]
     code, said = promote(f"{NAME}/2", *by, "--force", "--why", "the old one burns")
     assert (code, said["champion"]) == (0, 2)
     kept = last(ledger, 2)
     assert kept.reasons == tuple(said["reasons"]) and kept.reasons[0] == "right: 18 of 20 fail"
-    assert kept.reasons[1].endswith(": the old one burns") and kept.who in kept.reasons[1]
+    assert kept.reasons[-1].endswith(": the old one burns") and kept.who in kept.reasons[-1]
     assert asked[0] == ("careful", f"{NAME}/1", "digits", None)
     assert len(told) == 1, "what is promoted, by force too, is no alarm"
 

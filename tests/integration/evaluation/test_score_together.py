@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
-from ringmaster.tasks.evaluation.stage import Evaluation, evaluate_models
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
@@ -245,23 +244,3 @@ def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_pat
         assert found[name] == examine(folder, **asked)
     gains = {examined.measured[0].gain for name, examined in found.items() if name != "gone"}
     assert len(gains) == len(models)
-
-
-@pytest.mark.full
-def test_metrics_of_many_are_those_of_each_alone_also_on_data_of_their_own(words, bench, tmp_path):
-    server = Spawning(bench.server)
-    environment = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
-    job = replace(words.job, evaluation=EvaluationSpec(metrics=("loss", "accuracy"), max_batches=5))
-    text = DataSpec(path=str(write_prose(tmp_path / "more.txt", num_lines=40)), seq_len=16, held_out=0.5)
-    others = replace(job, name="others", data=replace(text, tokenizer=str(words.base)), global_batch_size=6)
-    data = {"own": to_json(words.prepared), "others": to_json(prepare(others.data, cache_dir=words.cache_dir))}
-    models = {"base": words.base, **words.adapters(), "scales": words.adapter("scales", Adapter(kind="ia3"), seed=7)}
-    asked = [Evaluation(name=name, job=job, model_dir=folder, data=data["own"]) for name, folder in models.items()]
-    asked.append(Evaluation(name="twin elsewhere", job=others, model_dir=models["twin"], data=data["others"]))
-    asked.append(Evaluation(name="gone", job=job, model_dir=tmp_path, data=data["own"]))
-    found = evaluate_models(asked, environment=environment, device=DEVICE)
-    assert found.faults.keys() == {"gone"}
-    alone = {each.name: evaluate_models([each], environment=environment, device=DEVICE).metrics for each in asked[:-1]}
-    assert found.metrics == {name: metrics[name] for name, metrics in alone.items()}
-    assert len({metrics["loss"] for metrics in found.metrics.values()}) == len(found.metrics)
-    assert server.targets[:3] == ["evaluating_together:main", "evaluating:main", "evaluating:main"]

@@ -9,12 +9,13 @@ import pytest
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import Cases, score_models
-from ringmaster.tasks.evaluation.stage import Evaluation, evaluate_models
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
+from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.runtime.scoring.order import TrainingData
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
@@ -59,10 +60,8 @@ def words(tmp_path):
 
 
 def evaluated(job, folder, data, environment):
-    found = evaluate_models(
-        [Evaluation(name="it", job=job, model_dir=folder, data=data)], environment=environment, device=DEVICE
-    )
-    return found.metrics["it"]
+    slot, cache_dir = slots_of([DEVICE])[0], str(environment.cache_dir)
+    return evaluate_model(EvaluationOrder(job=job, model_dir=str(folder), data=data, slot=slot, cache_dir=cache_dir))
 
 
 def test_sums_over_rows_are_what_an_evaluation_says_of_images(environment, tmp_path):
@@ -100,6 +99,20 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_text(environment, words, 
     assert scores.metrics(METRICS) == pytest.approx(evaluated(words, folder, data, environment), rel=1e-5)
     assert (scores.num_tokens == 16).all()
     assert np.allclose(scores.log_probabilities, -scores.sums["loss_sums"])
+
+
+def test_all_rows_are_scored_but_those_that_are_trained_on(environment, tmp_path):
+    folder = exported(tmp_path / "model", IMAGES, cache_dir=environment.cache_dir)
+    data = prepare(IMAGES.data, cache_dir=environment.cache_dir)
+    asked = {"job": IMAGES, "data": to_json(data), "is_whole": True, "environment": environment, "device": DEVICE}
+    whole = score_models({"it": folder}, **asked).scores["it"]
+    assert whole.num_rows == data.num_samples + data.num_held_out
+    trained_on = TrainingData(spec=IMAGES.data, prepared=to_json(data))
+    fair = score_models({"it": folder}, **asked, trained_on=trained_on).scores["it"]
+    assert fair.num_rows == data.num_held_out
+    assert (fair.columns["labels"] == whole.columns["labels"][data.num_samples :]).all()
+    fewer = score_models({"it": folder}, **asked, trained_on=trained_on, max_rows=7).scores["it"]
+    assert (fewer.columns["labels"] == fair.columns["labels"][:7]).all()
 
 
 def test_a_loss_of_ones_own_is_asked_row_by_row(environment, tmp_path):

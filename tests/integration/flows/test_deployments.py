@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
+from ringmaster.flows.pool.worker import REQUESTS_QUEUE
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 pytestmark = pytest.mark.full  # importing every flow in a separate process takes seconds
@@ -63,7 +64,7 @@ def deployed(tmp_path_factory):
 
 WORK = {"train-batch", "sweep", "retrain-daily"}
 ASKED = {"submit-jobs", "cancel-jobs", "pause-jobs", "resume-jobs", "set-priority"}
-FOR_THE_POOL_ITSELF = {"segment", "profile-node"}
+FOR_THE_POOL_ITSELF = {"z-internal-segment", "z-internal-profile-node"}
 
 
 def test_all_flows_are_deployed_on_the_pool():
@@ -114,6 +115,13 @@ def test_tags_divide_the_deployments_into_those_of_users_and_those_of_the_pool()
     tags = {name: deployment["tags"] for name, deployment in DEPLOYMENTS.items()}
     assert {name for name in tags if "user" in tags[name]} == WORK | ASKED
     assert {name for name in tags if "internal" in tags[name]} == FOR_THE_POOL_ITSELF
+    assert {*sorted(tags)[-2:]} == FOR_THE_POOL_ITSELF, "Prefect's page lists deployments by name"
+
+
+def test_requests_do_not_wait_behind_batches():
+    queues = {name: deployment["work_pool"].get("work_queue_name") for name, deployment in DEPLOYMENTS.items()}
+    assert {name for name, queue in queues.items() if queue == REQUESTS_QUEUE} == ASKED - {"submit-jobs"}
+    assert {queues[name] for name in WORK} == {None}, "Prefect's default queue"
 
 
 def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):

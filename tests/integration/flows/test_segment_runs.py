@@ -182,7 +182,7 @@ def test_a_batch_that_has_ended_goes_on_with_its_flow_run(pool, client):
 
 
 def test_a_run_that_was_started_by_hand_says_what_to_do(pool, client):
-    deployment = client.read_deployment_by_name("segment/segment")
+    deployment = client.read_deployment_by_name("segment/z-internal-segment")
     by_hand = client.create_flow_run_from_deployment(deployment.id, parameters={"segment": pool.start().number})
     pool.look()
     state = client.read_flow_run(by_hand.id).state

@@ -13,6 +13,7 @@ from ringmaster.model_lineage import Ledger, LedgerError
 from ringmaster.model_lineage.exchange.importing import import_model
 from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.ledger.bases import record_base
+from ringmaster.model_lineage.records import Origin
 from tests.integration.lineage.test_ledger_models import Crash, Crashing
 
 
@@ -213,3 +214,37 @@ def test_an_import_that_fails_on_its_way_leaves_nothing_and_goes_well_later(home
     assert ledger.owner(record.model_id) in home.store.owners()
     assert not any("importing" in owner for owner in home.store.owners())
     assert home.store.fsck() == []
+
+
+def test_folders_of_one_name_are_two_models(home, ledger, tmp_path):
+    hub = Hub(tmp_path)
+    folders = [model(tmp_path / runs / "mood" / "model", value) for value, runs in enumerate(("a", "b"))]
+    records = [ledger.resolve_model(hub.record(ledger, str(folder), home.store)) for folder in folders]
+    assert [(record.registered_name, record.version) for record in records] == [("mood", 1), ("mood-model", 1)]
+    model(folders[0], 7.0)  # trained again, in the same place
+    again = ledger.resolve_model(hub.record(ledger, str(folders[0]), home.store))
+    assert (again.registered_name, again.version) == ("mood", 2)
+
+
+def test_a_student_is_initialized_from_its_base_and_distilled_from_its_teacher(ledger, tmp_path):
+    folder = model(tmp_path / "files", 1.0)
+    batch = ledger.start_batch("b", params={})
+    small, large = (
+        ledger.record_model(name, run_id=ledger.start_job(batch, name, params={}), folder=folder, kind="pretrained")
+        for name in ("small", "large")
+    )
+    student = ledger.record_model(
+        "student",
+        run_id=ledger.start_job(batch, "student", params={}),
+        folder=folder,
+        kind="distilled",
+        parents=[small.uri, large.uri],
+        origin=Origin(started_from=small.uri),
+    )
+    card = ledger.client.get_model_version("student", "1").description
+    assert "- initialized from [small version 1]" in card
+    assert "- distilled from [large version 1]" in card
+    for parent, relation in ((small, "initialized"), (large, "distilled")):
+        page = ledger.client.get_model_version(parent.registered_name, "1").description
+        assert f"- {relation}: [student version 1]" in page
+        assert student.relation_to(parent.model_id) == relation

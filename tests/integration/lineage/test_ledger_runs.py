@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError, MetricPoint
-from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT
+from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT, valid_key
 from ringmaster.model_lineage.pages import links
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"/>'
@@ -273,3 +273,51 @@ def test_the_metrics_of_the_newest_finished_runs_of_a_batch_are_found(ledger):
     ledger.start_batch("often", batch="often", params={})  # it runs
     assert [found["makespan_s"] for found in ledger.finished_batches("often", most=2)] == [3.0, 2.0]
     assert len(ledger.finished_batches("often", most=20)) == 3
+
+
+def test_files_of_a_server_are_found_where_its_database_is_opened_directly(ledger, tmp_path):
+    """As after `ringmaster down`: a run of the same home adds to an experiment that the pool's server has created."""
+    ledger.client.create_experiment("tests/served", artifact_location="mlflow-artifacts:/77")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    batch = ledger.start_batch("b", batch="served", params={}, files={"batch.yaml": "name: b\n"})
+    job = ledger.start_job(batch, "j", params={})
+    record = ledger.record_model("served.j", run_id=job, folder=tmp_path / "model", kind="pretrained")
+    assert (ledger.file.parent / "artifacts" / "77" / batch / "artifacts" / "batch.yaml").read_text() == "name: b\n"
+    assert ledger.read_text(batch, "batch.yaml") == "name: b\n"
+    copy = ledger.download_model(record.uri, tmp_path / "copies")
+    assert (copy / "model.safetensors").read_bytes() == b"weights"
+
+
+ODD_NAMES = [
+    "acc[/top5]",
+    "a\nb",
+    "../up",
+    "/top",
+    "a//b",
+    "",
+    ".",
+    "\ud800",
+    "nul\0",
+    "x" * 300,
+    "Genauigkeit-ä",
+    "50%",
+]
+
+
+def test_no_name_or_value_is_refused(ledger, run):
+    values = {name: f"{name} \0 \ud800" for name in ODD_NAMES}
+    ledger.log_params(run, values)
+    ledger.set_tags(run, values)
+    ledger.log_metrics(run, [MetricPoint(name, 1.0) for name in ODD_NAMES])
+    ledger.log_metrics(run, [MetricPoint(name, float("nan")) for name in ODD_NAMES])
+    data = run_of(ledger, run).data
+    assert len(data.params) == len(data.metrics) == len(ODD_NAMES)
+    assert data.params["Genauigkeit-ä"] == "Genauigkeit-ä \\x00 \\ud800"
+    assert {valid_key(name) for name in ODD_NAMES} == set(data.metrics)
+
+
+def test_params_of_an_attempt_that_was_cut_off_stay(ledger):
+    run = ledger.start_batch("cut off", params={"num_trials": 3}, key="cut off")
+    assert ledger.start_batch("cut off", params={"num_trials": 0, "devices": 2}, key="cut off") == run
+    assert run_of(ledger, run).data.params == {"num_trials": "3", "devices": "2"}

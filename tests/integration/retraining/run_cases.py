@@ -202,14 +202,17 @@ def short(folder: Path) -> Any:
     with Receiver(500, 200) as receiver:
         said = f'{{deadline: "06:00", webhook: "{receiver.url}"}}'
         case = Case(folder, "short", limits=said)
-        late = case.run(None, at="2026-11-01T07:00")
+        by_hand = case.run(None, at="2026-11-01T07:00")
+        with instead("ringmaster.flows.retraining.retraining_run", "_is_scheduled", lambda: True):
+            late = case.run(None, at="2026-11-01T07:00")
         early = case.run(None, at="2026-11-03T05:00")
     case.put("a/2026-11-02.jsonl", 2)
     case.say(limits="{budget: 1.0e-9, webhook: $NOWHERE}")
     poor = case.run("2026-11-04")
     case.say(limits='{deadline: "06:00", budget: 1000, price_per_device_hour: 3}')
     rich = case.run("2026-11-05", at="2026-11-05T02:00")
-    return {"late": late, "early": early, "poor": poor, "rich": rich, "got": [got for got, _ in receiver.got]}
+    found = {"by hand": by_hand, "late": late, "early": early, "poor": poor, "rich": rich}
+    return {**found, "got": [got for got, _ in receiver.got]}
 
 
 def held(folder: Path) -> Any:

@@ -101,6 +101,12 @@ def test_a_night_that_begins_after_its_deadline_leaves_all_for_tomorrow(cases):
     assert (early["night"], row(early)["outcome"], early["missed"]) == ("2026-11-03", "promoted", 1)
 
 
+def test_a_run_by_hand_after_its_deadline_fails_and_says_how_to_go_on(cases):
+    late = cases["short"]["by hand"]
+    assert (late["status"], late["models"], late["batch"]) == ("failed", [], None)
+    assert "has passed. To fix: begin the next run now, by `--night 2026-11-02`" in late["report"]
+
+
 def test_what_costs_too_much_is_left_for_tomorrow(cases):
     poor = cases["short"]["poor"]
     assert row(poor)["outcome"] == "left"

@@ -120,14 +120,17 @@ def test_where_no_checkpoint_is_whole_it_starts_afresh_and_says_so(bench, tmp_pa
 
 
 @pytest.mark.full
-def test_a_full_disk_costs_checkpoints_and_not_the_training(bench, tmp_path):
+def test_a_full_disk_is_waited_for_and_costs_no_step(bench, tmp_path):
     job = bench.job(optimizer=ADAMW, num_steps=40)
     full = Layout("tests.integration.stubs:NoRoom")
     trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
     told = [event.NAME for event in trained.events if event.NAME.startswith("checkpoint")]
-    assert told[:6] == ["checkpoint"] * 2 + ["checkpoint_failed"] * 3 + ["checkpoint"]
-    assert set(told[6:]) <= {"checkpoint"}
-    assert all("could not be written under" in event.message for event in trained.said("checkpoint_failed"))
+    assert told[:5] == ["checkpoint"] * 2 + ["checkpoint_failed"] * 2 + ["checkpoint"]
+    assert set(told[5:]) <= {"checkpoint"}
+    tried, waits = trained.said("checkpoint_failed")
+    assert (tried.waits, waits.waits) == (False, True)
+    assert "could not be written under" in waits.message and "To fix: free space there" in waits.message
+    assert trained.said("checkpoint")[2].step == waits.step, "no step was taken meanwhile"
     assert is_bit_equal(trained.weights, bench.reference(job).weights)
     assert not list((tmp_path / "checkpoints").glob("*.tmp"))
 
@@ -138,9 +141,23 @@ def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(
     trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
     outcome, told = trained.outcome, [event.step for event in trained.said("checkpoint")]
     assert outcome.status == "crashed"  # retried: a store that is briefly unavailable must not fail the job
-    assert "CheckpointError: checkpoint step-00000020 could not be written under" in outcome.message
+    assert "CheckpointError: checkpoint step-" in outcome.message and "could not be written under" in outcome.message
     assert len(told) == 2 and steps_in(tmp_path) == told
+    tried, waits = trained.said("checkpoint_failed")
+    assert waits.step - tried.step <= 5, "it trained on with its state in memory alone"
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0] == "latest"
+    again = bench.train(job, SINGLE, tmp_path)
+    assert again.outcome.result["first_step"] == told[-1]
+    assert is_bit_equal(again.weights, bench.reference(job).weights)
+
+
+def test_a_command_to_stop_ends_the_wait_for_a_full_disk(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW, num_steps=20)
+    full = Layout("tests.integration.stubs:StoppedWithoutRoom")
+    trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
+    told = [event.step for event in trained.said("checkpoint")]
+    assert (trained.outcome.status, trained.outcome.result["step"]) == ("preempted", told[-1])
+    assert steps_in(tmp_path) == told[-2:]
     again = bench.train(job, SINGLE, tmp_path)
     assert again.outcome.result["first_step"] == told[-1]
     assert is_bit_equal(again.weights, bench.reference(job).weights)

@@ -13,7 +13,7 @@ import pytest
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
 from tests.integration.workbench import SINGLE, Workbench
 
 
@@ -130,7 +130,7 @@ def test_a_worker_that_ends_while_it_is_hung_up_takes_nobody_with_it(tmp_path):
 OWNER = """
 import sys
 from pathlib import Path
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
 server = ForkServer().start()
 channel = server.spawn(target="tests.integration.targets:linger", argument=None, log=Path(sys.argv[1]))
 while (message := channel.receive())["event"] != "lingering":
@@ -226,3 +226,29 @@ def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
         for pid in pids:
             wait_until_gone(pid)
         assert gang.wait(lambda event: None).status == OutcomeStatus.LOST
+
+
+def test_a_server_starts_when_it_is_needed_serves_other_processes_and_ends_when_it_is_idle(tmp_path, monkeypatch):
+    monkeypatch.setattr("ringmaster.techniques.runtime.processes.forkserver_client.IDLE_AFTER_S", 0.2)
+    with closing(ForkServer(log=tmp_path / "server.log")) as server:
+        server.start_when_needed(link=tmp_path / "link")
+        assert server._process is None
+        client = ForkServerClient((tmp_path / "link").readlink())
+        assert client.start() is client  # only makes it start
+        for _ in range(2):  # the second time after it has ended
+            with closing(spawn(client, tmp_path, "echo")) as channel:
+                channel.send({"command": "go"})
+                assert wait_for(channel, "echo")["command"] == "go"
+            wait_until_gone(server._process.pid)
+    assert (tmp_path / "server.log").read_text() == ""
+    with pytest.raises(OSError, match="No such file"):
+        spawn(client, tmp_path, "echo")
+
+
+def test_a_server_that_cannot_start_refuses_those_who_wait_for_it(tmp_path):
+    with closing(ForkServer(preload=("tests.integration.targets:nowhere",))) as server:
+        server.start_when_needed(link=tmp_path / "link")
+        client = ForkServerClient((tmp_path / "link").readlink())
+        for _ in range(2):
+            with closing(spawn(client, tmp_path, "echo")) as channel, pytest.raises(ChannelClosed):
+                channel.receive()

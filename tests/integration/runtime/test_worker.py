@@ -11,9 +11,10 @@ pytest.importorskip("prefect")
 
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Cancelling
 
 from ringmaster.flows.deployments import make_work_pool
-from ringmaster.flows.pool.worker import FlowWorker
+from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker
 from ringmaster.flows.segment import segment as segment_flow
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import until
@@ -148,3 +149,35 @@ def test_a_worker_waits_for_a_server_that_is_away(client, prefect_server, worker
     prefect_server.start()
     flow_run = client.create_flow_run_from_deployment(deployments["quick"])
     until(lambda: state(client, flow_run.id) == "Completed", timeout_s=300)
+
+
+def test_batches_beyond_the_limit_wait_in_order_and_requests_overtake_them(client, prefect_server, deployments):
+    flow_id = client.create_flow_from_name("slow")
+    batch = client.create_deployment(
+        flow_id, name="batch", work_pool_name=POOL, entrypoint="program.py:slow", path=str(prefect_server.folder)
+    )
+    request = client.create_deployment(
+        client.create_flow_from_name("quick"),
+        name="request",
+        work_pool_name=POOL,
+        work_queue_name=REQUESTS_QUEUE,
+        entrypoint="program.py:quick",
+        path=str(prefect_server.folder),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", prefect_server.api)
+        patch.setenv("PREFECT_WORKER_QUERY_SECONDS", "1")
+        worker = FlowWorker(name="m", work_pool=POOL, queues=["node-m", DEFAULT_QUEUE, REQUESTS_QUEUE], most_runs=1)
+        worker.start()
+        try:
+            first, second, third = (client.create_flow_run_from_deployment(batch) for _ in range(3))
+            until(lambda: state(client, first.id) == "Running", timeout_s=300)
+            short = client.create_flow_run_from_deployment(request)
+            until(lambda: state(client, short.id) == "Completed", timeout_s=300)
+            assert client.read_flow_run(second.id).state.is_scheduled()
+            client.set_flow_run_state(third.id, Cancelled(), force=True)
+            client.set_flow_run_state(first.id, Cancelling(), force=True)
+            until(lambda: state(client, second.id) == "Running", timeout_s=300)
+            assert state(client, third.id) == "Cancelled"
+        finally:
+            worker.stop()

@@ -5,10 +5,9 @@ import hashlib
 from ringmaster.tasks.batch.data_schema import Dataset
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.fingerprints import contents
-from ringmaster.tasks.datasets.leaks import Leaks, SplitRows
 from ringmaster.techniques.interface.data_source import Row
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText
-from ringmaster.techniques.runtime.data.rows import CHARACTERS_PER_READ, content_hash
+from ringmaster.techniques.runtime.data.rows import CHARACTERS_PER_READ, FileText, content_hash
+from ringmaster.techniques.runtime.data.training_faults import Leaks, SplitRows
 
 
 def rows_of(*, file, held_out, contents):
@@ -18,18 +17,22 @@ def rows_of(*, file, held_out, contents):
     ]
 
 
+def split_rows(rows):
+    return SplitRows.of(rows, identity=lambda row: row.content)
+
+
 def test_the_first_row_on_both_sides_is_named_with_its_like():
     training = rows_of(file="a", held_out=False, contents=[{"n": 1}, {"n": 2}, {"n": 2}, {"n": 3}])
     held_out = rows_of(file="b", held_out=True, contents=[{"n": 9}, {"n": 2}, {"n": 3}, {"n": 2}])
-    rows = SplitRows.of([*training, *held_out])
+    rows = split_rows([*training, *held_out])
     assert rows.leaks() == Leaks(3, ("b, line 2", "a, line 2"))
     assert (len(rows.training), len(rows.held_out)) == (4, 4)
 
 
 def test_other_rows_are_on_one_side():
     training = rows_of(file="a", held_out=False, contents=["one", "two"])
-    assert SplitRows.of([*training, *rows_of(file="b", held_out=True, contents=["three"])]).leaks() is None
-    assert SplitRows.of(training).leaks() is None
+    assert split_rows([*training, *rows_of(file="b", held_out=True, contents=["three"])]).leaks() is None
+    assert split_rows(training).leaks() is None
 
 
 def test_a_text_file_has_the_hash_of_its_text(tmp_path):

@@ -70,6 +70,15 @@ def test_data_without_a_name_is_recorded_as_ever(tmp_path):
     assert rows_text(prepared) is None
 
 
+def test_other_files_to_evaluate_on_have_their_own_name_and_digest(spec, tmp_path):
+    from dataclasses import replace
+
+    plain = replace(spec, name=None, version=None, held_out_split=None, window=None, time_column=None)
+    training, evaluation = dataset_inputs(plain, to_json(prepare(plain, cache_dir=tmp_path / "cache")))
+    assert (training.name, evaluation.name) == (plain.path, plain.held_out_path)
+    assert training.digest != evaluation.digest
+
+
 def test_a_job_that_says_nothing_new_keeps_its_digest():
     said = to_json(DataSpec(path="a.txt"))
     assert not {"name", "version", "window", "held_out_path", "format", "time_column"} & set(said)

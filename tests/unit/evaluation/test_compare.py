@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.evaluation.compare import better, gain, ranked
+from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.techniques.metrics.registry import BUILTIN, metric_named
 
 METRIC = st.sampled_from(tuple(BUILTIN))
@@ -20,27 +20,17 @@ ANYTHING = st.floats(allow_nan=True, allow_infinity=True)
 )
 def test_gain_is_positive_where_the_challenger_is_better(metric, challenger, champion, won):
     assert gain(challenger, champion, metric=metric) == pytest.approx(won)
-    assert better(challenger, champion, metric=metric) is (won > 0)
-
-
-@pytest.mark.parametrize(("min_gain", "expected"), [(0.0, True), (0.25, True), (0.5, True), (0.75, False)])
-def test_a_gain_must_reach_the_least_one(min_gain, expected):
-    assert better(2.0, 2.5, metric="loss", min_gain=min_gain) is expected
-
-
-def test_equal_is_not_better():
-    assert not better(0.5, 0.5, metric="accuracy", min_gain=0.0)
 
 
 @given(METRIC, ANYTHING, ANYTHING)
 def test_of_two_models_at_most_one_is_better(metric, one, other):
-    assert not (better(one, other, metric=metric) and better(other, one, metric=metric))
+    assert not (gain(one, other, metric=metric) > 0 and gain(other, one, metric=metric) > 0)
 
 
 @given(METRIC, VALUE, st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_nothing_is_better_or_worse_than_what_is_not_finite(metric, value, broken):
-    assert not better(broken, value, metric=metric)
-    assert not better(value, broken, metric=metric)
+    assert not gain(broken, value, metric=metric) > 0
+    assert not gain(value, broken, metric=metric) > 0
 
 
 def test_an_unknown_metric_is_told_with_those_there_are():

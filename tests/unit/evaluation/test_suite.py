@@ -90,6 +90,7 @@ def test_a_file_says_slices_tests_and_assertions(folder):
 def test_all_faults_of_values_are_told_at_once_with_place_and_line(folder):
     assert faults(folder, BAD) == {
         (2, "slice"),
+        (4, "slices[0]"),
         (6, "tests[0].kind"),
         (7, "tests[1].label"),
         (8, "tests[2].max_failures"),

@@ -168,7 +168,7 @@ class Bench:
     ):
         self.jobs, self.runner = jobs, runner or FakeRunner()
         self.journal = journal or open_journal(folder)
-        self.events, self.plans = [], []
+        self.events, self.plans, self.other_listeners, self.expected_faults = [], [], [], []
         self.leases = leases or LeasesInMemory()  # new by default: the leases of an ended process are void
         self.place, self.cluster = RunPaths(folder=folder, cache_dir=folder), cluster(num_devices)
 
@@ -186,7 +186,7 @@ class Bench:
             journal=self.journal,
             engine=self.runner,
             make_plan=plan,
-            listeners=[self.events.append, self._watch_devices],
+            listeners=[self.events.append, self._watch_devices, self._tell_others],
             steering=steering,
             clock=self.runner.clock,
         )
@@ -199,7 +199,13 @@ class Bench:
 
     def run(self):
         begin(self.journal, self.jobs, faults={})
-        return self.executor.run()
+        is_over = self.executor.run()
+        assert list(self.executor.listener_faults.values()) == self.expected_faults
+        return is_over
+
+    def _tell_others(self, event):
+        for listener in self.other_listeners:
+            listener(event)
 
     def _watch_devices(self, event):
         if isinstance(event, SegmentStarted):

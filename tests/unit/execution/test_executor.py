@@ -1,6 +1,7 @@
 """The state machine of the executor, with gangs whose outcomes a test sets."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +12,14 @@ from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Metrics,
+    Ready,
+    RefusedEvent,
+    Steps,
+)
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,
@@ -93,6 +102,26 @@ def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
     assert bench.statuses == {"a": JobStatus.DONE}
     assert [e.first_step for e in bench.told(SegmentStarted)] == list(range(8))
     assert [e.event.step for e in bench.told(GangSaid)] == list(range(1, 8))
+
+
+def test_a_job_that_waits_for_a_full_disk_says_so_in_its_record_until_it_is_saved(tmp_path):
+    messages = []
+
+    def look(event):
+        if isinstance(event, GangSaid):
+            messages.append(bench.executor.job_table.records["a"].message)
+
+    def saves(call, runner):
+        call.on_event(CheckpointFailed(step=4, message="a damaged one was passed over"))
+        call.on_event(CheckpointFailed(step=4, message="disk full", waits=True))
+        call.on_event(CheckpointSaved(step=5))
+        return done(call, runner)
+
+    bench = Bench(tmp_path, [job("a")], runner=FakeRunner(script={"a": [saves]}))
+    bench.other_listeners.append(look)
+    assert bench.run()
+    assert messages == ["", "disk full", ""]
+    assert bench.journal.jobs()["a"].message == ""
 
 
 def test_a_gang_that_could_not_even_start_counts_as_a_crash(tmp_path):
@@ -235,7 +264,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
                 del held[device]
 
     for number, bench in enumerate(benches):
-        bench.executor._listeners.append(partial(watch, number))
+        bench.other_listeners.append(partial(watch, number))
     second_started = []
     plain_get = benches[0].executor._inbox.get
 
@@ -256,6 +285,27 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
     assert isinstance(benches[1].events[1], Waiting)
 
 
+def test_what_is_planned_on_a_held_device_starts_on_an_idle_one(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    bench = Bench(tmp_path, [job("a")], leases=leases)
+    (planned,) = planned_devices(bench)
+    assert leases.take([bench.cluster.lease_names()[planned]], holder="batch other")
+    assert bench.run()
+    (started,) = [event for event in bench.events if isinstance(event, SegmentStarted)]
+    assert started.segment.devices != (planned,)
+    assert not any(isinstance(event, Waiting) for event in bench.events)
+    assert bench.statuses == {"a": JobStatus.DONE}
+
+
+def planned_devices(bench):
+    """Returns the devices of the first plan of a bench, whose executor has not begun."""
+    begin(bench.journal, bench.jobs, faults={})
+    bench.executor._plan_manager.replan(why="start")
+    (segment,) = bench.executor._plan_progress.planned
+    bench.executor._plan_progress.planned = []
+    return segment.devices
+
+
 def test_a_future_of_any_kind_will_do(tmp_path):
     """The executor needs only `add_done_callback` and `result`. The callback may run before `submit` has returned."""
     bench = Bench(tmp_path, [job("a"), job("b")])
@@ -268,3 +318,84 @@ def test_a_future_of_any_kind_will_do(tmp_path):
     bench.executor._submit = at_once
     assert bench.run()
     assert set(bench.statuses.values()) == {JobStatus.DONE}
+
+
+class Gauge:
+    """A listener that raises at the first end of a segment."""
+
+    PURPOSE = "the gauge"
+
+    def __init__(self):
+        self.heard = []
+
+    def listen(self, event):
+        self.heard.append(event)
+        if isinstance(event, SegmentEnded):
+            raise RuntimeError("no \0 needle")
+
+
+def test_a_listener_that_raises_is_told_once_and_detached_and_ends_nothing(tmp_path, caplog):
+    bench, gauge = Bench(tmp_path, [job("a"), job("b")]), Gauge()
+    bench.executor._listeners._listeners.insert(0, gauge.listen)
+    bench.expected_faults = ["the gauge stopped on an error: RuntimeError: no \\x00 needle"]
+    assert bench.run()
+    assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.DONE}
+    assert len(bench.told(SegmentEnded)) == 2, "the others hear all events"
+    assert sum(isinstance(event, SegmentEnded) for event in gauge.heard) == 1
+    assert caplog.text.count("the gauge is detached") == caplog.text.count("Traceback") == 1
+
+
+def reports(event, outcome=done):
+    """An outcome for `FakeRunner.script`: the gang reports an event first."""
+
+    def act(call, runner):
+        call.on_event(event)
+        return outcome(call, runner)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("event", "complaint"),
+    [
+        (Metrics(step=11, metrics={}), "is about step 11, and its last step is 10"),
+        (CheckpointSaved(step=10**9), "is about step 1000000000"),
+        (Steps(first_step=9, seconds=(1.0, 1.0)), "is about step 11"),
+        (Ready(job="x/y", step=1), "is about 'x/y', which its gang does not train"),
+        (RefusedEvent(message="metric '/a' cannot have this name", name="metrics"), "metric '/a' cannot have this"),
+    ],
+    ids=lambda value: getattr(value, "NAME", None),
+)
+@pytest.mark.parametrize("outcome", [done, preempted, ends("crashed"), ends("lost")])
+def test_an_event_that_cannot_be_of_a_job_fails_that_job_alone(tmp_path, event, complaint, outcome):
+    bench = Bench(tmp_path, [job("a"), job("b")], runner=FakeRunner(script={"a": [reports(event, outcome)]}))
+    assert bench.run()
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
+    assert complaint in bench.journal.jobs()["a"].message
+    assert [event.job for event in bench.told(JobEnded) if event.status == JobStatus.FAILED] == ["a"]
+    assert bench.journal.jobs()["a"].step <= 10
+
+
+def test_an_event_that_the_executor_fails_on_costs_its_job_alone(tmp_path, monkeypatch, caplog):
+    bench = Bench(
+        tmp_path, [job("a"), job("b")], runner=FakeRunner(script={"a": [reports(Metrics(step=1, metrics={}))]})
+    )
+
+    def fail(name, step, metrics):
+        raise ZeroDivisionError("as it should")
+
+    monkeypatch.setattr(bench.executor.job_table, "evaluated", fail)
+    assert bench.run()
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
+    assert "event 'metrics' cannot be handled: ZeroDivisionError" in bench.journal.jobs()["a"].message
+    assert "Traceback" in caplog.text
+
+
+def test_an_outcome_without_its_step_fails_its_job_alone(tmp_path):
+    def stepless(call, runner):
+        return replace(done(call, runner), result={"first_step": 0})
+
+    bench = Bench(tmp_path, [job("a"), job("b")], runner=FakeRunner(script={"a": [stepless]}))
+    assert bench.run()
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
+    assert "its gang ended with an outcome that cannot be read: KeyError: 'step'" in bench.journal.jobs()["a"].message

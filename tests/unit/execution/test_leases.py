@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.execution.local.leases import Leases, leases_of
 from ringmaster.tasks.process_identity import identity
 from tests.children import exit_status, in_a_child, started
 
@@ -96,3 +97,45 @@ def test_many_processes_at_once_never_share_a_device(tmp_path):
     """All processes also race to create the ledger."""
     children = [started(hold_often, tmp_path) for _ in range(4)]
     assert [exit_status(child) for child in children] == [0] * 4
+
+
+def machine(*devices):
+    return Cluster(nodes=(Node(name="n", devices=devices),))
+
+
+def slots(*shares):
+    return machine(
+        *(Device(kind="cpu", index=i, name="x", memory_bytes=1, cores=cores) for i, cores in enumerate(shares))
+    )
+
+
+def gpus(*numbers):
+    return machine(*(Device(kind="gpu", index=n, name="x", memory_bytes=1, cores=(), uuid=f"GPU-{n}") for n in numbers))
+
+
+def test_slots_of_different_sizes_share_no_core(tmp_path):
+    whole, halves = leases_of(tmp_path, slots((0, 1))), leases_of(tmp_path, slots((0,), (1,)))
+    assert halves.take(["n:cpu:1"], holder="batch a")
+    assert not whole.take(["n:cpu:0"], holder="batch b")
+    assert whole.held() == {"n:cpu:0": "batch a"}
+    assert halves.held() == {"n:cpu:1": "batch a"}
+    halves.give_back(["n:cpu:1"])
+    assert whole.take(["n:cpu:0"], holder="batch b")
+    assert halves.held() == {"n:cpu:0": "batch b", "n:cpu:1": "batch b"}
+
+
+def test_processes_that_see_different_devices_under_one_number_do_not_wait_for_each_other(tmp_path):
+    """As the tasks of a Slurm job do, each of which sees its own GPUs, or its own cores."""
+    for one, other in ((gpus(0), gpus(1)), (slots((0,)), slots((1,)))):
+        names = list(one.lease_names().values())
+        assert names == list(other.lease_names().values())
+        assert leases_of(tmp_path, one).take(names, holder="a")
+        assert leases_of(tmp_path, other).take(names, holder="b")
+
+
+def test_a_gpu_is_leased_once_under_all_its_numbers(tmp_path):
+    assert leases_of(tmp_path, gpus(1)).take(["n:gpu:0"], holder="a")
+    every = leases_of(tmp_path, gpus(0, 1))
+    assert every.held() == {"n:gpu:1": "a"}
+    assert not every.take(["n:gpu:1"], holder="b")
+    assert every.take(["n:gpu:0"], holder="b")

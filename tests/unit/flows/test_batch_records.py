@@ -10,15 +10,17 @@ from rich.console import Console
 
 from ringmaster.flows.batch import records
 from ringmaster.flows.batch.local_run import LocalRun
-from ringmaster.flows.batch.records import failures_told, job_rows, log_decision, tell_refused
+from ringmaster.flows.batch.records import close_records, failures_told, job_rows, log_decision, tell_refused
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting
 from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
+from tests.unit.recording.ledgers import FakeLedger
 
 WHY = "rank 0: RuntimeError: boom (in its trial)"
 
@@ -82,7 +84,7 @@ def test_the_table_of_jobs_has_the_reason():
 def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_all(log, terminal):
     profiled = Profiled(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
     tell_refused(profiled)
-    line = "left out for a: ddp on 1: needs two devices or more"
+    line = "left out: ddp on 1: needs two devices or more"
     assert log == [(logging.INFO, line)] and terminal() == ""
     for make in (LinesView, LiveView):
         console = Console(file=io.StringIO(), width=200)
@@ -109,4 +111,23 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled)
     assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
+    journal.close()
+
+
+def test_a_recorder_that_an_executor_has_detached_has_lost_records(tmp_path):
+    journal = Journal.of_file(tmp_path / "journal.db")
+    recorder = AsyncRecorder(FakeLedger(), journal, batch=Batch(name="nightly", jobs=(), folder=None, text=""))
+    figures = dict.fromkeys(("current_practice_s", "objective_value", "prediction"))
+    result = SimpleNamespace(
+        status="done", jobs=[], plan={"makespan_s": 1.0}, makespan_s=1.0, num_trials=0, profiling_s=0.0, **figures
+    )
+    run = SimpleNamespace(
+        journal=journal,
+        recorder=recorder,
+        sweep_scheduler=None,
+        patience_s=None,
+        listener_faults={recorder.listen: "the recorder stopped", journal.put: "the chart stopped"},
+    )
+    assert close_records(run, result) == ["the recorder stopped"]
+    assert journal.get("is_recorded") is False, "so that --resume records the rest"
     journal.close()

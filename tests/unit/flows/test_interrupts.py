@@ -15,6 +15,7 @@ from ringmaster.flows.process.interrupts import (
     answered,
     command,
     command_that_goes_on,
+    handled,
     said_by,
     stopped_by_signals,
 )
@@ -68,6 +69,19 @@ def test_it_is_answered_while_the_main_thread_is_busy_elsewhere():
     interrupted._act = lambda *_: told.wait(STOPPING)
     with answered(interrupted):
         press()
+    assert told.lines == [STOPPING]
+
+
+def test_one_signal_in_a_flow_run_of_prefect_is_answered_once():
+    """Prefect's own handler for SIGTERM sends the signal again, which would kill the command."""
+    from prefect.utilities.engine import capture_sigterm
+
+    told = Told()
+    interrupted = Interrupts(say=told, kill=lambda: None, end=told)
+    with pytest.raises(SystemExit) as end, answered(interrupted), capture_sigterm(), handled():
+        press(signal.SIGTERM)
+        threading.Event().wait(PATIENCE_S)
+    assert end.value.code == 128 + signal.SIGTERM
     assert told.lines == [STOPPING]
 
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.model_lineage.exchange.importing import MOST_BASES, MOST_STUBS, import_model
+from ringmaster.model_lineage.exchange.model_folder import inspect
 from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import StoreFault, TensorStore
 from ringmaster.model_lineage.tensors.objects import digest_of
@@ -304,3 +305,93 @@ def test_a_restore_that_fails_leaves_no_folder(store, tmp_path):
     with pytest.raises(StoreFault):
         store.restore(kept.id, tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
+
+
+def index(folder: Path, weight_map, name="model.safetensors.index.json") -> None:
+    (folder / name).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def sharded(folder: Path) -> Path:
+    model(folder)
+    (folder / "model.safetensors").unlink()
+    for number in (1, 2):
+        save_file({f"w{number}": np.ones(3, np.float32)}, folder / f"model-0000{number}-of-00002.safetensors")
+    index(folder, {f"w{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)})
+    return folder
+
+
+SHARDS = {
+    "a missing shard": (lambda f: (f / "model-00002-of-00002.safetensors").unlink(), "which is not there"),
+    "another place": (lambda f: index(f, {"w1": "../../etc/passwd"}), "names the file '../../etc/passwd'"),
+    "an absolute place": (lambda f: index(f, {"w1": "/etc/x.safetensors"}), "names the file '/etc/x.safetensors'"),
+    "a pickle": (lambda f: index(f, {"w1": "pytorch_model.bin"}), "no file of the model"),
+    "a missing tensor": (lambda f: index(f, {"w9": "model-00001-of-00002.safetensors"}), "lacks 'w9'"),
+    "no map": (lambda f: index(f, ["w1"]), "has no weight_map"),
+    "no index": (lambda f: (f / "model.safetensors.index.json").unlink(), "the index of its weights"),
+    "no JSON": (lambda f: (f / "model.safetensors.index.json").write_text(DEEP), "cannot be read as JSON"),
+}
+
+
+@pytest.mark.parametrize("what", SHARDS)
+def test_an_index_and_the_shards_agree(what, store, tmp_path):
+    folder = sharded(tmp_path / "m")
+    with pytest.raises(AssertionError, match="was asked for"):  # it passed inspection
+        taken(store, folder)
+    store.gc(drop=store.owners(), waits=False)
+    change, says = SHARDS[what]
+    change(folder)
+    refused(store, folder, re.escape(says))
+
+
+CONFIGS = {
+    "an adapter of a base that leads out": (
+        {"adapter_config.json": json.dumps({"base_model_name_or_path": "../../secret"})}, "which is no name",
+    ),
+    "an adapter of a base that is a list": (
+        {"adapter_config.json": json.dumps({"base_model_name_or_path": ["x"]})}, "which is no text",
+    ),
+    "a tokenizer elsewhere": (
+        {"tokenizer_config.json": '{"tokenizer_file": "/etc/passwd"}'}, "has the tokenizer_file '/etc/passwd'",
+    ),
+    "a card of a base that leads out": ({"README.md": "---\nbase_model: ../../etc\n---\n"}, "names the base_model"),
+    "a card of a base with a long name": (
+        {"README.md": f"---\nbase_model: org/{'x' * 5000}\n---\n"}, "has more than 200 characters",
+    ),
+    "a card of a base with odd characters": ({"README.md": "---\nbase_model: 'a;b|c'\n---\n"}, "that no name has"),
+    "names that differ in case": ({"Config.json": "{}"}, "differ in case alone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_what_leads_out_of_the_model_is_refused(what, store, tmp_path):
+    files, says = CONFIGS[what]
+    refused(store, model(tmp_path / "m", **files), re.escape(says))
+
+
+def test_all_faults_are_told_at_once(store, tmp_path):
+    folder = sharded(tmp_path / "m")
+    index(folder, {"w1": "../x.safetensors", "w9": "model-00001-of-00002.safetensors"})
+    (folder / "README.md").write_text("---\nbase_model: ../../etc\n---\n")
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="To fix") as caught:
+        taken(store, folder)
+    for says in ("../x.safetensors", "lacks 'w9'", "names the base_model", "config.json cannot be read"):
+        assert says in str(caught.value)
+
+
+def test_weights_that_hold_code_and_modules_are_left_out(tmp_path):
+    folder = model(tmp_path / "m", **{"modeling_x.py": "raise SystemExit", "sub.json": "{}"})
+    (folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    found = inspect(folder)
+    assert sorted(found.files) == ["config.json", "model.safetensors", "sub.json"]
+    with found.staged(beside=tmp_path / "store") as staged:
+        assert sorted(path.name for path in staged.iterdir()) == sorted(found.files)
+        assert staged.stat().st_mode & 0o077 == 0
+        assert (staged / "model.safetensors").samefile(folder / "model.safetensors")
+    assert not list((tmp_path / "store").iterdir())
+
+
+def test_an_archive_is_no_folder(store, tmp_path):
+    (tmp_path / "m.zip").write_bytes(b"PK")
+    refused(store, tmp_path / "m.zip", "is a file, and no folder. To fix: unpack it")

@@ -12,5 +12,5 @@ def test_paths_are_those_of_the_ui():
 
 def test_names_cannot_break_out_of_a_link():
     assert links.link("a](http://evil)", links.model_version_path("x/..)", 1)) == (
-        "[a\\](http://evil)](#/models/x%2F..%29/versions/1?workflowType=machine_learning)"
+        "[a\\](http&#58;//evil)](#/models/x%2F..%29/versions/1?workflowType=machine_learning)"
     )

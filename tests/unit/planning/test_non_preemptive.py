@@ -66,10 +66,10 @@ def test_what_is_proved_optimal_is_optimal(seed, sizes, num_jobs):
     problem = drawn(seed, sizes, num_jobs)
     optimum_s, bound_s = shortest_s(problem), preemptive_bound(problem).seconds
     found = search(problem, lower_s=bound_s, upper_s=1.2 * optimum_s)
-    plan = Plan(problem.name, segments_of(problem, found.orders), found.lower_s)
+    plan = Plan(problem.name, segments_of(problem, found.orders), solver_bound_s=found.lower_s)
     assert verify(plan, problem) == []
     assert plan.makespan_s == pytest.approx(optimum_s)
-    assert plan.lower_bound_s == pytest.approx(optimum_s, rel=1e-6)
+    assert plan.solver_bound_s == pytest.approx(optimum_s, rel=1e-6)
     # No plan ends before the optimum, and the search proves that within its tolerance.
     proved = search(problem, lower_s=bound_s, upper_s=optimum_s)
     assert proved.orders is None

@@ -165,6 +165,7 @@ class PoolBench:
         self.inbox.is_empty = False
         while not self.inbox.is_empty:
             self.executor.serve(num_turns=1)
+        assert not self.executor.listener_faults
 
     def pass_seconds(self, seconds, *workers):
         """Runs `step` each second; the given workers send heartbeats."""

@@ -20,6 +20,7 @@ from ringmaster.tasks.storage.message_store import MessageStore, Share
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.events import Ready, ShareEnded, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
+from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
 
 
@@ -78,14 +79,14 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
 def test_a_worker_that_leaves_in_order_is_registered_no_more_and_remembered(database):
     nodes = Nodes(database)
     for name in ("n", "m"):
-        nodes.register(NodeRecord(name=name, incarnation=f"{name}-one", address="10.0.0.1", devices=()))
+        nodes.register(NodeRecord(name=name, incarnation=f"{name}-one", address="10.0.0.1", devices=cpu_devices(1)))
     nodes.leave("n", incarnation="n-another")
     assert len(nodes.all()) == 2
     nodes.leave("n", incarnation="n-one")
     assert [node.name for node in nodes.all()] == ["m"]
     assert nodes.left() == {"n-one"}
     assert not nodes.beat("n", incarnation="n-one", health={}), "a late heartbeat must not bring it back"
-    nodes.register(NodeRecord(name="n", incarnation="n-two", address="10.0.0.1", devices=()))
+    nodes.register(NodeRecord(name="n", incarnation="n-two", address="10.0.0.1", devices=cpu_devices(1)))
     assert (len(nodes.all()), nodes.left()) == (2, frozenset())
 
 

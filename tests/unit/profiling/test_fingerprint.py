@@ -1,12 +1,24 @@
 """Fingerprints are equal where jobs cannot differ in speed, and differ where they can."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 
 import pytest
 
 from ringmaster.tasks.profiling import fingerprint as module
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques import (
+    AdaptationSpec,
+    Adapter,
+    DataSpec,
+    EvaluationSpec,
+    Job,
+    ModelSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+)
+from ringmaster.techniques.interface.job import ParameterGroup
+from ringmaster.techniques.interface.values import SINCE_LATER
 
 JOB = Job(
     name="a",
@@ -28,19 +40,79 @@ DATA = {
 }
 
 
+# A job that sets what others nest in, so that each field of each class has a place.
+FULL = replace(
+    replace(JOB, base="b"),
+    adapter=Adapter(),
+    clip_grad_norm=1.0,
+    optimizer=OptimizerSpec(layer_decay=0.8, groups=(ParameterGroup(match="*.bias", lr=0.1, weight_decay=0.2),)),
+    adaptation=AdaptationSpec(
+        kind="distilled", teacher="t", teacher_model=ModelSpec(from_pretrained="t"), parents=("p",), weights=(1.0,)
+    ),
+    loss_options={"beta": 0.1},
+)
+# Fields whose presence costs time, and whose values do not.
+SAME_VALUE = {"clip_grad_norm", "optimizer.layer_decay", "optimizer.groups.lr"}
+
+
+NAMES = {"data.kind": "chat", "loss": "mine:loss", "evaluation.metrics": ("loss", "accuracy")}
+
+
+def other(value, hint):
+    """Another value of a field."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, tuple):
+        return (*value, value[0] if value else "x")
+    if isinstance(value, Mapping):
+        return {**value, "x": 1}
+    assert value is None
+    by_kind = {"tuple[str": ("x",), "tuple[int": (1,), "Mapping": {"x": "y"}, "str": "x", "int": 3, "float": 0.5}
+    return next(made for kind, made in by_kind.items() if kind in str(hint))
+
+
+def pairs(value, path=""):
+    """Yields each field of a job by its dotted name, with the job in which only this field differs."""
+    for each in fields(value):
+        item, name = getattr(value, each.name), f"{path}{each.name}"
+        if is_dataclass(item):
+            yield from ((inner, replace(value, **{each.name: new})) for inner, new in pairs(item, f"{name}."))
+        elif name == "optimizer.groups":
+            yield from ((inner, replace(value, groups=(new,))) for inner, new in pairs(item[0], f"{name}."))
+            yield name, replace(value, groups=(*item, *item))
+        else:
+            yield name, replace(value, **{each.name: NAMES.get(name, other(item, each.type))})
+
+
+def test_a_profile_stands_for_another_job_only_if_nothing_that_costs_time_differs():
+    compared = dict(pairs(FULL))
+    assert {path.split(".")[0] for path in compared} == {each.name for each in fields(Job)}
+    same = {name for name, job in compared.items() if speed_key(job, DATA) == speed_key(FULL, DATA)}
+    expected = {name for name in compared if {name, name.partition(".")[0]} & (module.SAME_COST | SAME_VALUE)}
+    assert same == expected
+
+
+def test_a_field_that_is_added_to_a_job_counts():
+    later = make_dataclass("Job", [("later", int, field(default=0, metadata=SINCE_LATER))], bases=(Job,), frozen=True)
+    data = make_dataclass("DataSpec", [("later", int, field(default=0))], bases=(DataSpec,), frozen=True)
+    job = later(**{each.name: getattr(JOB, each.name) for each in fields(JOB)})
+    assert speed_key(job, DATA) == speed_key(JOB, DATA)
+    assert speed_key(replace(job, later=1), DATA) != speed_key(JOB, DATA)
+    assert speed_key(replace(JOB, data=data(source="digits", later=1)), DATA) != speed_key(JOB, DATA)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": "b"},
-        {"seed": 7},
         {"optimizer": OptimizerSpec(lr=9.0)},
         {"optimizer": OptimizerSpec(options={})},
-        {"optimizer": OptimizerSpec(layer_decay=0.9)},
         {"schedule": ScheduleSpec(name="cosine", warmup_steps=3)},
-        {"num_steps": 99},
-        {"base": "models:/other@alias"},
-        {"techniques": ("ddp",)},
-        {"num_devices": (2,)},
+        {"data": DataSpec(path="tomorrow.jsonl", seq_len=24)},
+        {"data": DataSpec(path="today.txt", seq_len=24, kind="language-modeling")},
     ],
     ids=str,
 )
@@ -49,25 +121,50 @@ def test_what_cannot_change_the_speed_shares_a_profile(change):
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "are_equal"),
+    [
+        ({"name": "muon", "options": {"ns_steps": 5}}, {"name": "muon", "options": {"ns_steps": 9}}, False),
+        ({"options": {"amsgrad": True}}, {"options": {"amsgrad": False}}, False),
+        ({"name": "sgd", "options": {"momentum": 0.0}}, {"name": "sgd", "options": {"momentum": 0.9}}, False),
+        ({"name": "sgd", "options": {"momentum": 0.8}}, {"name": "sgd", "options": {"momentum": 0.9}}, True),
+        ({"options": {"weight_decay": 0.1}}, {"options": {"weight_decay": 0.2}}, True),
+    ],
+    ids=str,
+)
+def test_options_of_an_optimizer_count_as_they_cost(first, second, are_equal):
+    jobs = [replace(JOB, optimizer=OptimizerSpec(**each)) for each in (first, second)]
+    assert (speed_key(jobs[0], DATA) == speed_key(jobs[1], DATA)) is are_equal
+
+
+def test_data_that_are_padded_count_with_their_lengths():
+    rows = {**DATA, "tensors": [{"name": "input_ids", "dtype": "int64", "shape": [24]}]}
+    assert speed_key(JOB, {**rows, "lengths": [10, 20]}) == speed_key(JOB, {**rows, "lengths": [10, 19]})
+    assert speed_key(JOB, {**rows, "lengths": [10, 20]}) != speed_key(JOB, {**rows, "lengths": [20, 20]})
+    assert speed_key(JOB, {**rows, "digest": "x"}) != speed_key(JOB, {**rows, "digest": "y"})  # of an earlier release
+
+
+@pytest.mark.parametrize(
     "change",
     [
-        {"global_batch_size": 8},
+        {"data": replace(JOB.data, padding="max_length")},
         {"data": replace(JOB.data, kwargs={"name": "other"})},
-        {"precision": "bf16"},
-        {"model": replace(JOB.model, config={"hidden_size": 64})},
+        {"data": replace(JOB.data, packing=True)},
+        {"data": replace(JOB.data, kind="chat")},
         {"model": replace(JOB.model, attention="flex")},
         {"optimizer": OptimizerSpec(name="sgd")},
+        {"optimizer": OptimizerSpec(layer_decay=0.9)},
+        {"optimizer": OptimizerSpec(groups=(ParameterGroup(match="*.bias", lr=0.1),))},
         {"optimizer": OptimizerSpec(options={"amsgrad": True})},
-        {"freeze": ("*", "!lm_head.*")},
         {"clip_grad_norm": 1.0},
-        {"loss": "mine:loss"},
+        {"adapter": Adapter()},
         {"evaluation": EvaluationSpec(max_batches=99)},
-        {"exact": True},
+        {"num_steps": 0},
     ],
     ids=str,
 )
 def test_what_may_change_the_speed_is_measured_anew(change):
-    assert speed_key(replace(JOB, **change), DATA) != speed_key(JOB, DATA)
+    job = replace(JOB, adaptation=AdaptationSpec(kind="pruned")) if "num_steps" in change else JOB
+    assert speed_key(replace(job, **change), DATA) != speed_key(job, DATA)
 
 
 def test_equal_values_have_equal_keys_however_they_are_written():

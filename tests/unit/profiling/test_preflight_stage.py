@@ -47,6 +47,32 @@ def test_a_job_whose_base_has_other_tokens_is_refused_before_training(
     assert all("To fix: set data.tokenizer" in why for why in faults.values())
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_jobs_that_differ_in_nothing_that_is_inspected_are_inspected_once(prepared, tmp_path, monkeypatch, is_refused):
+    """A grid of learning rates and seeds; another batch size is another inspection."""
+    first = job("first")
+    lr = replace(first, name="lr", optimizer=replace(first.optimizer, lr=0.5), seed=7, num_steps=3, num_epochs=None)
+    other = replace(first, name="other", global_batch_size=2 * first.global_batch_size)
+    inspected, data = [], prepared("one", "ab")
+
+    def inspect(order, preflights, fail, **_):
+        inspected.extend(each.name for each in order.jobs)
+        for each in order.jobs:
+            if is_refused:
+                fail(each.name, "no")
+            else:
+                preflights[each.name] = replace(preflight(each), data=data)
+        return 0
+
+    monkeypatch.setattr(stage, "_preflight", inspect)
+    order, told = PreflightOrder(jobs=(first, lr, other), shapes=(), techniques={}, cache_dir=str(tmp_path)), []
+    found, faults = stage.run_preflight(order, server=None, notice=print, failed=lambda job, why: told.append(job))
+    assert inspected == ["first", "other"]
+    assert sorted(faults if is_refused else found) == ["first", "lr", "other"]
+    assert sorted(told) == sorted(faults)
+    assert all(name == each.job for name, each in found.items())
+
+
 def test_text_without_a_kind_is_shown_before_planning(prepared):
     text = replace(job("text"), data=DataSpec(path="prose.txt", seq_len=8))
     found = stage.data_lines([text], {"text": replace(preflight(text), data=prepared("prose", "ab"))})

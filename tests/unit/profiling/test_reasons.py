@@ -1,6 +1,6 @@
 """Reasons why a job cannot be trained: the cause first, and techniques that do not apply only on request."""
 
-from ringmaster.tasks.profiling.reasons import refusal_lines, why_nothing_fits
+from ringmaster.tasks.profiling.reasons import refusal_line, why_nothing_fits
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.techniques.interface.preflight import Refusal
 
@@ -36,14 +36,16 @@ def test_without_a_trial_the_memory_that_is_lacking_is_the_cause():
 def test_where_nothing_applies_the_reasons_are_told_a_few_of_them():
     others = [Refusal(technique=f"t{i}", num_devices=1, reason=f"reason {i}") for i in range(9)]
     said = why_nothing_fits([*TOO_FEW[:2], *others], [])
-    assert said.startswith("no technique can train it here: needs two devices or more (ddp on 1, fsdp on 1); reason 0")
+    assert said.startswith("no technique can train it here: needs two devices or more (ddp, fsdp on 1); reason 0")
     assert "reason 1 " in said and "reason 2" not in said
 
 
 def test_all_of_it_is_a_line_for_jobs_that_share_it():
     config = too_large("single", 2.0, config={"micro_batch": 8})
     refused = {"a": [*TOO_FEW[:2], config], "b": TOO_FEW[:2], "c": [too_large("single", 2.0)], "d": []}
-    assert refusal_lines(refused) == [
-        "left out for a and 1 more: ddp on 1, fsdp on 1: needs two devices or more",
-        "left out for c: single on 1: needs 2.0 GiB of 1.0 a device at the least",
-    ]
+    assert refusal_line(refused) == (
+        "left out: ddp, fsdp on 1: needs two devices or more (for a and 1 more); "
+        "single on 1: needs 2.0 GiB of 1.0 a device at the least (for c)"
+    )
+    assert refusal_line({"a": TOO_FEW[:2], "b": TOO_FEW[:2]}) == "left out: ddp, fsdp on 1: needs two devices or more"
+    assert refusal_line({"d": []}) == ""

@@ -254,6 +254,15 @@ def test_public_names_of_prefect_and_private_ones_of_others_are_let_alone(tmp_pa
     assert private_prefect_names(tmp_path) == []
 
 
+def test_the_base_layer_imports_none_of_the_packages():
+    files = [file for file in (ROOT / "src" / IMPORT_ROOT).glob("*.py") if file.name != "__init__.py"]
+    modules_ = [
+        name for file in files for node in ast.walk(ast.parse(file.read_text())) for name in _imported(node, file)
+    ]
+    assert files
+    assert [name for name in modules_ if name.startswith(tuple(f"{IMPORT_ROOT}.{each}" for each in PACKAGES))] == []
+
+
 def without_root(found: Iterable[Import]) -> list[str]:
     """Imports of our packages from the top of the import path, which would load a module twice under two names."""
     return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]

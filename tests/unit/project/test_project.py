@@ -192,7 +192,7 @@ def test_the_log_says_what_a_dependency_is_for(requirement: Requirement):
 FOREIGN = {
     "a home folder": r"/home/(?!me\b)\w+|/root\b|/Users/\w+",
     "where this checkout lies": re.escape(str(ROOT)) + r"\b",
-    "an index of packages": r"(index-url|find.links)[ =]+['\"]?(https?|file):",
+    "an index of packages": r"(index-url|find.links)[ =]+['\"]?(?!https://download\.pytorch\.org/)(https?|file):",
     "unfinished work": r"\b([T]ODO|[F]IXME|[X]XX)\b",
     "a conflict": r"^(<{7}|>{7}) ",
     "a secret": r"BEGIN [A-Z ]*PRIVATE KEY|\b(ghp|gho|hf)_[A-Za-z0-9]{30}",

@@ -1,5 +1,6 @@
 """Decisions by a policy: every rule, and all reasons at once."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ GOOD = Measured(
     metric="accuracy", slice="all", num_rows=500, value=0.9, low=0.88, high=0.92, level=0.95,
     other=0.85, gain=0.05, gain_low=0.02, gain_high=0.08, p_better=0.001, p_worse=0.999,
 )  # fmt: skip
+FIGURES = "(95 % interval 0.02 to 0.08) on 500 rows: accuracy 0.9 against 0.85"
 
 
 def decide(*lines, policy=POLICY, is_first=False, **more):
@@ -31,15 +33,15 @@ def sliced(gain, rows=50, name="class=3"):
 def test_what_meets_every_rule_is_promoted():
     found = decide(GOOD, sliced(-0.01))
     assert found.promote
-    assert found.why == "better: accuracy 0.9 against 0.85, p 0.001"
+    assert found.why == f"the new model is better by 0.05 {FIGURES}"
 
 
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ([replace(GOOD, gain=-0.01, p_better=0.9)], "not better"),
-        ([replace(GOOD, gain=0.005)], "better by less than 0.01"),
-        ([replace(GOOD, p_better=0.05)], "it may be chance: p 0.05"),
+        ([replace(GOOD, gain=-0.01, p_better=0.9)], "worse by 0.01"),
+        ([replace(GOOD, gain=0.005)], "which is less than the 0.01 that is wanted"),
+        ([replace(GOOD, p_better=0.05)], "one is better by as much in 5 % of such comparisons"),
         ([GOOD, sliced(-0.021)], "loses 0.021 of accuracy on class=3 (50 rows)"),
         ([GOOD, sliced(float("nan"))], "an unknown amount"),
         ([replace(GOOD, value=float("nan"))], "its accuracy is nan"),
@@ -63,7 +65,8 @@ def test_slices_of_the_same_name_in_two_suites_are_both_judged():
     examined = [Examined(measured=[GOOD, sliced(-0.3)]), Examined(measured=[GOOD, sliced(0.1, rows=60)])]
     for found in (examined, examined[::-1]):
         decision = decide_by(POLICY, found, metric="accuracy", is_first=False)
-        assert decision.reasons == ("loses 0.3 of accuracy on class=3 (50 rows)",)
+        figures = f"the new model is better by 0.05 {FIGURES}"
+        assert decision.reasons == ("loses 0.3 of accuracy on class=3 (50 rows)", figures)
 
 
 def test_all_reasons_are_told():
@@ -81,8 +84,7 @@ def test_all_reasons_are_told():
         "the other cannot be scored: it broke",
         "typos: 4 of 10 fail",
         "sane: 1 of 9 fail",
-        "not better: accuracy 0.9 against 0.85",
-        "it may be chance: p 0.99 that there is no gain, not below 0.05",
+        f"the new model is worse by 0.1 {FIGURES}",
         "loses 0.3 of accuracy on class=3 (50 rows)",
         "loses 0.2 of accuracy on class=7 (50 rows)",
     )
@@ -92,7 +94,9 @@ def test_the_first_one_need_not_win_but_must_pass():
     first = replace(GOOD, other=None, gain=None, p_better=None)
     assert decide(first, is_first=True).promote
     broken = TestResult(test="typos", kind="invariance", fault="it broke")
-    assert decide(first, is_first=True, tests=(broken,)).reasons == ("typos: it broke",)
+    reasons = decide(first, is_first=True, tests=(broken,)).reasons
+    assert reasons[0] == "typos: it broke"
+    assert reasons[1].startswith("the first one, with accuracy 0.9")
 
 
 def test_a_policy_names_its_own_metric_and_may_do_without_a_test_of_chance():
@@ -119,10 +123,28 @@ def test_all_faults_of_a_file_are_told(tmp_path):
         load_policy(write(tmp_path, "name: x\nmin_gain: -1\nsignificance: 2\nmetrics: loss\n"))
     assert {(f.line, f.place) for f in raised.value.faults} == {(2, "min_gain"), (3, "significance"), (4, "metrics")}
     with pytest.raises(BatchFileError) as raised:
-        load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\nsuites: [none.yaml]\n"))
-    assert [f.place for f in raised.value.faults] == ["suites[0]"]
+        load_policy(write(tmp_path, "name: x\nmin_gain: -1\nmax_loss: 0.1\nsuites: [none.yaml]\n"))
+    assert [f.place for f in raised.value.faults] == ["min_gain", "max_loss", "suites[0]"]
+    (tmp_path / "tests.yaml").write_text("name: t\nslices: [{name: class}]\n")
+    with pytest.raises(BatchFileError) as raised:
+        load_policy(write(tmp_path, "name: x\nmin_gain: -1\nsuites: [tests.yaml, none.yaml]\n"))
+    assert [f.place for f in raised.value.faults] == ["min_gain", "suites[0]", "suites[1]"]
+    (tmp_path / "tests.yaml").write_text("name: t\nassertions: [{name: sane, finite: [loss]}]\n")
+    with pytest.raises(BatchFileError, match="no suite has any"):
+        load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\nsuites: [tests.yaml]\n"))
     with pytest.raises(BatchFileError, match="no suite has any"):
         load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\n"))
+
+
+def test_an_example_that_is_copied_alone_is_refused_once_with_all_that_it_needs(tmp_path):
+    shutil.copy(Path(__file__).parents[3] / "examples" / "policy.yaml", tmp_path)
+    with pytest.raises(BatchFileError) as raised:
+        load_policy(tmp_path / "policy.yaml")
+    assert [fault.place for fault in raised.value.faults] == ["max_loss", "suites[0]"]
+    text = (tmp_path / "policy.yaml").read_text()
+    kept = [line for line in text.splitlines() if not line.startswith(("max_loss", "suites"))]
+    (tmp_path / "policy.yaml").write_text("\n".join(kept))
+    assert load_policy(tmp_path / "policy.yaml").suites == ()
 
 
 def test_the_examples_are_right():

@@ -64,6 +64,18 @@ def test_all_that_a_model_comes_from_are_its_parents():
     assert family(Notes({"base:me": "models:/b/3"})).parents(warm) == ["models:/b/3"]
 
 
+def test_a_student_starts_from_its_base_and_is_distilled_from_its_teacher(monkeypatch):
+    monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
+    student = replace(PLAIN, base="start", adaptation=AdaptationSpec(kind="distilled", teacher="big"))
+    relatives = family(start="models:/n.start/1", big="models:/n.big/2")
+    assert relatives.first_weights(student) == "models:/n.start/1"
+    assert relatives.first_weights(replace(student, base="big")) is None
+    assert relatives.first_weights(replace(student, base=None)) is None
+    assert relatives.first_weights(replace(PLAIN, base="start")) is None
+    loaded = replace(student, base=None, model=ModelSpec(from_pretrained="org/small"))
+    assert relatives.first_weights(loaded) == "m-org/small"
+
+
 def test_a_parent_that_is_not_recorded_is_told():
     with pytest.raises(LedgerError, match="its base a is not, and would be lost"):
         family(a=None).parents(replace(PLAIN, base="a"))

@@ -21,13 +21,13 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.runtime.processes.events import Metrics, Steps
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger
@@ -98,6 +98,7 @@ def test_what_is_said_while_mlflow_is_away_is_recorded_once_it_is_back(database)
     ledger.away = -1
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH, notice=notices.append)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
+    ledger.refused.clear()
     for event in [planned(), *story()]:
         recorder.listen(event)
     finish(recorder)
@@ -119,6 +120,16 @@ def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with
     assert ledger.statuses["run of b"] == "FAILED"
     assert ledger.notes["run of b"] == "**Failed**: no such file"
     assert ledger.tags["run of b"] == {"ringmaster.reason": "no such file"}
+
+
+def test_the_page_of_a_job_says_for_what_it_waits_and_no_longer(database):
+    ledger, journal = FakeLedger(), Journal(database, batch=KEY)
+    writer = MlflowWriter(ledger, journal, batch=BATCH)
+    writer.begin(recorded(), key=KEY, devices=["d"], num_trials=0)
+    waits, saved = CheckpointFailed(step=2, message="disk full", waits=True), CheckpointSaved(step=2)
+    for event, note in ((waits, "**Waits**: disk full"), (saved, "")):
+        writer.write(GangSaid(number=1, job="a", event=event), at_ms=0)
+        assert ledger.notes["run of a"] == note
 
 
 def test_the_page_of_a_run_says_why_a_metric_has_no_value(database):
@@ -181,9 +192,68 @@ def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
     def refused():
         raise LedgerError("no such run")
 
-    assert insist.do(refused)
+    assert not insist.do(refused)
     assert insist.do(partial(done.append, 1))
     assert (insist.faults, done) == (["no such run"], [1])
+
+
+class RefusingLedger(FakeLedger):
+    """A ledger that refuses some methods for good, by name."""
+
+    def __init__(self, *methods):
+        super().__init__()
+        for method in methods:
+            setattr(self, method, self._refuse)
+
+    def _refuse(self, *_, **__):
+        raise LedgerError("permission denied")
+
+
+def test_a_run_that_mlflow_refuses_is_an_error_before_anything_is_trained(database):
+    recorder = AsyncRecorder(RefusingLedger("start_batch"), Journal(database, batch=KEY), batch=BATCH)
+    with pytest.raises(LedgerError, match="permission denied"):
+        recorder.begin(recorded(), devices=["d"], num_trials=0)
+    recorder.close()
+
+
+@pytest.mark.parametrize("method", ["log_metrics", "write_json", "start_job", "record_model", "finish_run"])
+@pytest.mark.parametrize("is_away", [False, True])
+def test_what_was_not_written_is_written_when_the_batch_is_resumed(database, method, is_away):
+    journal = Journal(database, batch=KEY)
+    begin(journal, JOBS, faults={})
+    ledger = RefusingLedger(*([] if is_away else [method]))
+    first = AsyncRecorder(ledger, journal, batch=BATCH)
+    first.begin(recorded(), devices=["d"], num_trials=0)
+    ledger.away = -1 if is_away else 0
+    for event in [planned(), *story()]:
+        first.listen(event)
+    first.finish(status="FINISHED", metrics={"makespan_s": 10.0}, table=[])
+    assert first.close(patience_s=0.0)
+    assert not first.is_complete
+
+    ledger.away = 0
+    for name in list(vars(ledger)):
+        if name == method:
+            delattr(ledger, name)
+    second = AsyncRecorder(ledger, journal, batch=BATCH)
+    second.begin(recorded(), devices=["d"], num_trials=0)
+    second.finish(status="FINISHED", metrics={"makespan_s": 0.0}, table=[])
+    assert second.close() == []
+    assert second.is_complete
+    check(ledger)
+    assert ledger.statuses["run of nightly"] == "FINISHED"
+    points = [(point.key, point.value) for run, point in ledger.points if run == "run of nightly"]
+    assert [value for key, value in points if key == "makespan_s"][-1] == 10.0
+    assert [key for key, _ in points].count("plan/makespan_s") == 1
+    assert journal.get(async_recorder.UNRECORDED) == {}
+
+
+def test_records_that_stop_are_told(database, monkeypatch):
+    recorder = AsyncRecorder(FakeLedger(), Journal(database, batch=KEY), batch=BATCH)
+    recorder._todo.put(lambda: 1 / 0)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    assert recorder.close() == ["the records have stopped: ZeroDivisionError: division by zero"]
+    assert not recorder.is_complete
 
 
 def tell(database, *events):

@@ -12,13 +12,13 @@ from ringmaster.flows.retraining.comparison import Judged
 from ringmaster.flows.retraining.inspect_models import Checked
 from ringmaster.flows.retraining.select_models import Chosen
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
-from ringmaster.tasks.promotion.policy import decide
 from ringmaster.tasks.promotion.stage import ServingVersions
 from ringmaster.tasks.retraining.due import Due
 from ringmaster.tasks.retraining.observing import Trained
 from ringmaster.tasks.retraining.production import ProductionModel, Watched
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.promotion.fakes import version
+from tests.unit.promotion.test_policy import decide, measured
 
 ACCURACIES = {"broken": np.nan, "good": 0.9}
 
@@ -44,10 +44,7 @@ def run(monkeypatch):
         }
 
     def judge(*_, **__):
-        return {
-            name: Judged(decision=decide(value, 0.8, metric="accuracy"), candidate_value=value, champion_value=0.8)
-            for name, value in ACCURACIES.items()
-        }
+        return {name: Judged(decision=decide(measured(value, 0.8))) for name, value in ACCURACIES.items()}
 
     def score(folders, *, job, **_):
         probabilities = np.full((5, 2), 0.5 if job.name == "good" else np.nan)

@@ -20,7 +20,7 @@ VERDICTS = (
     ModelResult(
         model="prices", is_due=True, why_due="new data: b, the champion was trained on a", metric="loss",
         outcome=PROMOTED, why="better: loss 1 against 2", champion_version=1, candidate_version=2,
-        champion_value=2.0, candidate_value=1.0,
+        champion_value=2.0, candidate_value=1.0, num_rows=200, gain=1.0, gain_low=-0.5, gain_high=2.5,
     ),
     ModelResult(
         model="faces", is_due=False, why_due="no new data", metric="accuracy", champion_version=7,
@@ -65,11 +65,14 @@ def test_it_says_what_was_due_and_what_came_of_it():
     assert "**3 of 4 models were due; 1 promoted, 1 failed, 1 left for the next run.**" in text
     assert "- **prices** is due: new data: b, the champion was trained on a" in text
     assert "- **faces** is not: no new data" in text
-    assert "| prices | **promoted** | version 1, loss 2 | version 2, loss 1 | version 2 |" in text
+    assert (
+        "| prices | **promoted** | version 1, loss 2 | version 2, loss 1 | +1 (-0.5 to +2.5) | 200 | version 2 |"
+        in text
+    )
     assert "- **prices** promoted: better: loss 1 against 2" in text
-    assert "| faces | unchanged | version 7 |  | version 7 |" in text
+    assert "| faces | unchanged | version 7 |  |  |  | version 7 |" in text
     assert "- **faces** unchanged" not in text
-    assert "| songs | **left for the next run** | version 3 |  | version 3 |" in text
+    assert "| songs | **left for the next run** | version 3 |  |  |  | version 3 |" in text
     assert "- **songs** left for the next run: no time" in text
     assert "- **faces**: label has drifted" in text
 
@@ -99,7 +102,7 @@ def test_what_more_devices_would_have_gained():
 
 
 def test_whatever_a_fault_says_stays_in_its_line_and_is_no_markdown():
-    assert "- **words** failed: line 3 is no \\| JSON \\<b\\> a\\_b" in REPORT.markdown().splitlines()
+    assert "- **words** failed: line 3\\\\nis no \\| JSON &lt;b&gt; a_b" in REPORT.markdown().splitlines()
 
 
 def test_a_night_without_work_says_so():

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.flows import retrain_daily
+from ringmaster.flows.commands.retraining import exit_code
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.retraining import retraining_run
 from ringmaster.tasks.retraining.dates import Hours
@@ -103,6 +105,31 @@ def test_a_night_that_was_cut_short_hides_nothing_that_one_before_it_left(produc
     assert tonight.step("looked", lambda: made.append(1) or {"a": 1}) == {"a": 1}
     assert tonight.step("looked", lambda: made.append(1)) == {"a": 1}
     assert made == [1]
+    database.close()
+
+
+@pytest.mark.parametrize("deadline", ["02:30", "04:00", None])
+@pytest.mark.parametrize("auto_scheduled", [False, True])
+@pytest.mark.parametrize("content", [None, {"looked": {}}])
+def test_a_run_by_hand_after_its_deadline_is_not_begun(
+    production, clock, tmp_path, monkeypatch, deadline, auto_scheduled, content
+):
+    database = Database(file_url(tmp_path / "nights.db"), synced=False)
+    runs = RetrainingRuns(database, clock=lambda: 0.0)
+    production = replace(production, hours=Hours(starts="02:00", deadline=deadline))
+    started_by(monkeypatch, auto_scheduled=auto_scheduled)
+    if content is not None:
+        runs.save(replace(runs.begin("shop", "2026-11-21"), content=content))
+    answered = retraining_run._answered(runs, production, "2026-11-21", is_forced=False)
+    if deadline == "02:30" and not auto_scheduled and content is None:
+        assert answered.status == RetrainingStatus.LATE
+        said = retrain_daily._known(answered)
+        assert said["status"] == "failed"
+        assert "its deadline, 2026-11-21 02:30 UTC, has passed" in said["report"]
+        assert "`--night 2026-11-22`" in said["report"]
+        assert exit_code(said) == 1
+    else:
+        assert answered is None
     database.close()
 
 

@@ -14,7 +14,7 @@ from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, lo
 # A process of a pool, with loggers of ours and of others.
 PROCESS = """
 import logging, sys, threading, warnings
-from ringmaster.flows.process.process_log import Role, log_to_stderr, notice, report_fault
+from ringmaster.flows.process.process_log import Role, log_to_stderr, notice, report_faults
 other = logging.getLogger("sqlalchemy.engine")
 other.addHandler(logging.StreamHandler(sys.stderr))
 other.propagate = False
@@ -23,7 +23,7 @@ log_to_stderr(Role.CONTROLLER)
 logging.getLogger("ringmaster.flows").info("plan %d\\nfollowed", 7)
 other.warning("slow")
 notice("it leads")
-report_fault("it may not")
+report_faults(["it may not"])
 try:
     1 / 0
 except ZeroDivisionError:
@@ -61,7 +61,7 @@ def test_json_has_one_object_a_line_for_all_loggers():
 
 def test_text_is_the_default_and_has_what_it_had():
     said = stderr_of(PROCESS)
-    assert "plan 7\nfollowed\n" in said
+    assert "plan 7\\nfollowed\n" in said
     assert "{" not in said
     assert said.count("it leads\n") == said.count("it may not\n") == said.count("slow\n") == 1
 

@@ -173,7 +173,7 @@ def test_databases_have_a_name_where_none_is_given(tmp_path, name):
 
 @pytest.mark.parametrize("url", ["mysql://u@db/x", "sqlite:///file", "postgresql:///x", "nonsense"])
 def test_what_is_no_postgresql_server_is_refused(tmp_path, url):
-    with pytest.raises(InputError, match="postgresql://USER:PASSWORD@HOST:PORT/NAME"):
+    with pytest.raises(InputError, match="postgresql://USER@HOST:PORT/NAME"):
         databases(url, home=tmp_path)
 
 

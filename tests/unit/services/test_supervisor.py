@@ -14,6 +14,7 @@ from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState,
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 LIVES = "import signal; print('started', flush=True); signal.pause()"
@@ -265,3 +266,39 @@ def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeyp
     clock.now_s += delay_s(0)
     supervisor.step(), supervisor.step()
     assert {state.name: state.status for state in files.states()} == {"a": ServiceStatus.UP, "b": ServiceStatus.UP}
+
+
+def test_a_stopped_service_is_ended_and_started_again(run):
+    pool = run(service("worker"), stopped=StoppedProcesses(after_s=1.0))
+    first = pool.wait("worker", lambda state: state.status == ServiceStatus.UP)
+    first.process.signal(signal.SIGSTOP)
+    ended = pool.wait("worker", lambda state: state.num_restarts)
+    assert ended.message == "hung: it was stopped (SIGSTOP) for 1 s"
+    assert pool.wait("worker", lambda state: state.status == ServiceStatus.UP).pid != first.pid
+
+
+def test_a_server_that_hangs_is_ended_and_one_that_is_busy_is_not(files):
+    """Nothing tells its threads that hang from outside, but that it does not answer for minutes."""
+    clock, answers = Clock(), [True]
+    services = [service("server", ready_url="http://server")]
+    server = Supervisor(services, files, is_up=lambda _: True, responds=lambda _: answers[-1], clock=clock)
+    server.step(), server.step()
+    (state,) = files.states()
+    assert state.status == ServiceStatus.UP
+    clock.now_s += 1000.0  # this process was stopped, or the machine was suspended
+    answers.append(False)
+    for _ in range(3):
+        server.step()
+        clock.now_s += 15.0
+    answers.append(True)
+    server.step()
+    answers.append(False)
+    for _ in range(6):
+        assert state.lives()
+        clock.now_s += 15.0
+        server.step()
+    assert state.process.wait(60)
+    server._ended(server._children["server"])
+    server.step()
+    (again,) = files.states()
+    assert (again.status, again.message) == (ServiceStatus.WAITING, "hung: no answer from http://server for 90 s")

@@ -1,6 +1,8 @@
 """Two `ringmaster up` of one home: at the same time, or after one that was interrupted."""
 
 import json
+import os
+import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,7 +16,10 @@ from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.files import Service
 from ringmaster.flows.services.needed import PoolOptions
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.stopped import is_stopped
 from tests.ports import free_port
 
 LIVES = "import signal; signal.pause()"
@@ -94,3 +99,52 @@ def test_a_pool_that_was_up_is_not_ended_where_not_all_of_it_comes_back(options,
     monkeypatch.setattr(up_and_down, "_follow", lambda *_: False)
     assert not up_and_down.start(options, database_server=None)
     assert supervisor.lives() == was_up
+
+
+@pytest.fixture
+def starting(options, mlflow):
+    """Starts services, of which `worker` never serves, as an `up` that goes on with what another began."""
+    files = up_and_down.files_of(options.home)
+    files.make()
+
+    def start(*names):
+        address = PoolAddress(database=options.databases.pool, prefect_api="http://p/api", mlflow_uri=mlflow)
+        run = (sys.executable, "-c", LIVES)
+        services = [Service(name=name, command=run, environment={}, says_ready=name == "worker") for name in names]
+        files.write_services(services, address=address)
+        up_and_down._supervise(files)
+        return up_and_down.start(options, database_server=None)
+
+    yield start
+    up_and_down.stop(options.home)
+
+
+def test_a_node_whose_devices_a_run_holds_is_not_waited_for_and_the_run_is_named(options, starting, capsys):
+    leases_of(options.home, Cluster(nodes=())).take(["here:cpu:0"], holder="batch nightly")
+    assert starting("one", "worker")
+    said = capsys.readouterr().err
+    assert f"waits for this machine's devices, which batch nightly (process {os.getpid()}) holds" in said
+    assert "To fix: let that run end, or end it by Ctrl-C" in said
+    assert settings.pool_file(options.home).exists()
+
+
+def test_what_is_waited_for_is_told_with_its_log(options, starting, capsys, monkeypatch):
+    monkeypatch.setattr(up_and_down, "TOLD_EVERY_S", 0.5)
+    monkeypatch.setattr(up_and_down, "DEADLINE_S", 5.0)
+    assert not starting("one", "worker")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worker ")]
+    assert "it does not lead or serve yet; log: " in lines[0]
+    assert str(options.home / "pool" / "worker.log") in lines[0]
+
+
+def test_a_supervisor_that_is_stopped_is_replaced(options, begun, capsys):
+    _, supervisor = begun
+    files = up_and_down.files_of(options.home)
+    while not all(state.lives() for state in files.states()) or len(files.states()) < 2:
+        pass
+    supervisor.signal(signal.SIGSTOP)
+    while not is_stopped(supervisor.pid):
+        pass
+    assert up_and_down.start(options, database_server=None)
+    assert f"(process {supervisor.pid}) was stopped" in capsys.readouterr().err
+    assert files.supervisor() not in (None, supervisor)

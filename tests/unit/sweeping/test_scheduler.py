@@ -116,7 +116,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path, sampler, policy,
 def test_after_the_deadline_nothing_goes_on(tmp_path):
     now_s = [0.0]
     swept = Swept(tmp_path, spec(policy="none", deadline_s=20.0), clock=lambda: now_s[0])
-    swept.bench.executor._listeners.append(lambda event: now_s.__setitem__(0, now_s[0] + 1.0))
+    swept.bench.other_listeners.append(lambda event: now_s.__setitem__(0, now_s[0] + 1.0))
     swept.run()
     swept.sweep_scheduler.close(run_id=None)
     assert swept.names(JobStatus.DONE)

@@ -20,9 +20,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of
+from ringmaster.tasks.planning.bounds.job_costs import ROUNDING, least_of, pack_of, scaling_of
 from ringmaster.tasks.planning.bounds.order import earliest_starts_s, in_order
-from ringmaster.tasks.planning.bounds.windows import prices_of_seconds
+from ringmaster.tasks.planning.bounds.windows import faults_of_points, prices_of_seconds
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -36,6 +36,7 @@ def due_bound(prices: WindowPrices, problem: Problem, latest: Mapping[str, float
     prices: `points_s` are the u_i, which begin at 0.
     latest: the factors, by job.
     """
+    prices = prices.mapped(scaling_of(prices.prices()))
     if faults := list(_faults(prices, problem)):
         raise ValueError("; ".join(faults))
     books = _Books(prices, problem, dues_of(problem, latest))
@@ -72,16 +73,19 @@ class _Books:
         return sorted({s / point for s in seconds if 0 < s < math.inf for point in points})
 
     def earned(self, value: float) -> float:
-        """Returns the most that all windows earn in a plan of this value."""
-        total = 0.0
+        """Returns the most that all windows earn in a plan of this value, rounded up."""
+        total = whole = 0.0
         for begin, end, packs in zip(self.begins, self.ends, self.packs, strict=True):
             for (kind, size, until_s), count in self.groups.items():
-                total += count * packs[kind][size] * max(0.0, min(value * end, until_s) - value * begin)
+                worth = count * packs[kind][size]
+                total += worth * max(0.0, min(value * end, until_s) - value * begin)
+                whole += worth * value * end
         for job, row in self.prices.job_prices.items():
             for begin, end, price in zip(self.begins, self.ends, row, strict=False):
                 if begin < self.dues.get(job, 0.0):
                     total += price * max(0.0, value * end - max(value * begin, self.heads_s[job]))
-        return total
+                    whole += price * value * end
+        return total + ROUNDING * whole
 
     def spent(self, value: float) -> float:
         """Returns the least that all jobs earn in a plan of this value; infinite where one cannot run at all."""
@@ -123,9 +127,10 @@ def _faults(prices: WindowPrices, problem: Problem) -> Iterator[str]:
         yield "prices by due date are for jobs that are trained alone"
     if any(not math.isfinite(number) or number < 0 for number in prices.every()):
         yield "a price is negative or not finite"
-    elif not num or prices.points_s[0] != 0.0 or sorted(set(prices.points_s)) != list(prices.points_s):
+    yield from faults_of_points(prices.points_s)
+    if not num or prices.points_s[0] != 0.0 or sorted(set(prices.points_s)) != list(prices.points_s):
         yield "the windows must begin at 0 and ascend"
-    if any(len(row) != num for row in (prices.slot_prices, *prices.job_prices.values())):
+    elif any(len(row) != num for row in (prices.slot_prices, *prices.job_prices.values())):
         yield f"every price must be given for each of the {num} windows"
     if prices.order_prices:
         yield "prices of order are no part of prices by due date"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.runtime.data.encoding.cuts import CutRule
-from ringmaster.techniques.runtime.data.encoding.file_text import FileText
+from ringmaster.techniques.runtime.data.rows import FileText
 
 logger = logging.getLogger(__name__)
 

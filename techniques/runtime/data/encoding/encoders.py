@@ -14,6 +14,7 @@ from ringmaster.techniques.runtime.data.encoding.documents import Document, in_p
 from ringmaster.techniques.runtime.data.encoding.progress import Progress
 from ringmaster.techniques.runtime.data.encoding.text_encoder import TextEncoder
 from ringmaster.techniques.runtime.data.encoding.words import Ids, WordEncoder
+from ringmaster.techniques.runtime.data.limits import check_tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 # Merges hardly change beyond this much text, and training time grows with it. The document in which it is reached is
@@ -98,6 +99,8 @@ def _given(name: str) -> Encoder:
     from transformers import AutoTokenizer
 
     is_local = Path(name).is_dir()
+    if is_local:
+        check_tokenizer(Path(name))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
     except (OSError, ValueError) as error:

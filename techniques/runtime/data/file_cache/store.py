@@ -17,7 +17,7 @@ from ringmaster.techniques.runtime.data.prepared import locked
 from ringmaster.techniques.runtime.data.windows import DAY_S
 
 # Incremented whenever the same file would be kept in another way than before.
-FORMAT = 2
+FORMAT = 3
 DAYS_KEPT = 14
 # Where a tokenizer was loaded from, in its tokenizer_config.json.
 PLACES = frozenset({"name_or_path", "is_local", "local_files_only"})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from ringmaster.techniques.interface.data_source import MAX_SHOWN
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.rows import DataFault
@@ -130,6 +131,29 @@ def in_order(names: Collection[str]) -> ClassLabels:
     if numbers and numbers[0] == 0 and numbers[-1] < MAX_CLASSES:
         numbers = list(range(numbers[-1] + 1))
     return ClassLabels(map(str, numbers))
+
+
+def without_variants(names: Collection[str]) -> set[str]:
+    """Returns names without those that differ from another one in the white space around them alone."""
+    found: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (name != name.strip(), name)):
+        found.setdefault(name.strip(), name)
+    return set(found.values())
+
+
+def notes_on(labels: ClassLabels, *, trained: Collection[int], are_found: bool) -> Iterator[str]:
+    """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
+    if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
+        yield f"classes without a row to train on: {_few(unseen)}"
+    folded: dict[str, list[str]] = {}
+    for name in labels.names if are_found else ():
+        folded.setdefault(name.casefold(), []).append(name)
+    if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
+        yield f"classes that differ in case alone: {_few(alike)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
 def _is_class(value: Any) -> bool:

@@ -204,19 +204,18 @@ def _settings(prepared: PreparedRows) -> dict[str, Any]:
 def _found_in(files: Sequence[ChosenFile[FileSamples]], prepared: PreparedRows) -> ClassLabels:
     """The classes in the rows that are read; only in those to train on, where others are held out separately."""
     names: set[str] = set()
-    held_out: list[tuple[DataFile, set[str]]] = []
+    names_of: list[tuple[DataFile, set[str]]] = []
     defining = [each for each in files if not (prepared.has_separate_held_out and each.held_out.all())]
     for each in files:
         numbers = np.unique(each.kept.classes.chosen(each.wanted).values) if len(each.wanted) else ()
         of_file = {each.kept.class_names[number] for number in numbers}
+        names_of.append((each.kept.file, of_file))
         if any(each is one for one in defining):
             names |= of_file
-        else:
-            held_out.append((each.kept.file, of_file))
     labels = prepared.labels(names, has_rows=any(each.wanted.any() for each in defining))
     unknown = (
         fault
-        for file, of_file in held_out
+        for file, of_file in names_of
         if not of_file <= set(labels.names)
         for fault in _unknown_labels(file, prepared, labels)
     )

@@ -119,9 +119,9 @@ class PaddedSamples(ArraySamples):
         self._num_samples = min(lengths, default=0)
         self.width = width
 
-    def lengths(self) -> NDArray[np.int64]:
-        """Returns the length of each sample, the longest of its columns: [samples]."""
-        every = [column.lengths(slice(None)) for column in self._ragged.values()]
+    def lengths(self, indices: Indices | slice = slice(None)) -> NDArray[np.int64]:
+        """Returns the length of each sample, or of some, the longest of its columns: [samples]."""
+        every = [column.lengths(indices) for column in self._ragged.values()]
         return np.max(every, axis=0) if every else np.zeros(len(self), dtype=np.int64)
 
     def longest(self, indices: Indices) -> int:

@@ -118,6 +118,10 @@ class RowKind(StoredSource):
         """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained."""
         return ()
 
+    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
+        """Returns what `sample` gets of a row: its values by role."""
+        return columns.by_role(row.content)
+
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes in the label of a row."""
         value = as_list(value)
@@ -129,6 +133,10 @@ class RowKind(StoredSource):
     def described(self, prepared: PreparedData) -> PreparedData:
         """Returns the description of the samples, where a kind knows more of them."""
         return prepared
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns why no model should be trained on the samples in a folder, beside labels that are all the same."""
+        return ()
 
     def option(self, spec: DataSpec, name: str) -> Any:
         """Returns the value of one of `options`."""

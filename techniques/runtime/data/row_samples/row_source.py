@@ -31,8 +31,13 @@ class RowSource(RowKind):
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the rows become samples."""
         if spec.path is not None:
-            write = partial(self._write_files, cache_dir)
-            found = preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows_of_path, write=write)
+            found = preparation_of_files(
+                spec,
+                cache_dir=cache_dir,
+                rows=self.rows_of_path,
+                write=partial(self._write_files, cache_dir),
+                identity_of=self.identity_of,
+            )
         else:
             found = preparation_of_dataset(spec, write=partial(self._write_dataset, spec))
         return replace(found, state=self.state(found.state))

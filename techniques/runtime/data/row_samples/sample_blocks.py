@@ -114,7 +114,7 @@ class BlockMaker:
             self._block(chunk)
 
     def _block(self, rows: Sequence[Row]) -> SampleBlock:
-        by_role = [self._columns.by_role(row.content) for row in rows]
+        by_role = [self._kind.values(row, self._columns, spec=self._context.spec) for row in rows]
         self._prefetch(by_role)
         made: list[Sample] = []
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)

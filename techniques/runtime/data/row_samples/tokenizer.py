@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ CHATML = (
 """The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
 TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
+# Comparisons of a role with names, such as `message['role'] == 'tool'` and `message.role in ["tool", "ipython"]`.
+_ROLE_TESTS = re.compile(r"""role['"]?\]?\s*(?:[!=]=\s*(['"][\w-]+['"])|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])""")
 _MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 CALLS = "tool_calls"
@@ -69,6 +72,13 @@ class RowTokenizer:
     def end_text(self) -> str:
         """The token that ends a text as it is written; empty if there is none."""
         return self._tokenizer.eos_token or ""
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """The roles of messages that the chat template tells apart by name."""
+        template = self._tokenizer.chat_template or ""
+        text = " ".join(template.values()) if isinstance(template, dict) else template
+        return frozenset(name for found in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(found)))
 
     @property
     def start_ids(self) -> list[int]:
@@ -131,7 +141,7 @@ class RowTokenizer:
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[Ids, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
 
-        [tokens] each.
+        [tokens] each. What the assistant wrote in messages of `weight` 0 does not count.
 
         The assistant's parts are those between {% generation %} and {% endgeneration %} of the template, as in TRL. In
         a template without these, such a part begins after the generation prompt, and ends with what is rendered for the
@@ -142,12 +152,17 @@ class RowTokenizer:
         """
         text, written = self._rendered(messages, tools=tools, finds_answers=True)
         self._check_is_rendered(text, messages, tools)
+        answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        is_learnt = [messages[turn].get("weight") != 0 for turn in answers]
         if written is None:
-            written = [
-                self._span(messages, turn, text, tools)
-                for turn, message in enumerate(messages)
-                if message["role"] == "assistant"
-            ]
+            written = [self._span(messages, turn, text, tools) for turn in compress(answers, is_learnt)]
+        elif not all(is_learnt):
+            if len(written) != len(answers):
+                raise ValueError(
+                    f"the chat template marks {len(written)} parts of {len(answers)} messages of the assistant's, so "
+                    "that those of weight 0 cannot be told apart. To fix: give one conversation a row for each answer"
+                )
+            written = [*compress(written, is_learnt)]
         return self._rendered_encoder(text, written)
 
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:

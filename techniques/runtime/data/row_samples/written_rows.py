@@ -22,6 +22,8 @@ from ringmaster.techniques.runtime.data.row_samples.class_labels import (
     check_no_indicators,
     check_number,
     in_order,
+    notes_on,
+    without_variants,
 )
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
@@ -31,6 +33,7 @@ from ringmaster.techniques.runtime.data.row_samples.sample_blocks import BlockMa
 from ringmaster.techniques.runtime.data.row_samples.sample_writer import SampleCounts, SampleWriter
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer, give_padding_token
 from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.runtime.data.training_faults import constant_fault, distinct_labels
 
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
@@ -83,7 +86,7 @@ class PreparedRows:
                 "or list the classes as data.labels"
             )
         check_number(len(names), column=self.label_column)
-        return in_order(names)
+        return in_order(without_variants(names))  # a variant is then the unknown label of a row
 
     @contextmanager
     def writer(self) -> Iterator[SampleWriter]:
@@ -106,7 +109,8 @@ class PreparedRows:
         width = context.max_length if self.spec.packing else self.spec.seq_len or counts.longest
         padding = {**self.kind.padding, "input_ids": tokenizer.pad_id if tokenizer is not None else 0}
         stored = open_columns(folder, "training")
-        batch = PaddedSamples(stored, collate=self.kind.collate, width=width, padding=padding).rows([0])
+        samples = PaddedSamples(stored, collate=self.kind.collate, width=width, padding=padding)
+        batch = samples.rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
         if labels is not None and not self.spec.labels and shapes.get("labels") == (2,):
             check_no_indicators(labels, column=self.label_column or "labels")
@@ -135,8 +139,22 @@ class PreparedRows:
             num_truncated=counts.num_truncated,
             num_left_out=counts.num_left_out,
             columns=tuple(sorted(columns.columns.items())),
+            lengths=(width, width) if self.spec.packing else _typical_lengths(samples),
         )
-        return self.kind.described(prepared)
+        return self.kind.described(self._with_label_faults(prepared, labels))
+
+    def _with_label_faults(self, prepared: PreparedData, labels: ClassLabels | None) -> PreparedData:
+        """The description with what is wrong with the labels, or with the samples as a whole."""
+        faults, notes = [*self.kind.training_faults(self.folder)], list[str]()
+        if (column := self.columns.columns.get("label")) is not None:
+            found = distinct_labels(self.folder, "training")
+            classes = {int(number) for label in found for number in label} if labels is not None else set[int]()
+            if len(found) == 1:
+                names = [labels.names[number] for number in classes] if labels is not None else map(str, *found)
+                faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
+            if labels is not None:
+                notes += notes_on(labels, trained=classes, are_found=not self.spec.labels)
+        return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
     def _documents(self, rows: Iterable[Row]) -> Iterator[Document]:
         for row in rows:
@@ -192,6 +210,12 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
     if faults:
         raise FaultyRows(faults)
     return prepared.labels(found.names, has_rows=has_rows)
+
+
+def _typical_lengths(samples: PaddedSamples) -> tuple[int, ...]:
+    """The `PreparedData.lengths` of samples, of at most 65,536 of them."""
+    chosen = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), 1 << 16)).astype(np.int64))
+    return tuple(int(length) for length in np.quantile(samples.lengths(chosen), (0.5, 0.95), method="higher"))
 
 
 def _num_values(folder: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,27 +13,31 @@ import numpy as np
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import Message, give_chat_template
+from ringmaster.techniques.runtime.data.row_samples.tokenizer import CALLS, Message, give_chat_template
 
 CALL = "function_call"
-"""The role of a message with a call of a function, as JSON with `name` and `arguments`, in ShareGPT's format."""
+"""The role of a message with a call of a function, as JSON with `name` and `arguments`, in ShareGPT's format; and the
+key of a call in OpenAI's former one."""
 ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "observation": "tool",
-    CALL: "assistant",
     **{name: name for name in ("system", "user", "assistant", "tool")},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "bot", "chatgpt", "ai", "model", CALL), "assistant"),
+    **dict.fromkeys(("observation", "function", "ipython"), "tool"),
+    "developer": "system",
 }
-"""The roles of messages by their names in ShareGPT's format."""
+"""The roles of messages by the names that formats of data have for them, in lower case."""
+WEIGHT = "weight"
+WEIGHTS = (WEIGHT, "train")
+"""The keys of messages by which OpenAI, Mistral (weight) and Axolotl (train) leave answers out of what is learnt."""
+TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
 class Chat(RowSource):
     """The tokens of a conversation, rendered by the tokenizer's chat template, with labels for the assistant's.
 
-    Messages are {"role": ..., "content": ...}, or {"from": ..., "value": ...} as in ShareGPT's files. Tool calls, and
-    the row's tools, are passed to the template. A row's `system` is a first message, where there is none. A tokenizer
-    that is trained on the data gets the template ChatML.
+    Messages are {"role": ..., "content": ...}, or {"from": ..., "value": ...} as in ShareGPT's files. Those of the
+    assistant's whose `weight` is 0 are not learnt. Tool calls, and the row's tools, are passed to the template. A row's
+    `system` is a first message, where there is none. A tokenizer that is trained on the data gets the template ChatML.
     """
 
     name = "chat"
@@ -47,7 +51,7 @@ class Chat(RowSource):
     encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
-    version = 2
+    version = 3
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the contents of the messages."""
@@ -61,15 +65,24 @@ class Chat(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those that the assistant wrote."""
-        messages = with_system(messages_of(row["messages"]), row["system"])
-        if not any(message["role"] == "assistant" for message in messages):
-            raise ValueError("no message is the assistant's, so there is nothing to learn. To fix: remove the row")
+        messages = with_system(messages_of(row["messages"], roles=context.tokenizer.roles), row["system"])
+        weights = [message.get(WEIGHT) for message in messages if message["role"] == "assistant"]
+        if all(weight == 0 for weight in weights):
+            what = "all messages of the assistant's have weight 0" if weights else "no message is the assistant's"
+            raise ValueError(f"{what}, so there is nothing to learn. To fix: remove the row")
         tokens, written = context.tokenizer.chat(messages, tools=tools_of(row["tools"]))
         return {"input_ids": tokens, "labels": np.where(written, tokens, IGNORED)}
 
 
-def messages_of(value: Any) -> list[Message]:
-    """Returns the messages of a row, each with `role` and `content`. Raises ValueError where they are none."""
+def messages_of(value: Any, *, roles: Collection[str] = ()) -> list[Message]:
+    """Returns the messages of a row, each with `role` and with `content` or `tool_calls`.
+
+    Those that are not to be learnt have the `weight` 0.
+
+    roles: those that the chat template tells apart, which stay as they are; others get the names in `ROLES`.
+
+    Raises ValueError where there are none, or one of them is wrong.
+    """
     if isinstance(value, str):  # as in a CSV file
         try:
             value = json.loads(value)
@@ -77,39 +90,85 @@ def messages_of(value: Any) -> list[Message]:
             raise ValueError(f"messages are the text {value[:30]!r}. To fix: give a list of messages") from None
     if not isinstance(value, list) or not value:
         raise ValueError("messages are no list with a message. To fix: give [{role: user, content: ...}, ...]")
-    found: list[Message] = []
-    for number, message in enumerate(value, start=1):
-        if isinstance(message, Mapping) and "from" in message and "value" in message:
-            message = _of_share_gpt(message, number)
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {number} has no role. To fix: give {{role: user, content: ...}}")
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise ValueError(f"message {number} has neither content nor tool_calls. To fix: add one, or remove it")
-        # Tables fill up keys that other messages have with null.
-        is_filled = None in message.values()
-        found.append({key: item for key, item in message.items() if item is not None} if is_filled else message)
-    return found
+    return [_message(each, number, roles) for number, each in enumerate(value, start=1)]
 
 
-def _of_share_gpt(message: Mapping[str, Any], number: int) -> Message:
-    name, value = message["from"], message["value"]
-    if name not in ROLES:
-        raise ValueError(f"message {number} is from {name!r}. To fix: give one of {', '.join(ROLES)}")
-    if name != CALL:
-        return {"role": ROLES[name], "content": value}
-    try:
-        said = json.loads(value)
-    except (TypeError, json.JSONDecodeError):
-        said = None
+def _message(given: Any, number: int, roles: Collection[str]) -> Message:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"message {number} has no role. To fix: give {{role: user, content: ...}}")
+    if is_share_gpt := "from" in given and "value" in given:
+        given = {"role": given["from"], "content": given["value"], **{key: given.get(key) for key in WEIGHTS}}
+    # Tables fill up keys that other messages have with null.
+    message = {key: value for key, value in given.items() if value is not None}
+    name = message.get("role")
+    if not isinstance(name, str):
+        raise ValueError(f"message {number} has no role. To fix: give {{role: user, content: ...}}")
+    if is_share_gpt or name not in roles:
+        if (known := ROLES.get(name.strip().lower())) is None:
+            known_names = ", ".join(dict.fromkeys((*ROLES, *sorted(roles))))
+            raise ValueError(f"message {number} is from {name!r}. To fix: give one of {known_names}")
+        message["role"] = known
+    if name == CALL:
+        message[CALL] = message.pop("content", None)
+    if CALL in message and CALLS not in message:
+        message[CALLS] = [{"type": "function", "function": call} for call in _calls(message.pop(CALL), number)]
+    _join_parts(message, number)
+    return _weighted(message, number)
+
+
+def _calls(value: Any, number: int) -> list[Any]:
+    """The calls of functions that a message has, as JSON or as they are."""
+    said = value
+    if isinstance(value, str):
+        with suppress(json.JSONDecodeError):  # refused as a text
+            said = json.loads(value)
     calls = said if isinstance(said, list) else [said]
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
         raise ValueError(f'message {number} is no {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
-    return {"role": ROLES[name], "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    return calls
+
+
+def _join_parts(message: dict[str, Any], number: int) -> None:
+    """Makes the content of a message one text where it is a list of texts; results of tools may be any value.
+
+    Raises ValueError where it is no text, or there is none.
+    """
+    content = message.get("content")
+    if content in (None, []) and not message.get(CALLS):
+        raise ValueError(f"message {number} has neither content nor tool_calls. To fix: add one, or remove it")
+    if content is None or isinstance(content, str):
+        return
+    parts = [_text_of_part(part) for part in content] if isinstance(content, list) else [None]
+    if None not in parts:
+        message["content"] = "".join(str(part) for part in parts)
+    elif message["role"] != "tool":
+        what = f"a content that is {type(content).__name__}"
+        if isinstance(content, list):
+            part = content[parts.index(None)]
+            what = f"a part of type {repr(part.get('type')) if isinstance(part, Mapping) else type(part).__name__}"
+        raise ValueError(f"message {number} has {what}, and only text is read. To fix: give a text, or remove the row")
+
+
+def _text_of_part(part: Any) -> str | None:
+    """The text of a part of a content; None where it is none."""
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS else part
+    return text if isinstance(text, str) else None
+
+
+def _weighted(message: dict[str, Any], number: int) -> Message:
+    """A message with the weight 0 where it is not to be learnt, and else without a weight."""
+    weights = {key: message.pop(key) for key in WEIGHTS if key in message}
+    if message["role"] != "assistant":
+        return message
+    for key, weight in weights.items():
+        if isinstance(weight, str) or weight not in (0, 1):
+            raise ValueError(f"message {number} has the {key} {weight!r}. To fix: give 1 to learn it, or 0 not to")
+    return {**message, WEIGHT: 0} if 0 in weights.values() else message
 
 
 def with_system(messages: list[Message], system: Any) -> list[Message]:
     """Returns messages behind the row's system prompt, if it has one and they do not begin with another."""
-    if not system or messages[0]["role"] == "system":
+    if not system or messages[0]["role"] in ("system", "developer"):
         return messages
     if not isinstance(system, str):
         raise ValueError(f"system is {type(system).__name__}, not text. To fix: give a text")
@@ -148,9 +207,9 @@ def texts_of(values: Iterable[Any], *, spec: DataSpec) -> list[str]:
     return [message["content"] for value in given for message in as_messages(value) if message.get("content")]
 
 
-def as_messages(value: Any) -> list[Message]:
-    """Returns the messages of a row; a text is one message of the user's."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else messages_of(value)
+def as_messages(value: Any, *, roles: Collection[str] = ()) -> list[Message]:
+    """Returns the messages of a row, see `messages_of`; a text is one message of the user's."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else messages_of(value, roles=roles)
 
 
 def answered_chat(
@@ -158,8 +217,13 @@ def answered_chat(
 ) -> dict[str, list[int]]:
     """Returns the tokens of a conversation, with labels for those of its last messages, the answer.
 
-    Raises ValueError where the chat template renders the prompt in another way once the answer follows.
+    Raises ValueError where the chat template renders the prompt in another way once the answer follows, or where a part
+    of the answer is not to be learnt.
     """
+    if any(message.get(WEIGHT) == 0 for message in answer):
+        raise ValueError(
+            "an answer has a message of weight 0. To fix: move it into the prompt, or give conversations of kind chat"
+        )
     before = context.tokenizer.prompt(prompt, tools=tools)
     tokens = context.tokenizer.chat([*prompt, *answer], tools=tools)[0].tolist()
     if tokens[: len(before)] != before:

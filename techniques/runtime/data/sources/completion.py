@@ -42,7 +42,7 @@ class Completion(RowSource):
     needs_tokenizer = True
     is_causal = True
     packs = True
-    version = 2
+    version = 3
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
@@ -63,8 +63,8 @@ class Completion(RowSource):
                 "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
             )
         if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
-            prompt = with_system(as_messages(row["prompt"]), row["system"])
-            return answered_chat(prompt, as_messages(row["completion"]), context, tools=tools_of(row["tools"]))
+            prompt, answer = (as_messages(row[key], roles=context.tokenizer.roles) for key in ("prompt", "completion"))
+            return answered_chat(with_system(prompt, row["system"]), answer, context, tools=tools_of(row["tools"]))
         refuse_tools(row)
         for role in ("prompt", *(role for role in ("input", "system") if row[role])):
             text_of(row, role)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 from ringmaster.techniques.runtime.data.samples import as_tensors
 from ringmaster.techniques.runtime.data.sources.text_classification import text_of
+from ringmaster.techniques.runtime.data.training_faults import are_samples_equal
 
 if TYPE_CHECKING:
     import torch
@@ -61,3 +63,11 @@ class Embedding(RowSource):
     def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Returns tokens and masks, without labels: the other pairs of a batch are what a text is told from."""
         return {name: tensor for name, tensor in as_tensors(columns).items() if name != "labels"}
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns what is wrong where no text can be told from another one."""
+        if are_samples_equal(folder):
+            yield (
+                "all rows to train on are the same, so that there is nothing to learn. To fix: give texts that differ, "
+                "or name other columns by anchor_column and positive_column"
+            )

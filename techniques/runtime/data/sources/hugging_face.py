@@ -11,6 +11,7 @@ import numpy as np
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
+from ringmaster.techniques.runtime.data.images import pixels_of, read_image
 from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
 from ringmaster.techniques.runtime.data.sources.unread_keys import check_keys
 from ringmaster.techniques.runtime.data.splits import is_held_out
@@ -128,11 +129,16 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
     """The numeric and image columns of some rows. Other columns (ids, captions) are not inputs of a model."""
     columns = {}
     for name, values in batch.items():
+        where = f"dataset {spec.dataset!r}, column {name!r}"
         try:
-            column = np.stack([_array(value) for value in values])
+            arrays = [_pixels(value) if hasattr(value, "getbands") else value for value in values]
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        try:
+            column = np.stack([np.asarray(value) for value in arrays])
         except ValueError as error:
             raise ValueError(
-                f"dataset {spec.dataset!r}, column {name!r}: rows differ in shape ({error}). To fix: pad or "
+                f"{where}: rows differ in shape ({error}). To fix: pad or "
                 f"resize them, drop the column, set seq_len for input_ids, give the samples by a factory, or set "
                 f"data.kind to what makes samples of {', '.join(batch)}"
             ) from error
@@ -146,9 +152,5 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
     return columns
 
 
-def _array(value: Any) -> Array:
-    """A number, (nested) list or image as an array; an image as bytes [channels, height, width]."""
-    if not hasattr(value, "getbands"):
-        return np.asarray(value)
-    image = np.asarray(value if value.mode in ("L", "RGB") else value.convert("RGB"))
-    return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
+def _pixels(image: Any) -> Array:
+    return pixels_of(read_image(image), mode=image.mode if image.mode in ("L", "RGB") else "RGB")

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
+from ringmaster.techniques.interface.data_source import MAX_SHOWN, PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import Array
-from ringmaster.techniques.runtime.data.files import Matched, matching, opened
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.runtime.data.files import Matched, is_litter, matching, opened
+from ringmaster.techniques.runtime.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
-from ringmaster.techniques.runtime.data.rows import IMAGE_SUFFIXES
+from ringmaster.techniques.runtime.data.rows import MAX_FAULTS
 from ringmaster.techniques.runtime.data.splits import is_held_out
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from ringmaster.techniques.runtime.data.training_faults import with_leaks
 
 PROCESSOR = "preprocessor_config.json"
-REMEDY = "To fix: replace the file, or remove it"
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval"})
 
 
@@ -33,12 +33,14 @@ class ImageClassification(RowSource):
     """Square images, [3, size, size], with the numbers of their classes.
 
     The class of an image in a folder is the name of the folder that it lies in. A table names each image's file,
-    relative to the table. Images are resized to `image_size` pixels, without keeping their proportions, and normalised
-    with `mean` and `std`, as transformers' ViTImageProcessor does. `processor` is a folder or hub name from whose
-    preprocessor_config.json these are read instead. mode: "RGB" (3 channels) or "L" (grey, 1 channel).
+    relative to the table. Images are turned as their EXIF orientation says, resized to `image_size` pixels, without
+    keeping their proportions, and normalised with `mean` and `std`, as transformers' ViTImageProcessor does.
+    `processor` is a folder or hub name from whose preprocessor_config.json these are read instead. mode: "RGB" (3
+    channels) or "L" (grey, 1 channel).
     """
 
     name = "image-classification"
+    version = 2
     pads = False
     keeps_files = False  # images are files of their own, and their pixels take more space than the files
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -72,7 +74,7 @@ class ImageClassification(RowSource):
         if found is None:
             return super().preparation(spec, cache_dir=cache_dir)
         assert spec.path is not None
-        _check_splits(found)
+        _check_folders(found)
         return Preparation(
             name=spec.name or spec.path,
             location=spec.path,
@@ -91,12 +93,29 @@ class ImageClassification(RowSource):
             yield _row(found, name, held_out=held_out)
         if spec.held_out_path is not None:
             others = matching(spec.held_out_path)
-            yield from (_row(others, name, held_out=True) for name in others.names if _is_image(name))
+            yield from (_row(others, name, held_out=True) for name in others.names if is_image(name))
+
+    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
+        """Returns the values by role; the image of a table lies where the table says, relative to itself."""
+        found = super().values(row, columns, spec=spec)
+        if spec.path is not None and isinstance(image := found["image"], str) and "://" not in image:
+            found["image"] = str(Path(row.file).parent / image)
+        return found
+
+    def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
+        """Returns a function of a row whose result is the same for the same image, whatever it is called."""
+        columns = self.columns(spec)
+
+        def identity(row: Row) -> str:
+            with opened(self.values(row, columns, spec=spec)["image"]) as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+        return identity
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the pixels, as bytes for the default normalisation and else normalised, and the label."""
         how = self._processor(context.spec)
-        pixels = _pixels(_image(row["image"], context.spec), size=how["image_size"], mode=how["mode"])
+        pixels = pixels_of(read_image(row["image"]), mode=how["mode"], size=how["image_size"])
         if (how["mean"], how["std"]) != (0.5, 0.5):
             mean, std = (np.asarray(how[name], np.float32).reshape(-1, 1, 1) for name in ("mean", "std"))
             pixels = (pixels.astype(np.float32) / 255 - mean) / std
@@ -104,7 +123,10 @@ class ImageClassification(RowSource):
 
     def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
         self._write_processor(folder, spec)
-        return super()._write_files(cache_dir, folder, spec, where)
+        prepared = super()._write_files(cache_dir, folder, spec, where)
+        if images_of(spec) is not None and spec.held_out_path is not None:
+            prepared = with_leaks(prepared, spec, partial(self.rows_of_path, spec), identity=self.identity_of(spec))
+        return replace(prepared, notes=(*prepared.notes, *_left_out(spec)))
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
         self._write_processor(folder, spec)
@@ -136,73 +158,55 @@ def images_of(spec: DataSpec) -> Matched | None:
     if spec.path is None:
         return None
     found = matching(spec.path)
-    images = tuple(name for name in found.names if _is_image(name))
+    images = tuple(name for name in found.names if is_image(name))
     return found.only(images) if images else None
 
 
-def _check_splits(found: Matched) -> None:
-    """Raises ValueError where the folder has a folder for each split, which would be trained on together."""
+def _check_folders(found: Matched) -> None:
+    """Raises ValueError where the folder that an image lies in is not its class.
+
+    It is not where there is a folder for each split, which would be trained on together, or where a folder holds images
+    and folders of images.
+    """
     outermost = {name.split("/")[0] for name in found.names if name.count("/") > 1}
     if len(outermost) > 1 and outermost <= SPLITS:
         raise ValueError(
             f"{found.root} has a folder for each of {', '.join(sorted(outermost))}. To fix: set path to the one to "
             "train on, and held_out_path to the one to evaluate on"
         )
+    folders = {PurePosixPath(name).parent for name in found.names}
+    mixed = folders & {above for folder in folders for above in folder.parents}
+    if stray := [name for name in found.names if PurePosixPath(name).parent in mixed]:
+        shown = ", ".join(map(found.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
+        raise ValueError(
+            f"{len(stray)} images lie beside folders of images, where the class of an image is the folder that it lies "
+            f"in: {shown}. To fix: move all images of a class into one folder, or remove them"
+        )
+
+
+def _left_out(spec: DataSpec) -> Iterator[str]:
+    """Yields what is in a folder of images, and is not read."""
+    found = images_of(spec)
+    if found is None or spec.path is None or not spec.path.startswith(f"{found.root.rstrip('/')}/**"):
+        return
+    others = Counter(PurePosixPath(name).suffix.lower() for name in matching(spec.path).names if not is_image(name))
+    if others:
+        shown = ", ".join(f"{number:,} {suffix or 'without an ending'}" for suffix, number in sorted(others.items()))
+        yield f"files left out, as they do not end as images do: {shown}"
+    classes = {name.split("/")[0] for name in found.names}
+    folders = (each.name for each in Path(found.root).iterdir() if each.is_dir()) if not is_url(found.root) else ()
+    if empty := sorted(name for name in {*folders} - classes if not is_litter(name)):
+        yield f"folders without images: {', '.join(empty[:MAX_SHOWN])}" + (", ..." if len(empty) > MAX_SHOWN else "")
 
 
 def _state_of(pattern: str | None) -> Any:
     return None if pattern is None else matching(pattern).state()
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
 def _row(found: Matched, name: str, *, held_out: bool) -> Row:
     path = found.path(name)
     content = {"image": path, "label": Path(path).parent.name}
     return Row(file=path, number=1, value=content, content=content, held_out=held_out)
-
-
-def _image(value: Any, spec: DataSpec) -> Image:
-    """The image of a row: the path of a file, the bytes of one, or an image of `datasets`."""
-    from PIL import Image, UnidentifiedImageError
-
-    if hasattr(value, "getbands"):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, Mapping):
-        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
-    try:
-        if isinstance(value, bytes):
-            return Image.open(io.BytesIO(value))
-        if not isinstance(value, str):
-            raise ValueError(f"the image is {type(value).__name__}. To fix: give the path of its file")
-        with opened(_path(value, spec)) as stream:
-            try:
-                image = Image.open(stream)
-                image.load()
-            except UnidentifiedImageError as error:
-                raise ValueError(f"{value} is no image that can be read. {REMEDY}") from error
-            except OSError as error:
-                raise ValueError(f"{value} cannot be read: {error}. {REMEDY}") from error
-            return image
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"the image cannot be read: {error}. {REMEDY}") from error
-
-
-def _path(value: str, spec: DataSpec) -> str:
-    """The path of an image's file, which may be relative to the table that names it."""
-    if Path(value).is_absolute() or "://" in value or spec.path is None:
-        return value
-    return matching(spec.path).path(value)
-
-
-def _pixels(image: Image, *, size: int, mode: str) -> Array:
-    """The pixels of a resized image: bytes [channels, size, size]."""
-    from PIL.Image import Resampling
-
-    resized = np.asarray(image.convert(mode).resize((size, size), Resampling.BILINEAR))
-    return resized[None] if resized.ndim == 2 else np.moveaxis(resized, -1, 0)
 
 
 def _one(values: Any) -> Any:

@@ -14,6 +14,7 @@ from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource,
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
 from ringmaster.techniques.runtime.data.sources.chat import answered_chat, as_messages, refuse_tools, texts_of, tools_of
 from ringmaster.techniques.runtime.data.sources.completion import answered, num_common
+from ringmaster.techniques.runtime.data.training_faults import are_pairs_equal
 
 
 class Preference(RowSource):
@@ -33,7 +34,7 @@ class Preference(RowSource):
     optional: ClassVar[frozenset[str]] = frozenset({"prompt", "tools"})
     needs_tokenizer = True
     is_causal = True
-    version = 2
+    version = 3
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
@@ -58,6 +59,14 @@ class Preference(RowSource):
             name: np.array([each[name] + [value] * (width - len(each[name])) for each in pair])
             for name, value in fill.items()
         }
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns what is wrong where no answer is preferred to another one."""
+        if are_pairs_equal(folder):
+            yield (
+                "chosen and rejected are the same in all rows to train on, so that there is nothing to learn. To fix: "
+                "give answers that differ, or name other columns by chosen_column and rejected_column"
+            )
 
 
 def _texts(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
@@ -87,12 +96,13 @@ def _parts(row: Mapping[str, Any]) -> tuple[Any, str, str]:
 
 
 def _conversations(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
-    chosen, rejected = as_messages(row["chosen"]), as_messages(row["rejected"])
+    roles = context.tokenizer.roles
+    chosen, rejected = (as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
     if row["prompt"] is None:
         prompt = chosen[: num_common(chosen, rejected)]
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     else:
-        prompt = as_messages(row["prompt"])
+        prompt = as_messages(row["prompt"], roles=roles)
     if not prompt or not chosen or not rejected:
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
     tools = tools_of(row["tools"])

@@ -63,7 +63,7 @@ class Prompt(RowSource):
     name = "prompt"
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {PROMPT: ("prompt", "messages", "question", "instruction")}
     needs_tokenizer = True
-    version = 2
+    version = 3
     samples_class = _Prompts
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
@@ -96,7 +96,7 @@ class Prompt(RowSource):
             encoded = context.tokenizer.encode(prompt)
             tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
-            prompt = messages_of(prompt)
+            prompt = messages_of(prompt, roles=context.tokenizer.roles)
             tokens = context.tokenizer.prompt(prompt)
         if not tokens:
             raise ValueError("the prompt is empty. To fix: remove the row")

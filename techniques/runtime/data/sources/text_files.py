@@ -52,7 +52,13 @@ class TextFiles(StoredSource):
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the documents become one stream of tokens, which is cut into samples."""
-        return preparation_of_files(spec, cache_dir=cache_dir, rows=self.rows, write=partial(_write, cache_dir))
+        return preparation_of_files(
+            spec,
+            cache_dir=cache_dir,
+            rows=self.rows,
+            write=partial(_write, cache_dir),
+            identity_of=self.identity_of,
+        )
 
     def rows(self, spec: DataSpec) -> Iterator[Row]:
         """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""

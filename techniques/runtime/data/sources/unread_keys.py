@@ -13,10 +13,15 @@ TIME_KEYS, SPLIT_KEYS = ("time_column", "window"), ("split", "held_out_split")
 
 
 def check_keys(spec: DataSpec, *, kind: str, columns: Collection[str], has_classes: bool) -> None:
-    """Raises ValueError, with all of them, where a spec sets keys that its kind of data does not read.
+    """Raises ValueError where a spec sets keys that its kind of data does not read, all of them, or one split twice.
 
     columns: the roles of the columns that are read. has_classes: whether `labels` are.
     """
+    if spec.dataset is not None and spec.held_out_split == spec.split:
+        raise ValueError(
+            f"data: held_out_split {spec.split!r} is the split that is trained on. To fix: name another one, or leave "
+            "it out: a share of the rows is then held out"
+        )
     read = {f"{role}_column" for role in columns} | ({"labels"} if has_classes else set())
     unread = [key for key in (*COLUMN_KEYS, "labels") if key not in {*read, *TIME_KEYS}]
     unread += [] if spec.path is not None else TIME_KEYS  # of rows in files

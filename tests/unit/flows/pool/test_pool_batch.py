@@ -16,9 +16,10 @@ from ringmaster.flows.batch import records
 from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool import follower
+from ringmaster.flows.faults import BatchCancelled, InputError
+from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
+from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
@@ -26,6 +27,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, hand_over, pending, unsubmitted
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.profiling.stage import Profiled
@@ -199,6 +201,35 @@ def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monke
     with played(bench.database):
         assert bench.train().status == "done"
     assert len(bench.ids()) == 2
+
+
+def test_a_view_that_fails_is_told_and_costs_the_batch_nothing(bench, caplog):
+    said = []
+
+    class Broken(View):
+        def listen(self, event):
+            raise KeyError("/top5")
+
+        def say(self, text):
+            said.append(text)
+
+    token = current_view.set(Broken())
+    with played(bench.database):
+        result = bench.train()
+    current_view.reset(token)
+    assert (result.status, result.faults, result.exit_code) == ("done", (), 0)
+    assert said == ["the view of the progress stopped on an error: KeyError: '/top5'; the log has the traceback"]
+    assert caplog.text.count("KeyError: '/top5'") == 1
+
+
+def test_a_recorder_that_fails_is_told_and_the_run_does_not_end_well(bench, monkeypatch):
+    with played(bench.database), monkeypatch.context() as patch:
+        patch.setattr(async_recorder.PoolRecorder, "_follow", lambda recorder: 1 / 0)
+        result = bench.train()
+    assert (result.status, result.exit_code) == ("done", 1)
+    assert result.faults == ("the records have stopped: ZeroDivisionError: division by zero",)
+    assert bench.train(resume=True).faults == ()
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
 
 
 class Killed(BaseException):
@@ -422,3 +453,63 @@ def test_statuses_are_those_of_the_submission(bench):
         bench.train()
     assert bench.statuses() == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
     assert Submissions(bench.database).status(bench.ids()[0]) == BatchStatus.ENDED
+
+
+@pytest.fixture
+def of_command(monkeypatch):
+    """Lets `train` be called as by a command, whose flow run is run-9; returns the set of runs that Prefect cancels."""
+    cancelling = set()
+    monkeypatch.setattr(pooled_run, "CANCELLED_EVERY_S", 0.01)
+    monkeypatch.setattr(pooled_run, "root_run", lambda: "run-9")
+    monkeypatch.setattr(pooled_run, "is_being_cancelled", lambda run: run in cancelling)
+    return cancelling
+
+
+@pytest.mark.parametrize("is_on_page", [False, True])
+def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled(bench, of_command, is_on_page):
+    def measure(batch, *, key, database):
+        assert unsubmitted(database) == {key: "nightly"}
+        if is_on_page:
+            of_command.add("run-9")
+        else:
+            cancel_unsubmitted(database, key, why="by hand")
+        threading.Event().wait(120)
+
+    bench.profile = measure
+    with interrupts.answered(interrupts.Interrupts(say=lambda line: None)):
+        with pytest.raises(BatchCancelled, match="batch nightly was cancelled before its jobs were planned"):
+            bench.train()
+        assert interrupts.current().asked is None, "the command exits with 1, as nobody has interrupted it"
+    assert bench.ids() == []
+    assert pending(bench.database) == []
+
+
+def test_a_batch_of_a_command_that_trains_is_cancelled_on_its_page(bench, of_command):
+    with played(bench.database) as executor:
+        executor.held_back = {"b"}
+        of_command.add("run-9")
+        result = bench.train()
+    assert result.status == "cancelled"
+
+
+@pytest.mark.parametrize("when", ["before it begins", "while it measures"])
+def test_a_flow_run_whose_batch_was_cancelled_submits_nothing(bench, monkeypatch, when, tmp_path):
+    """Prefect may start a process, or let it go on, after its run was cancelled."""
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    requests = Requests(bench.database)
+    number = hand_over(requests, {"name": "nightly", "jobs": []}, file=tmp_path / "nightly.json")
+    requests.answer(number, status=wishes.RequestStatus.GRANTED, answer={"flow_run": "run-1"})
+    (key,) = unsubmitted(bench.database)
+    profile = bench.profile
+
+    def measure(batch, **options):
+        cancel_unsubmitted(bench.database, key, why="by hand")
+        return profile(batch, **options)
+
+    if when == "before it begins":
+        cancel_unsubmitted(bench.database, key, why="by hand")
+    else:
+        bench.profile = measure
+    with pytest.raises(BatchCancelled):
+        bench.train()
+    assert (bench.ids(), bench.num_measured) == ([], int(when == "while it measures"))

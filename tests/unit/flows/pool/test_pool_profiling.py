@@ -26,6 +26,7 @@ from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import to_json
+from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 
@@ -206,9 +207,9 @@ def test_a_run_is_waited_for_as_long_as_its_node_is_there(database, monkeypatch)
 @pytest.mark.parametrize(
     ("now", "is_gone"),
     [
-        (NodeRecord(name="n1", incarnation="1", address="", devices=()), False),
-        (NodeRecord(name="n1", incarnation="2", address="", devices=()), True),
-        (NodeRecord(name="n1", incarnation="1", address="", devices=(), status=NodeStatus.LEAVING), True),
+        (NodeRecord(name="n1", incarnation="1", address="", devices=cpu_devices(1)), False),
+        (NodeRecord(name="n1", incarnation="2", address="", devices=cpu_devices(1)), True),
+        (NodeRecord(name="n1", incarnation="1", address="", devices=cpu_devices(1), status=NodeStatus.LEAVING), True),
     ],
     ids=["serves", "another-worker", "leaves"],
 )
@@ -257,7 +258,7 @@ def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatc
     monkeypatch.setattr(profiling, "profile_task", lambda jobs, **options: found.append(options["num_nodes"]))
     cluster = Cluster(nodes=(healthy(node("n0")),))
     context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
-    profiling._measure(context, database)
+    profiling._measure(context, Journal(database, batch="nightly-1"))
     assert found == [num_nodes]
 
 

@@ -1,14 +1,14 @@
 """Requests of users to a pool: batches found by name, answers, and refusals that list what exists."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli, entry
-from ringmaster.flows.batch.context import as_batch
+from ringmaster.flows.batch.context import MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
 from ringmaster.flows.batch.form import EXAMPLES
-from ringmaster.flows.commands.pool import _kept
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool import asking
 from ringmaster.flows.pool.asking import NO_POOL, ask_about, meant
@@ -197,9 +197,19 @@ def test_what_cannot_take_a_step_is_not_handed_over(pool, tmp_path):
 
 def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):
     batch = Batch(name="nightly", jobs=(job("a"),), folder=tmp_path, text="jobs: []\n", weights={"a": 2.0})
-    file = _kept(batch)
+    file = batch_in_file(batch)
     assert file.parent == tmp_path / "batches" / "nightly"
     assert as_batch(str(file)) == batch
     (tmp_path / "no.json").write_text("{")
     with pytest.raises(BatchFileError):
         as_batch(str(tmp_path / "no.json"))
+
+
+def test_a_batch_too_long_for_a_parameter_of_a_flow_run_is_one_by_its_file(pool, tmp_path):
+    """Prefect's server refuses parameters of more than 512 KiB, which some four hundred jobs have."""
+    few = Batch(name="nightly", jobs=(job("a"),), folder=tmp_path, text="")
+    assert as_parameter(few) == few.to_json()
+    many = replace(few, jobs=tuple(job(f"j{number}") for number in range(800)))
+    given = as_parameter(many)
+    assert len(json.dumps(given)) < MOST_PARAMETER_BYTES
+    assert as_batch(given) == many

@@ -88,3 +88,11 @@ def test_a_plan_without_effort_still_pays_for_its_switches(seed):
     segments = plan_preemptive(problem, preemptive_bound(problem), work=WorkBudget(0.01), effort=1e-9)
     assert segments is not None
     assert verify(Plan(problem.name, segments), problem) == []
+
+
+def test_a_group_whose_plan_takes_more_than_the_work_that_is_left_is_not_planned(monkeypatch):
+    """Five hundred jobs on one node took minutes in compiled code that no limit ends."""
+    jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 100.0 + i),)) for i in range(500))
+    problem = Problem("many", (Node("n0", 2),), jobs)
+    monkeypatch.setattr(preemptive, "plan_group", None)
+    assert plan_preemptive(problem, preemptive_bound(problem), work=WorkBudget(10.0)) is None

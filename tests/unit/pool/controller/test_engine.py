@@ -4,14 +4,13 @@ import queue
 import threading
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import text
 
 from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.tasks.storage.schema import SAID
 from ringmaster.techniques.runtime.processes.events import Ready
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
@@ -74,15 +73,44 @@ def test_it_listens_by_itself_once_started(database, made):
 
 def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    worker, told = Worker(database), threading.Event()
+    told = threading.Event()
     engine = made(on_deaf=told.set)
+    monkeypatch.setattr(engine, "catch_up", lambda: 1 / 0)
     engine.listen()
-    engine.start(call(1))
-    worker.take_all()
-    content = {"event": "outcome", "status": "of another version"}
-    row = insert(SAID).values(segment=1, node=worker.name, number=0, content=content)
-    database.write(lambda connection: connection.execute(row))
     assert told.wait(WAIT_S)
+
+
+UNREADABLE_EVENTS = [
+    '{"event": "metrics", "step": 1, "metrics": {"acc[/top5]": 1.0}}',
+    '{"event": "outcome", "status": "of another version"}',
+    '{"event": "ready", "step"',
+    "[]",
+]
+
+
+@pytest.mark.parametrize("content", UNREADABLE_EVENTS)
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_an_event_that_cannot_be_read_fails_its_segment_alone(database, made, content, has_ended):
+    worker, heard = Worker(database), []
+    engine = made()
+    bad, good = engine.start(call(1, on_event=heard.append)), engine.start(call(2, devices=[("n", 1)]))
+    worker.take_all()
+    row = text("INSERT INTO said (segment, node, number, content) VALUES (1, 'n', 0, :content)")
+    database.write(lambda connection: connection.execute(row, {"content": content}))
+    if has_ended:  # the event was the outcome
+        worker.message_store.end(1, "n")
+    engine.catch_up()
+    assert worker.is_killed(1) is not has_ended
+    if not has_ended:
+        worker.numbers[1] = 0
+        worker.end(1, "crashed", "it was killed")
+    worker.end(2)
+    engine.catch_up()
+    assert (bad.result(timeout=0).status, good.result(timeout=0).status) == ("invalid", "done")
+    assert "an event of its gang was refused" in bad.result().message
+    assert heard == []
+    again = made().adopt(1, on_event=heard.append)  # the next controller reads it again
+    assert again.result(timeout=0).status == "invalid"
 
 
 def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, made):

@@ -1,20 +1,37 @@
 """Handed-over batches: one is in the database at once, gets a flow run once Prefect answers, and is never lost."""
 
+import math
+import threading
 import uuid
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import httpx
 import pytest
-from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool import controller
+from ringmaster.flows.pool.asking import meant
 from ringmaster.flows.pool.runs import batch_runs
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, BatchRuns
-from ringmaster.tasks.pool.handed_over import followed, hand_over, pending
+from ringmaster.tasks.pool.handed_over import (
+    PROGRESS,
+    Measurement,
+    followed,
+    hand_over,
+    is_cancelled,
+    measured,
+    measurements,
+    pending,
+)
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
-from tests.unit.pool.bench import submission
+from ringmaster.tasks.storage.journal import Journal
+from tests.unit.pool.bench import Clock as PoolClock
+from tests.unit.pool.bench import PoolBench, submission
 
 BATCH = {"name": "nightly", "text": "", "jobs": [{"name": "a"}, {"name": "b"}]}
 SILENT_S = 60.0
@@ -40,18 +57,33 @@ class Prefect:
         return SimpleNamespace(id=uuid.uuid4())
 
     def create_flow_run_from_deployment(self, deployment, *, parameters, idempotency_key):
-        run = SimpleNamespace(id=uuid.uuid4(), name="dotted-owl", state=Scheduled(), run_count=0, parameters=parameters)
+        run = SimpleNamespace(
+            id=uuid.uuid4(),
+            name="dotted-owl",
+            state=Scheduled(),
+            run_count=0,
+            parameters=parameters,
+            expected_start_time=datetime(2026, 1, 1, tzinfo=UTC),
+        )
         return self.runs.setdefault(idempotency_key, run)
 
     def read_flow_run(self, id):
-        found = [run for run in self.runs.values() if run.id == id]
-        if not found:
-            raise ObjectNotFound(None)
-        return found[0]
+        found = next((run for run in self.runs.values() if run.id == id), None)
+        if found is None:
+            raise ObjectNotFound(http_exc=None)
+        return found
+
+    def read_flow_runs(self, *, flow_run_filter, limit):
+        assert len(flow_run_filter.id.any_) <= limit == 200
+        return [run for run in self.runs.values() if run.id in flow_run_filter.id.any_]
 
     def set_flow_run_state(self, id, state, *, force):
         assert force
-        self.read_flow_run(id).state = state
+        next(run for run in self.runs.values() if run.id == id).state = state
+
+    @property
+    def states(self):
+        return [run.state.name for run in self.runs.values()]
 
 
 @pytest.fixture
@@ -126,6 +158,7 @@ def test_a_run_whose_process_fell_silent_is_put_on_its_queue_again(bench):
     assert bench.run().state.name == "Running"
     bench.look(seconds=SILENT_S + 10)
     assert bench.run().state.name == "AwaitingRetry"
+    assert bench.run().state.state_details.scheduled_time == bench.run().expected_start_time  # before later batches
 
 
 def test_while_the_database_was_away_nobody_was_silent(bench):
@@ -185,3 +218,163 @@ def test_whoever_follows_a_batch_renews_it(database, bench, monkeypatch):
     with followed(database, "somebody else's"):
         pass
     assert bench.requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)
+
+
+@pytest.fixture
+def cancel(database):
+    """Cancels a batch as `ringmaster jobs cancel` does, by its name; returns the answer of the pool's controller."""
+    pool = PoolBench(database, PoolClock())
+
+    def ask(batch="nightly"):
+        (key,) = meant(database, batch=batch, jobs=[], kind=RequestKind.CANCEL)
+        return pool.ask(RequestKind.CANCEL, batch=key, jobs=[])
+
+    return ask
+
+
+def test_hundreds_of_batches_are_followed_by_a_few_requests(database, prefect, bench, tmp_path, monkeypatch):
+    for number in range(250):
+        hand_over(bench.requests, {**BATCH, "name": f"b{number}"}, file=tmp_path / f"{number}.json")
+    bench.look()
+    pages, read = [], prefect.read_flow_runs
+
+    def counted(_, **filters):
+        pages.append(filters)
+        return read(**filters)
+
+    monkeypatch.setattr(Prefect, "read_flow_runs", counted)
+    bench.look()
+    assert len(pages) == 2
+
+
+def test_a_batch_that_waits_for_its_run_is_cancelled_and_gets_none(database, prefect, bench, cancel):
+    answer = cancel()
+    assert answer.status == RequestStatus.DONE
+    assert answer.answer["message"] == "cancelled: batch nightly, whose jobs were not measured yet"
+    assert bench.look().status == RequestStatus.WITHDRAWN
+    assert not prefect.runs
+    assert [(each.status, each.message) for each in pending(database)] == [("cancelled", "cancelled by hand")]
+    with pytest.raises(InputError, match="there is no batch 'nightly'"):
+        cancel()
+
+
+@pytest.mark.parametrize(
+    ("state", "then"), [(Scheduled(), "Cancelled"), (Pending(), "Cancelling"), (Running(), "Cancelling")]
+)
+def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, bench, cancel, state, then):
+    bench.look()
+    bench.run().state = state
+    measurement = Measurement(id="nightly-7", name="nightly", jobs=("a", "b"), flow_run=str(bench.run().id))
+    with measured(database, measurement):
+        Journal(database, batch="nightly-7").put(PROGRESS, "inspecting b (inspected: 1 of 2 jobs)")
+        (row,) = pending(database)
+        assert (row.run, row.status, row.message) == (
+            "nightly-7",
+            "measuring",
+            "inspecting b (inspected: 1 of 2 jobs)",
+        )
+        assert cancel().status == RequestStatus.DONE
+        bench.look()
+        assert prefect.states == [then]
+        bench.run().state = Cancelled(message="cancelled by hand")
+        bench.look()
+    assert [(each.status, each.is_over) for each in pending(database)] == [("cancelled", True)]
+
+
+def test_a_run_whose_process_does_not_end_is_taken_for_dead(prefect, bench, cancel):
+    bench.look()
+    bench.run().state = Running()
+    cancel()
+    bench.look()
+    assert prefect.states == ["Cancelling"]
+    bench.look()
+    assert prefect.states == ["Cancelling"]
+    bench.run().state.timestamp -= timedelta(minutes=2)
+    bench.look()
+    assert prefect.states == ["Cancelled"]
+
+
+def test_a_batch_that_a_command_measures_is_cancelled_by_its_id_and_forgotten_with_its_run(database, prefect, cancel):
+    runs = BatchRuns(database, silent_s=SILENT_S, clock=Clock())
+    run = prefect.create_flow_run_from_deployment("of a command", parameters={}, idempotency_key="own")
+    run.state = Running()
+    measurement = Measurement(id="own-1", name="own", jobs=("a",), flow_run=str(run.id))
+    with measured(database, measurement):
+        runs.look()
+        assert [(each.run, each.jobs, each.status) for each in pending(database)] == [("own-1", ("a",), "measuring")]
+        assert cancel("own-1").status == RequestStatus.DONE
+        assert is_cancelled(database, "own-1", flow_run="")
+        runs._followed_s = -math.inf
+        runs.look()
+        assert run.state.name == "Cancelling"
+        run.state = Crashed()
+        runs._followed_s = -math.inf
+        runs.look()
+        assert measurements(database) == []
+
+
+def test_single_jobs_of_a_batch_that_is_not_measured_cannot_be_cancelled(database, bench):
+    with pytest.raises(InputError, match="To fix: cancel the whole batch, or wait"):
+        meant(database, batch="nightly", jobs=["a"], kind=RequestKind.CANCEL)
+    with pytest.raises(InputError, match="batch 'nightly' is not measured yet"):
+        meant(database, batch="nightly", jobs=[], kind=RequestKind.PAUSE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": None},
+        {"file": "{folder}/a\0b"},
+        {"batch": {"name": "bad", "jobs": "\ud800"}, "file": "{folder}/bad.json"},
+        {"batch": None, "file": "{folder}/bad.json"},
+    ],
+    ids=str,
+)
+def test_a_batch_whose_row_is_damaged_is_refused_and_the_next_one_starts(
+    database, prefect, bench, tmp_path, change, monkeypatch
+):
+    bench.requests.note(
+        bench.number, **{k: v.format(folder=tmp_path) if k == "file" and v else v for k, v in change.items()}
+    )
+    number = hand_over(bench.requests, {**BATCH, "name": "next"}, file=tmp_path / "next.json")
+    bench.look()
+    request = bench.look()
+    assert bench.requests.read(number).status == RequestStatus.GRANTED
+    assert request.status in (RequestStatus.REFUSED, RequestStatus.GRANTED)
+    assert {each.name for each in pending(database)} >= {"next"}
+
+
+def test_what_prefect_refuses_holds_up_no_other_batch(prefect, bench, tmp_path, monkeypatch):
+    create, response = (
+        prefect.create_flow_run_from_deployment,
+        httpx.Response(422, request=httpx.Request("POST", "http://p")),
+    )
+
+    def refuse(deployment, *, parameters, idempotency_key):
+        if parameters["name"] == "nightly":
+            raise PrefectHTTPStatusError.from_httpx_error(
+                httpx.HTTPStatusError("422", request=response.request, response=response)
+            )
+        return create(deployment, parameters=parameters, idempotency_key=idempotency_key)
+
+    monkeypatch.setattr(prefect, "create_flow_run_from_deployment", refuse, raising=False)
+    number = hand_over(bench.requests, {**BATCH, "name": "next"}, file=tmp_path / "next.json")
+    bench.look()
+    assert bench.look().status == RequestStatus.REFUSED
+    assert bench.requests.read(number).status == RequestStatus.GRANTED
+
+
+def test_a_watcher_that_fails_is_logged_once_and_begins_again(monkeypatch, caplog):
+    monkeypatch.setattr(controller, "BEGIN_AGAIN_S", 0.0)
+    over, num_begun = threading.Event(), []
+
+    class Faulty:
+        def keep_looking(self, until):
+            num_begun.append(1)
+            if len(num_begun) == 5:
+                until.set()
+            raise KeyError("file")
+
+    controller.keep_looking(Faulty(), over)
+    assert len(num_begun) == 5
+    assert caplog.text.count("has failed, and begins again") == 1

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.pool.node.agent import NodeAgent
@@ -15,7 +15,6 @@ from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
-from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.runtime.processes.events import (
     Beat,
     DeviceTelemetry,
@@ -279,10 +278,23 @@ def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
     assert failed.wait(PATIENCE_S)
 
 
-def test_a_worker_that_cannot_read_its_orders_any_more_ends(site, monkeypatch):
+@pytest.mark.parametrize("content", ['{"of": "another version"}', '{"order": ', "[]", "7"])
+def test_an_order_that_cannot_be_read_is_told_and_the_worker_takes_others(site, content):
+    with site.host._lock:  # so that it is not taken before
+        site.give(1)
+        site.database.write(
+            lambda connection: connection.execute(text("UPDATE orders SET content = :c"), {"c": content})
+        )
+    outcome = site.outcome(1)
+    assert (outcome.status, "cannot read its order" in outcome.message) == (OutcomeStatus.INVALID, True)
+    site.begin(2)
+    assert not site.host.ended.is_set()
+
+
+def test_a_worker_whose_thread_of_orders_fails_ends(site, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(site.host, "_take", lambda segment: 1 / 0)
     site.give(1)
-    site.database.write(lambda connection: connection.execute(update(ORDERS).values(content={"of": "another version"})))
     until(site.host.ended.is_set)
     assert not site.host.was_replaced
 

@@ -1,12 +1,15 @@
 """Asynchronous saves during training, rank by rank in lockstep, driven by the sums of every step."""
 
+import errno
 import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
+from ringmaster.techniques.runtime.checkpoints import saving
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     CheckpointError,
     CheckpointStore,
@@ -14,11 +17,16 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Pieces,
     StoredTensor,
 )
+from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, Asks, Saver
 from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 
 CPU = torch.device("cpu")
+
+
+def never():
+    return False
 
 
 @dataclass
@@ -174,18 +182,86 @@ def test_the_end_waits_for_the_save_under_way(tmp_path):
     gang.trainers[0].ranks.sum = lambda values: values
     gang.savers[0].begin()
     gang.trainers[0].next_step = 7
-    assert gang.savers[0].save_at_once() > 0
+    assert gang.savers[0].save_at_once(gives_up=never) > 0
     assert gang.savers[0].is_idle and gang.newest() == 7
     assert [(type(event), event.step) for event in gang.told[0].events] == [(CheckpointSaved, 0)]
 
 
-def test_the_end_fails_where_its_save_does(tmp_path):
+def full(message="No space left on device"):
+    return OSError(errno.ENOSPC, message)
+
+
+def test_a_disk_that_stays_full_fails_the_end_after_a_limited_time(tmp_path, monkeypatch):
     gang = Gang(tmp_path, num_ranks=1)
     gang.trainers[0].ranks.sum = lambda values: values
-    gang.trainers[0].fault = OSError(28, "No space left on device")
+    gang.trainers[0].fault = full()
+    monkeypatch.setenv(saving.WRITE_PATIENCE, "0")
     with pytest.raises(CheckpointError, match=r"step-00000000 could not be written under .*No space left"):
-        gang.savers[0].save_at_once()
+        gang.savers[0].save_at_once(gives_up=never)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Retries without a pause."""
+    monkeypatch.setattr(saving, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(saving, "LONGEST_RETRY_S", 0.0)
+
+
+def test_a_rank_that_cannot_save_waits_with_its_state_and_says_so_once(tmp_path, hasty):
+    gang, tries = Gang(tmp_path, num_ranks=1), []
+    trainer, saver = gang.trainers[0], gang.savers[0]
+    trainer.ranks.sum = lambda values: values
+    trainer.next_step, trainer.fault = 5, full()
+
+    def never_but_free_the_disk():
+        tries.append(None)
+        if len(tries) == 4:
+            trainer.fault = None
+        return False
+
+    assert saver.save_at_once(gives_up=never_but_free_the_disk) > 0
+    assert len(tries) == 4 and gang.newest() == 5
+    failed, saved = gang.told[0].events
+    assert (type(failed), failed.step, failed.waits) == (CheckpointFailed, 5, True)
+    assert "No space left on device. The job waits with its state in memory" in failed.message
+    assert (type(saved), saved.step) == (CheckpointSaved, 5)
+    assert (saver.has_failed, saver.saved_step) == (False, 5)
+
+
+def test_a_save_that_fails_while_training_goes_on_leaves_the_state_unsaved(tmp_path, hasty):
+    """The loop then saves at once, before it trains any further."""
+    gang = Gang(tmp_path, num_ranks=1)
+    trainer, saver = gang.trainers[0], gang.savers[0]
+    trainer.ranks.sum = lambda values: values
+    gang.step()
+    gang.save()
+    assert (saver.has_failed, saver.saved_step) == (False, 1)
+    trainer.fault = full()
+    gang.save()
+    assert (saver.has_failed, saver.saved_step) == (True, 1)
+    trainer.fault = None
+    assert saver.save_at_once(gives_up=never) > 0
+    assert (saver.has_failed, saver.saved_step, gang.newest()) == (False, trainer.next_step, trainer.next_step)
+
+
+def test_a_command_ends_the_wait_for_a_full_disk(tmp_path, hasty):
+    gang = Gang(tmp_path, num_ranks=1)
+    trainer, saver = gang.trainers[0], gang.savers[0]
+    trainer.ranks.sum = lambda values: values
+    trainer.next_step, trainer.fault = 5, full()
+    assert saver.save_at_once(gives_up=lambda: True) is None
+    assert (saver.has_failed, saver.saved_step) == (True, 0)
+    trainer.fault = None
+    assert saver.finish_last(gives_up=never)  # a later try writes the state that is still in memory
+    assert (saver.has_failed, saver.saved_step, gang.newest()) == (False, 5, 5)
+
+
+def test_a_fault_of_the_disk_that_safetensors_wraps_is_one_of_the_disk(tmp_path):
+    with pytest.raises(OSError, match="No space left") as raised, publish(tmp_path / "model"):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert raised.value.errno == errno.ENOSPC and saving.takes_nothing(raised.value)
+    assert not saving.takes_nothing(FileNotFoundError(errno.ENOENT, "no tokenizer"))
 
 
 def test_a_rank_is_alive_for_as_long_as_it_writes(tmp_path):
@@ -200,6 +276,6 @@ def test_a_rank_is_alive_for_as_long_as_it_writes(tmp_path):
         return values
 
     gang.trainers[0].ranks.sum = total
-    gang.savers[0].save_at_once()
+    gang.savers[0].save_at_once(gives_up=never)
     assert sums[0] == sums[1] == sums[2]
     assert gang.told[0].num_beats < len(sums)

@@ -123,6 +123,12 @@ def test_what_is_cut_is_counted(tmp_path):
     prepared, training, _ = opened(tmp_path, "completion", rows, seq_len=10, vocab_size=257)
     assert prepared.num_truncated == 2
     assert fetch(training, range(3))["input_ids"].shape == (3, 10)
+    assert prepared.lengths == (10, 10)
+
+
+def test_typical_lengths_are_recorded(tmp_path):
+    rows = [{"prompt": "p", "completion": "c" * length} for length in (1, 3, 5, 9)]
+    assert opened(tmp_path, "completion", rows, seq_len=20, vocab_size=257)[0].lengths == (7, 11)
 
 
 def test_what_has_nothing_to_learn_is_left_out(tmp_path):
@@ -257,7 +263,7 @@ def test_calls_and_results_in_share_gpts_format_are_tool_calls(tmp_path, tool_to
     labels = training[0]["labels"]
     assert tokenizer.decode(labels[labels != IGNORED]) == "three ; it is one ;"
     wrong = [{**turns[0], "from": "humam"}, *turns[1:]]
-    assert "row 1: message 1 is from 'humam'. To fix: give one of human, gpt" in refused(
+    assert "row 1: message 1 is from 'humam'. To fix: give one of system, user, assistant" in refused(
         tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
     )
     wrong = [turns[0], {**turns[1], "value": "three()"}, *turns[2:]]
@@ -567,8 +573,8 @@ def test_a_dataset_names_its_classes(tmp_path):
         ("chat", {"messages": [{"content": "a"}]}, "message 1 has no role"),
         (
             "chat",
-            {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]},
-            "row 1: the chat template refuses the messages: can only concatenate.* To fix: correct the messages",
+            {"messages": [{"role": "assistant", "content": 3}]},
+            "row 1: message 1 has a content that is int, and only text is read. To fix: give a text",
         ),
         ("chat", {"messages": [{"role": "user", "content": "a"}]}, "no message is the assistant's"),
         (

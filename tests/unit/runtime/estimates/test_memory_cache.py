@@ -1,5 +1,7 @@
 """Memory estimates of Llama 7B on a machine that could not hold one layer's gradients, checked by arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
@@ -8,8 +10,8 @@ from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.runtime.estimates.memory_cache import FEW_LAYERS, _with_layers
-from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate
+from ringmaster.techniques.runtime.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
+from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene
 from ringmaster.techniques.runtime.models import model_facts
 
 SEQ_LEN, HIDDEN, LAYERS, VOCABULARY = 512, 4096, 32, 32000
@@ -78,3 +80,31 @@ def test_a_phase_is_linear_in_the_number_of_layers():
     assert found.peaks["forward -1"] == many.peaks["forward 39"]
     assert found.peaks["backward 0"] == many.peaks["backward 0"]
     assert (found.num_flops, found.num_bytes, found.num_operators) == (200, 7, 40)
+
+
+def test_an_estimate_stands_for_another_job_only_if_nothing_that_takes_memory_differs(tmp_path, monkeypatch):
+    factory = tmp_path / "a_model_of_mine.py"
+    factory.write_text("def build(): return 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    job = replace(JOB, model=ModelSpec(factory="a_model_of_mine:build"))
+    shape = GangShape(kind="gpu", num_devices=2, memory_bytes=80 << 30)
+    scene = Scene(
+        job=job,
+        data=to_json(TOKENS),
+        technique=registry.BUILTIN["ddp"],
+        config={},
+        shape=shape,
+        cache_dir=str(tmp_path),
+    )
+
+    def file(**changes):
+        return _file(_plain(replace(scene, **changes)))
+
+    assert file() == file(
+        job=replace(job, seed=7, num_steps=9), data={**to_json(TOKENS), "digest": "x", "lengths": [1]}
+    )
+    assert file() != file(job=replace(job, freeze=("*.bias",)))
+    assert file() != file(job=replace(job, optimizer=OptimizerSpec(name="sgd", options={"momentum": 0.9})))
+    before = file()
+    factory.write_text("def build(): return 1 + 1")
+    assert file() != before

@@ -10,11 +10,14 @@ from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
+from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.runtime.probing import StepFault, probe
+from ringmaster.techniques.runtime.probing.probe import _file
 from tests.integration.workbench import write_prose
 
 HERE = "tests.unit.runtime.probing.samples"
@@ -42,6 +45,24 @@ def made(name, **kwargs):
 def prose(tmp_path_factory):
     file = write_prose(tmp_path_factory.mktemp("prose") / "prose.txt", num_lines=60)
     return DataSpec(path=str(file), seq_len=24, vocab_size=300)
+
+
+def test_a_probe_stands_for_another_job_only_if_the_model_and_the_loss_feel_no_difference(prose, tmp_path):
+    data = prepare(prose, cache_dir=tmp_path)
+    job = Job(name="job", model=LLAMA, data=prose, num_steps=4)
+
+    def file(what="step", **changes):
+        return _file(what, replace(job, **changes), data, tmp_path)
+
+    assert file() == file(name="b", seed=1, num_steps=9, precision="bf16", global_batch_size=2)
+    for change in (
+        {"evaluation": EvaluationSpec(metrics=("loss", "perplexity"))},
+        {"data": replace(prose, kind="chat")},
+        {"loss": f"{HERE}:mean_error"},
+        {"loss": "cross-entropy", "loss_options": {"label_smoothing": 0.1}},
+    ):
+        assert file() != file(**change)
+    assert file("draws") == file("draws", evaluation=EvaluationSpec(metrics=("perplexity",)), loss="cross-entropy")
 
 
 @pytest.fixture
@@ -277,3 +298,47 @@ def test_a_parameter_that_is_a_number_is_not_sharded(tmp_path):
     )
     assert {candidate.technique for candidate in preflight.candidates} == {"ddp"}
     assert all(r.reason.startswith("parameter scale is a single number") for r in preflight.refusals)
+
+
+NO_DATA = PreparedData(name="n", digest="", num_samples=1, num_held_out=1, kind="tokens", source="")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (replace(LLAMA, config={**TINY, "num_hidden_layers": 100_000_000}), "num_hidden_layers is 100,000,000; a"),
+        (model("GPT2LMHeadModel", n_embd=32, n_head=2, n_layer=10**12), "n_layer is 1,000,000,000,000; a model has at"),
+        (replace(LLAMA, config={**TINY, "hidden_size": 2**40}), "hidden_size is 1,099,511,627,776; a model"),
+        (replace(LLAMA, config={**TINY, "hidden_size": 10**400}), "hidden_size is about 2^1329; a model has at most"),
+        (replace(LLAMA, config={**TINY, "vocab_size": 10**9}), "numbers, 32,000,000,000 of them in"),
+        (model("GPTNeoForCausalLM", hidden_size=32, num_layers=2, num_heads=2,
+               attention_types=[[["global", "local"], 1]], max_position_embeddings=10**6), "10^12"),
+    ],
+)  # fmt: skip
+def test_an_absurd_number_of_a_config_is_refused_before_anything_grows(surveyed, prose, spec, said):
+    with pytest.raises(StepFault) as raised:
+        surveyed(spec, prose)
+    assert said.replace("10^12", "000,000,000,000 of them in") in str(raised.value)
+    assert "To fix: lower" in str(raised.value)
+
+
+@pytest.mark.parametrize("patch_size", [0, -1, 3])
+def test_patches_that_do_not_divide_an_image_are_refused(surveyed, patch_size):
+    spec = model("ViTForImageClassification", **TINY, image_size=8, patch_size=patch_size)
+    with pytest.raises(StepFault, match=f"cuts images of 8 pixels into patches of {patch_size}. To fix: set"):
+        surveyed(spec, DataSpec(source="digits"))
+
+
+def test_a_model_of_too_many_modules_is_no_longer_built(monkeypatch):
+    monkeypatch.setattr(architectures, "MOST_MODULES", 50)
+    config = architectures.fresh_config(replace(LLAMA, config={**TINY, "num_hidden_layers": 500}), NO_DATA)
+    with pytest.raises(
+        architectures.TooLarge, match=r"has more than 51 modules .* To fix: lower the numbers of layers"
+    ):
+        architectures.instantiate(config)
+
+
+def test_sizes_of_a_saved_config_are_checked_before_it_is_read(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 100000000}')
+    with pytest.raises(ValueError, match="num_hidden_layers is 100,000,000"):
+        architectures.pretrained_config(ModelSpec(from_pretrained=str(tmp_path)), NO_DATA)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from mlflow.utils import validation
 
 from ringmaster.tasks.batch import BatchFileError, load_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
@@ -40,12 +41,84 @@ def order(slots, command=("torchrun", "--n={num_devices}", "--port", "{port}")):
         ('{"event": "step", "step": true, "loss": 1.0, "seconds": 1}', "'step' is no int"),
         ('{"event": "done"}', "without 'step'"),
         ('{"event": "model", "seconds": "long"}', "'seconds' is no int or float"),
+        ('{"event": ["step"]}', "To fix: give `event` one of"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"event": "step", "step": -3, "loss": 1.0, "seconds": 1}', "'step' is no number from 0"),
+        ('{"event": "step", "step": 3.0, "loss": 1.0, "seconds": 1}', "'step' is no int"),
+        (f'{{"event": "done", "step": 1{"0" * 400}}}', "'step' is no number from 0"),
+        ('{"event": "step", "step": 3, "loss": 1.0, "seconds": NaN}', "'seconds' is no number from 0"),
+        ('{"event": "step", "step": 3, "loss": 1.0, "seconds": -1}', "'seconds' is no number from 0"),
+        ('{"event": "phase", "phase": "p", "patience_s": Infinity}', "'patience_s' is no number from 0"),
+        ('{"event": "memory", "peak_bytes": -1}', "'peak_bytes' is no number from 0"),
+        ('{"event": "checkpoint", "step": 1, "folder": "a\\u0000b"}', "'folder' has control characters"),
+        ('{"event": "phase", "phase": "\\ud800", "patience_s": 1}', "'phase' has control characters"),
+        (f'{{"event": "phase", "phase": "{"p" * 100_000}", "patience_s": 1}}', "'phase' has 100000 characters"),
+        (f'{{"event": "failed", "message": "{"m" * 1_000_000}"}}', "To fix: at most 1000000"),
     ],
 )
 def test_a_line_that_is_not_of_the_protocol_says_so(line, complaint):
     with pytest.raises(ValueError, match="the command said") as caught:
         parse_event(line.encode())
     assert complaint in str(caught.value)
+
+
+UNRECORDABLE = [
+    "acc[/top5]",
+    "",
+    "a//b",
+    "../x",
+    "..",
+    ".",
+    "/a",
+    "a/",
+    "./a",
+    "a\n",
+    "\x1b[2J",
+    "a" * 246,
+    "\ud800",
+    "a%",
+    "{b}",
+]
+
+
+@pytest.mark.parametrize("name", UNRECORDABLE, ids=ascii)
+def test_a_metric_that_would_not_be_recorded_is_refused_with_its_name(name):
+    line = json.dumps({"event": "metrics", "step": 1, "metrics": {name: 1.0, "loss": 1.0}})
+    with pytest.raises(ValueError, match="cannot have this name") as caught:
+        parse_event(line.encode())
+    assert f"{name!r:.100}" in str(caught.value)
+    assert "'loss'" not in str(caught.value).partition("where")[2]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "1" + "0" * 400, "true", "null", '"1.0"', "[1]"])
+def test_a_metric_without_a_finite_number_is_refused_with_its_name(value):
+    with pytest.raises(ValueError, match="metric 'acc' is") as caught:
+        parse_event(f'{{"event": "metrics", "step": 1, "metrics": {{"acc": {value}}}}}'.encode())
+    assert "To fix: give a" in str(caught.value)
+
+
+def test_metrics_have_the_names_that_mlflow_records():
+    names = ["loss", "eval loss", "top-1:top-5", "val/acc_1.0", "précision", "a" * 245]
+    event = parse_event(json.dumps({"event": "metrics", "step": 1, "metrics": dict.fromkeys(names, 1)}).encode())
+    assert event.metrics == dict.fromkeys(names, 1.0)
+    for name in names:
+        validation._validate_metric(f"eval/{name}", 1.0, 0, 1)
+
+
+def test_the_message_of_a_failure_keeps_its_ends():
+    event = parse_event(json.dumps({"event": "failed", "message": "a" * 50_000 + "\0\ud800" + "z" * 50_000}).encode())
+    assert len(event.message) <= 20_000
+    assert (event.message[0], event.message[-1]) == ("a", "z")
+    assert "(100,002 characters in all)" in event.message
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path):
+    report = Report(tmp_path / "report")
+    with (tmp_path / "report").open("wb", buffering=0) as writer, pytest.raises(ValueError, match="To fix: at most"):
+        for _ in range(100):
+            writer.write(b"x" * 60_000)
+            assert list(report.events()) == []
+    report.close()
 
 
 def test_lines_come_whole_however_they_are_written(tmp_path):

@@ -15,7 +15,6 @@ from ringmaster.techniques.runtime.processes.events import (
     JobOfGroupEnded,
     Measured,
     Metrics,
-    ModelEvaluated,
     ModelFailed,
     OtherEvent,
     OutcomeStatus,
@@ -29,11 +28,13 @@ from ringmaster.techniques.runtime.processes.events import (
     RankStarted,
     Ready,
     ReferenceTimed,
+    RefusedEvent,
     RowsScored,
     ScoringProgress,
     ShareEnded,
     Steps,
     event_from_json,
+    event_or_refusal,
     event_to_json,
 )
 
@@ -60,7 +61,6 @@ FORMS = [
     (Steps(first_step=4, seconds=(0.1,)), {"event": "steps", "first_step": 4, "seconds": [0.1]}),
     (RowsScored(model="a", kind="causal", file="f"), {"event": "scores", "model": "a", "kind": "causal", "file": "f"}),
     (ScoringProgress(num_done=1, num_rows=2), {"event": "scoring_progress", "num_done": 1, "num_rows": 2}),
-    (ModelEvaluated(model="a", metrics={"loss": 1.0}), {"event": "evaluated", "model": "a", "metrics": {"loss": 1.0}}),
     (ModelFailed(model="a", message="m"), {"event": "model_failed", "model": "a", "message": "m"}),
     (Metrics(step=2, metrics={"loss": 1.0}), {"event": "metrics", "step": 2, "metrics": {"loss": 1.0}}),
     (CheckpointSaved(step=2, seconds=0.1), {"event": "checkpoint", "step": 2, "seconds": 0.1}),
@@ -69,6 +69,10 @@ FORMS = [
         {"event": "checkpoint", "job": "b", "step": 2, "seconds": 0.1, "stall_s": 0.0},
     ),
     (CheckpointFailed(step=2, message="full"), {"event": "checkpoint_failed", "step": 2, "message": "full"}),
+    (
+        CheckpointFailed(step=2, message="full", waits=True),
+        {"event": "checkpoint_failed", "step": 2, "message": "full", "waits": True},
+    ),
     (
         JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}),
         {"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}},
@@ -103,3 +107,44 @@ def test_an_event_that_lacks_a_field_is_refused():
 
 def test_a_phase_without_a_limit_is_read_where_a_database_cannot_store_infinity():
     assert event_from_json({"event": "phase", "phase": "p"}) == PhaseStarted(phase="p", patience_s=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"event": "metrics", "step": 2, "metrics": {"acc[/top5]": 1.0}}, "'acc[/top5]' cannot have this name"),
+        ({"event": "metrics", "step": 2, "metrics": {"acc": "high"}}, "metric 'acc' is 'high'"),
+        ({"event": "metrics", "step": 2, "metrics": 1.0}, "an object is wanted"),
+        ({"event": "metrics", "step": -2, "metrics": {}}, "a step is a whole number from 0, not -2"),
+        ({"event": "checkpoint", "step": "2"}, "not '2'"),
+        ({"event": "ready", "step": 1e300}, "not 1e+300"),
+        ({"event": "steps", "first_step": True, "seconds": [1.0]}, "not True"),
+        ({"event": "steps", "first_step": 1, "seconds": [math.nan]}, "seconds are a number from 0, not nan"),
+        ({"event": "steps", "first_step": 1, "seconds": [1.0], "losses": [1.0, 2.0]}, "2 losses are of 1 steps"),
+        ({"event": "steps", "first_step": 1, "seconds": [1.0], "losses": [None]}, "a loss is a finite number"),
+        ({"event": "result", "result": {"status": "well"}}, "'well' is not a valid OutcomeStatus"),
+        ({"event": "result", "result": {"status": "done", "metrics": {"/a": 1}}}, "'/a' cannot have this name"),
+        ({"event": "ended", "job": "b", "outcome": {"status": "done", "step": None, "metrics": {"": 1}}}, "''"),
+        ({"event": "outcome", "status": "gone"}, "'gone' is not a valid OutcomeStatus"),
+        ({"event": "outcome", "status": "done", "result": []}, "an object is wanted"),
+        ({"event": ["metrics"]}, "an event is an object with its name"),
+        ({}, "an event is an object with its name"),
+        ([], "an event is an object with its name"),
+        (None, "an event is an object with its name"),
+    ],
+    ids=str,
+)
+def test_what_is_no_event_is_refused_where_it_enters(content, complaint):
+    refused = event_or_refusal(content)
+    assert isinstance(refused, RefusedEvent)
+    assert complaint in refused.message
+
+
+def test_a_metric_of_nothing_is_no_number_and_no_fault():
+    assert math.isnan(event_from_json({"event": "metrics", "step": 2, "metrics": {"auroc": math.nan}}).metrics["auroc"])
+
+
+def test_what_a_process_says_of_its_failure_can_be_stored_and_is_short():
+    message = RankFailed(kind=OutcomeStatus.CRASHED, message="\0\ud800" + "m" * 100_000).message
+    assert len(message) <= 20_000
+    message.encode()

@@ -1,0 +1,81 @@
+"""MLflow's server in one process: `python -m ringmaster.model_lineage.mlflow_server OPTIONS`, those of `mlflow server`.
+
+`mlflow server` prepares the databases and the users, and then starts uvicorn as a child process, which imports all of
+MLflow once more. Its own process only waits for the child from then on, with 215 MB. Here it serves itself.
+
+With `--app-name basic-auth`, MLflow still tells everybody how it is configured (`server-info`). Here health checks
+alone are open.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import mlflow.server
+import uvicorn
+from mlflow.cli import cli
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+OPEN_TO_ALL, CLOSED = "/mlflow/server-info", "/api/2.0/mlflow/users/current"
+UNAUTHORIZED = 401
+AUTHENTICATING, OWN = "mlflow.server.auth:create_app", "ringmaster.model_lineage.mlflow_server:create_app"
+"""MLflow's factory of the application with basic authentication, and what takes its place."""
+
+
+class PasswordForAll:
+    """An ASGI application that answers requests for `OPEN_TO_ALL` only with the credentials that `CLOSED` asks for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] == "http" and OPEN_TO_ALL in scope["path"]:
+            asked = {**scope, "method": "GET", "path": CLOSED, "raw_path": CLOSED.encode(), "query_string": b""}
+            answer: list[Message] = []
+
+            async def keep(message: Message) -> None:
+                answer.append(message)
+
+            async def no_body() -> Message:
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            await self.app(asked, no_body, keep)
+            if not answer or answer[0].get("status") != 200:
+                for message in answer or [{"type": "http.response.start", "status": UNAUTHORIZED, "headers": []}]:
+                    await send(message)
+                return
+        await self.app(scope, receive, send)
+
+
+def create_app() -> ASGIApp:
+    """Returns MLflow's application with basic authentication, and the password asked for everywhere."""
+    import mlflow.server.auth  # it reads its settings when it is imported
+
+    return PasswordForAll(mlflow.server.auth.create_app())
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serves until SIGTERM."""
+    # The only function of MLflow by which `mlflow server` starts its child process.
+    assert hasattr(mlflow.server, "_exec_cmd"), "this MLflow starts its server in another way"
+    mlflow.server._exec_cmd = _serve
+    cli(["server", *arguments])
+
+
+def _serve(command: Sequence[str], *, extra_env: Mapping[str, str], **_: Any) -> NoReturn:
+    """Runs `python -m uvicorn ...` in this process."""
+    module = command.index("uvicorn")
+    assert list(command[:module]) == [sys.executable, "-m"], command
+    os.environ.update(extra_env)
+    if AUTHENTICATING in command or "basic-auth" in sys.argv:
+        assert command.count(AUTHENTICATING) == 1, command
+    uvicorn.main([OWN if each == AUTHENTICATING else each for each in command[module + 1 :]])
+    raise AssertionError("uvicorn's command line does not return")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""SQLite files: their URLs, and the faults for which none of their users could explain itself.
+
+SQLAlchemy, and with it MLflow, Prefect and our own tables, takes what follows `sqlite:///` literally as a path, up to a
+question mark. Nothing is quoted there, so a path with a question mark has no URL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from unicodedata import category
+
+UNFIT = ("Cc", "Cs", "Zl", "Zp")  # control characters, bytes that are no UTF-8, separators of lines
+PREFIX = "sqlite:///"
+PATIENCE_S = 10.0  # for the lock of a database, which other processes hold for milliseconds
+CHECKED_BYTES = 1 << 26  # a larger database is not read as a whole before each run
+
+
+def sqlite_url(file: Path) -> str:
+    """Returns the URL of a SQLite file. Raises ValueError where it can have none."""
+    if faults := unfit_characters(file):
+        raise ValueError(f"{str(file)!r} has {faults}, so that no URL can name it. To fix: choose another folder")
+    return f"{PREFIX}{file.absolute()}"
+
+
+def unfit_characters(path: Path) -> str:
+    """Returns the characters of a path that a URL of SQLite, a log or JSON cannot hold, as text; empty if it has none.
+
+    Those are question marks, control characters, and bytes that are no UTF-8.
+    """
+    return ", ".join(ascii(each) for each in dict.fromkeys(str(path)) if each == "?" or category(each) in UNFIT)
+
+
+def path_of(url: str) -> str:
+    """Returns the path in a URL of SQLite; empty if it names none."""
+    return url.partition(":///")[2].partition("?")[0]
+
+
+def fault_of(file: Path, *, contents: str, versions: str = "", version_table: str = "alembic_version") -> str | None:
+    """Returns why a database cannot be used, with a remedy; None if it can, or if it does not exist yet.
+
+    contents: what the database holds, which is missing once it is moved away.
+    versions: the folder with the migrations of its tables, as "PACKAGE:PATH" of an installed package; a database of a
+        later release has a version that is not among them.
+    version_table: the table with that version.
+    """
+    if file.is_symlink() and not file.exists():
+        return f"{file} is a link to a file that does not exist. To fix: remove the link, or put the file back"
+    if not file.exists():
+        return None
+    every = f"{shlex.quote(str(file))}*"  # its journal, too, which would be applied to the next database
+    moved = f"move it away, and {contents} with it: mkdir -p damaged && mv --backup=numbered {every} damaged/"
+    if not file.is_file():
+        return f"{file} is no file. To fix: remove it, or choose another place"
+    if not os.access(file, os.W_OK) or not os.access(file.parent, os.W_OK):
+        return f"{file}, or its folder, cannot be written by this user. To fix: chmod u+rwX, or choose another place"
+    try:
+        found = _versions_in(file, version_table)
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            return f"{file} is locked by another process{_holders(file)}. To fix: wait for that process, or end it"
+        return f"{file} cannot be used: {error}. To fix: free space, give this user access, or choose another place"
+    except sqlite3.DatabaseError as error:
+        return f"{file} is damaged, or is no SQLite database ({error}). To fix: put back a copy, or {moved}"
+    if not versions or found == []:
+        return None
+    package, _, folder = versions.partition(":")
+    spec = find_spec(package)
+    places = (spec.submodule_search_locations or ()) if spec is not None else ()
+    if found is None:
+        return f"{file} holds other tables than those of {package}. To fix: choose another place, or {moved}"
+    if any(version in file.name for place in places for file in Path(place, folder).glob("*.py") for version in found):
+        return None
+    return (
+        f"{file} was written by another release of {package}, whose version {', '.join(found)} of the tables is not "
+        f"known to the installed one. To fix: install that release, or {moved}"
+    )
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Context manager that admits one process at a time; the lock ends with the process that holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _versions_in(file: Path, table: str) -> list[str] | None:
+    """Returns the versions of the tables, none for an empty database; None where there are other tables only."""
+    with closing(sqlite3.connect(file, timeout=PATIENCE_S, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written, or is locked
+        if file.stat().st_size <= CHECKED_BYTES:
+            (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if answer != "ok":
+                raise sqlite3.DatabaseError(" ".join(answer.split()))
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        found = [version for (version,) in connection.execute(f"SELECT * FROM {table}")] if table in tables else None
+        connection.execute("ROLLBACK")
+    return found if tables else []
+
+
+def _holders(file: Path) -> str:
+    """Returns the processes of this user and machine that have a file open, as text."""
+    found = ", ".join(dict.fromkeys(_processes_with(file.resolve())))
+    return f" ({found})" if found else ", perhaps of another machine"
+
+
+def _processes_with(file: Path) -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
+        with suppress(OSError):  # it has ended, or is another user's
+            if any(os.path.realpath(each) == str(file) for each in (process / "fd").iterdir()):
+                yield f"process {process.name}, {(process / 'comm').read_text().strip()}"
