@@ -49,7 +49,7 @@ class Errors:
     technique: float
     job: float
     option: float
-    measurement: float = 0.02
+    measurement: float = 0.005
 
 
 OF_PREDICTIONS = Errors(machine=0.2, technique=0.1, job=0.25, option=0.1)
