@@ -185,7 +185,7 @@ class _Posterior:
             precision += job.factors.T @ (job.weights[:, None] * job.factors) - job.total * np.outer(pull, pull)
             information += job.factors.T @ (job.weights * job.log_ratios)
             information -= job.total * pull * float(job.gains @ job.log_ratios)
-        covariance = np.linalg.inv(precision)
+        covariance: NDArray[np.float64] = np.linalg.inv(precision).astype(np.float64)
         return cls(techniques, covariance @ information, covariance)
 
     def common(self, known: Iterable[_Measurement], *, technique: str, errors: Errors) -> tuple[float, float]:

@@ -161,7 +161,9 @@ def test_speeds_that_were_told_before_are_known_to_the_next_executor(database):
     after.executor.replan_soon(why="to see")
     after.step()
     (row,) = [row for row in after.plans[-1].jobs if row.id == "b1/a"]
-    assert row.options[0].runtime_s == pytest.approx(160.0 + 0.1, rel=0.005), "80 steps are left, each twice as long as predicted"
+    assert row.options[0].runtime_s == pytest.approx(160.0 + 0.1, rel=0.005), (
+        "80 steps are left, each twice as long as predicted"
+    )
 
 
 def test_speeds_of_segments_that_have_ended_are_known_to_the_next_executor(database):
