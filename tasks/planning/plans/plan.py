@@ -193,7 +193,7 @@ class Plan:
         value, bound = self.value, self.value_bound
         if value is None:
             value, bound = self.makespan_s, self.best_bound_s
-        return max(0.0, value / bound - 1.0) if bound else None
+        return max(0.0, value / bound - 1.0) if bound and bound > 0 else None
 
     @property
     def num_switches(self) -> int:
@@ -260,7 +260,7 @@ class Plan:
 def _plan(data: Mapping[str, Any]) -> Plan:
     certificate = data.get("certificate") or data.get("extended_certificate")
     rows = list_at(data.get("segments"), "segments")
-    return Plan(
+    plan = Plan(
         problem_name=text_at(data.get("instance"), "instance"),
         segments=tuple(_segment(row, f"segment {i}") for i, row in enumerate(rows)),
         lower_bound_s=number_or_none_at(data.get("lower_bound"), "lower_bound"),
@@ -275,6 +275,10 @@ def _plan(data: Mapping[str, Any]) -> Plan:
         solver_bound_s=number_or_none_at(data.get("solver_bound"), "solver_bound"),
         solver=text_at(data.get("solver", ""), "solver"),
     )
+    claimed_s = number_or_none_at(data.get("makespan"), "makespan")
+    if claimed_s is not None and not abs(claimed_s - plan.makespan_s) <= max(0.01, 1e-6 * abs(plan.makespan_s)):
+        raise ValueError(f"its makespan is {claimed_s}, but its last segment ends at {plan.makespan_s}")
+    return plan
 
 
 def _segment(data: Any, place: str) -> Segment:

@@ -55,9 +55,8 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
             for device in ids:
                 by_device.setdefault((node, device), []).append(segment)
     for (node, device), uses in by_device.items():
-        for a, b in pairwise(sorted(uses, key=lambda s: (s.start_s, s.end_s))):
-            if b.start_s < a.end_s - tolerance_s:
-                faults.append(f"device {node}:{device} serves {a.job} and {b.job} at {b.start_s}")
+        for a, b in _overlaps(sorted(uses, key=lambda s: (s.start_s, s.end_s)), tolerance_s):
+            faults.append(f"device {node}:{device} serves {a.job} and {b.job} at {b.start_s}")
     for job in problem.jobs:
         faults += _job_faults(job, by_job, jobs, problem.switch_cost_s, tolerance_s)
     faults += _memory_faults(plan, problem, tolerance_s) if not faults else []
@@ -76,12 +75,24 @@ def _unreadable(segment: Segment, jobs: Mapping[str, PlanningJob]) -> str | None
     return None
 
 
+def _overlaps(segments: Sequence[Segment], tolerance_s: float) -> list[tuple[Segment, Segment]]:
+    """Returns the pairs of segments, in the order of their starts, that overlap, if they do so for too long together.
+
+    Each of many pairs may overlap for less than the tolerance.
+    """
+    found = [(a, b) for a, b in pairwise(segments) if b.start_s < a.end_s]
+    overlap_s = math.fsum(a.end_s - b.start_s for a, b in found)
+    if overlap_s <= tolerance_s:
+        return []
+    return [(a, b) for a, b in found if b.start_s < a.end_s - tolerance_s] or found[:1]
+
+
 def _segment_faults(segment: Segment, option: Option, problem: Problem, tolerance_s: float) -> Iterator[str]:
     if segment.start_s < -tolerance_s or segment.end_s < segment.start_s - tolerance_s:
         yield f"impossible times {segment.start_s} to {segment.end_s}"
     if segment.overhead_s < 0 or segment.work < -1e-9:
         yield "negative overhead or work"
-    work = (segment.end_s - segment.start_s - segment.overhead_s) / option.runtime_s
+    work = _work(segment, option)
     if abs(work - segment.work) * option.runtime_s > tolerance_s:
         yield f"claims work {segment.work}, its time gives {work}"
     nodes = {node.id: node for node in problem.nodes}
@@ -102,19 +113,27 @@ def _segment_faults(segment: Segment, option: Option, problem: Problem, toleranc
             yield f"ends at {segment.end_s}, but node {node} goes away at {until_s}"
 
 
+def _work(segment: Segment, option: Option) -> float:
+    """Returns the share of a job that a segment has the time for."""
+    return (segment.end_s - segment.start_s - segment.overhead_s) / option.runtime_s
+
+
 def _memory_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator[str]:
     for node in problem.nodes:
         if node.host_memory_bytes is None:
             continue
-        here = [
-            (s.start_s, s.end_s, problem.job(s.job).options[s.option].host_memory_bytes)
-            for s in plan.segments
-            if any(name == node.id for name, _ in s.devices)
-        ]
-        for now_s, _, _ in here:
-            used = sum(size for a, b, size in here if a <= now_s + tolerance_s and b > now_s + 2 * tolerance_s)
-            if used > node.host_memory_bytes:
+        changes = []
+        for segment in plan.segments:
+            if any(name == node.id for name, _ in segment.devices):
+                size = problem.job(segment.job).options[segment.option].host_memory_bytes
+                changes += [(segment.start_s, size), (segment.end_s, -size)]
+        used, over_s = 0, 0.0
+        for (now_s, change), (next_s, _) in pairwise(sorted(changes)):
+            used += change
+            over_s += next_s - now_s if used > node.host_memory_bytes else 0.0
+            if over_s > tolerance_s:
                 yield f"node {node.id}: gangs take {used} bytes of {node.host_memory_bytes} at {now_s}"
+                break
 
 
 def _job_faults(
@@ -126,12 +145,17 @@ def _job_faults(
 ) -> Iterator[str]:
     """Yields faults of the segments that do a job's work: its own, and those of options that train it too."""
     mine = sorted(by_job[job.id], key=lambda s: (s.start_s, s.end_s))
-    done = sum(segment.work for segment in mine)
-    if not abs(done - 1) <= 1e-6:
-        yield f"job {job.id}: work {done:.9f} of 1"
-    for a, b in pairwise(mine):
-        if b.start_s < a.end_s - tolerance_s:
-            yield f"job {job.id}: its segments overlap at {b.start_s}"
+    claimed = math.fsum(segment.work for segment in mine)
+    # Each of many segments may have less time than its work takes, by up to the tolerance.
+    used = [jobs[segment.job].options[segment.option] for segment in mine]
+    done = math.fsum(_work(segment, option) for segment, option in zip(mine, used, strict=True))
+    rounding = math.fsum(4 * math.ulp(s.end_s) / option.runtime_s for s, option in zip(mine, used, strict=True))
+    if abs(claimed - 1) > 1e-6:
+        yield f"job {job.id}: work {claimed:.9f} of 1"
+    elif done < 1 - 1e-6 - rounding:
+        yield f"job {job.id}: its segments have time for {done:.9f} of its work"
+    for _, b in _overlaps(mine, tolerance_s):
+        yield f"job {job.id}: its segments overlap at {b.start_s}"
     if not mine:
         return
     yield from _overhead_faults(job, mine, jobs, switch_cost_s, tolerance_s)
@@ -205,6 +229,8 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
     for what, bound_s in (("lower bound", plan.lower_bound_s), ("bound of a solver", plan.solver_bound_s)):
         if bound_s is not None and not bound_s <= makespan_s * (1 + 1e-6):
             yield f"{what} {bound_s} above the makespan {makespan_s}"
+    claims = {"lower_bound": plan.lower_bound_s, "solver_bound": plan.solver_bound_s, "value_bound": plan.value_bound}
+    yield from (f"{key} is {bound}, below 0" for key, bound in claims.items() if bound is not None and bound < 0)
     try:
         proved_s = _proved_s(plan, problem)
     except ValueError as error:

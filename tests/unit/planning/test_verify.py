@@ -71,6 +71,9 @@ def test_a_good_plan_has_no_faults():
         (replace(GOOD, segments=(A1, A2)), "job b: work 0.0"),
         (replace(GOOD, lower_bound_s=141.0, certificate=None), "above the makespan"),
         (replace(GOOD, lower_bound_s=60.0), "the certificate proves 50"),
+        (replace(GOOD, lower_bound_s=-math.inf), "lower_bound is -inf, below 0"),
+        (replace(GOOD, solver_bound_s=-1.0), "solver_bound is -1.0, below 0"),
+        (replace(GOOD, value_bound=-1.0), "value_bound is -1.0, below 0"),
         (replace(GOOD, certificate=Certificate({2: -1.0}, {})), "negative or not finite"),
         (replace(GOOD, certificate=Certificate({}, {"b": float("inf")})), "negative or not finite"),
     ],
@@ -102,6 +105,49 @@ def test_going_on_without_a_pause_costs_nothing_and_a_pause_does():
     assert verify(Plan("p", (first, second)), alone) == []
     late = replace(second, start_s=55.0, end_s=105.0)
     assert "switches" in "\n".join(verify(Plan("p", (first, late)), alone))
+
+
+def test_many_segments_gain_no_more_than_one():
+    """The tolerance is one of a whole plan: it is no time for each of thousands of segments."""
+    num, least_s, memory = 2_000, 1e-6, 10
+    jobs = tuple(PlanningJob(name, (Option("single", 1, least_s, host_memory_bytes=memory),)) for name in "ab")
+    two = Problem("p", (Node("n", 2, host_memory_bytes=memory),), jobs, switch_cost_s=0.0)
+    one = Problem("p", (Node("n", 2),), jobs[:1], switch_cost_s=0.0)
+
+    def cut(job: str, device: int, *, step_s: float, length_s: float) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(job, 0, k * step_s, k * step_s + length_s, 1 / num, 0.0, (("n", (device,)),)) for k in range(num)
+        )
+
+    part_s = least_s / num
+    a, b = (cut(job, device, step_s=part_s, length_s=part_s) for job, device in (("a", 0), ("b", 1)))
+    assert verify(Plan("p", a), one) == []
+    assert verify(Plan("p", (*a, *b)), two) == [f"node n: gangs take 20 bytes of 10 at {2 * part_s}"]
+    timeless = verify(Plan("p", cut("a", 0, step_s=0.0, length_s=0.0)), one)
+    assert timeless == ["job a: its segments have time for 0.000000000 of its work"]
+    overlapping = verify(Plan("p", cut("a", 0, step_s=part_s / 2, length_s=part_s)), one)
+    assert [fault.split(" at ")[0] for fault in overlapping] == [
+        "device n:0 serves a and a",
+        "job a: its segments overlap",
+    ]
+
+
+def test_a_short_job_takes_its_time_beside_a_long_one():
+    short, long = (PlanningJob(name, (Option("single", 1, s),)) for name, s in (("short", 0.01), ("long", 1e4)))
+    problem = Problem("p", (Node("n", 1),), (short, long), switch_cost_s=0.0)
+    plan = Plan("p", tuple(Segment(j, 0, 0.0, s, 1.0, 0.0, (("n", (0,)),)) for j, s in (("short", 0.0), ("long", 1e4))))
+    assert verify(plan, problem) == ["job short: its segments have time for 0.000000000 of its work"]
+
+
+def test_a_bound_below_0_says_nothing_of_a_plan():
+    assert replace(GOOD, lower_bound_s=-1.0).gap is None
+    assert replace(GOOD, value=200.0, value_bound=-1.0).gap is None
+
+
+@pytest.mark.parametrize("makespan", [139.0, math.nan, math.inf])
+def test_a_makespan_that_no_segment_ends_at_is_refused(makespan):
+    with pytest.raises(ValueError, match=f"its makespan is {makespan}, but its last segment ends at 140.0. To fix"):
+        Plan.from_json(GOOD.to_json() | {"makespan": makespan})
 
 
 @settings(deadline=None)
