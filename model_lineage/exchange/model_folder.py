@@ -58,12 +58,25 @@ def inspect(folder: Path) -> ModelFolder:
 
     Raises ValueError, with all faults, where the folder holds no model, or what none may hold.
     """
-    files = {name: path for name, path in files_of(folder) if any(fnmatch(name, each) for each in MODEL_FILES)}
-    faults = list(_faults(folder, files))
+    model = model_files(folder)
+    faults = list(_faults(folder, model.files))
     if faults:
         more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
         raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
-    return ModelFolder(folder=folder, files=files)
+    return model
+
+
+def model_files(folder: Path) -> ModelFolder:
+    """Returns the files of a model's folder that may be imported, without looking into them.
+
+    Raises ValueError where one lies outside of the folder.
+    """
+    return ModelFolder(folder=folder, files={name: path for name, path in files_of(folder) if is_model_file(name)})
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of that relative name holds weights or a description of a model, and no code."""
+    return any(fnmatch(name, each) for each in MODEL_FILES)
 
 
 def _faults(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:

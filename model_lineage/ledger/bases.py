@@ -15,14 +15,19 @@ from ringmaster.model_lineage.exchange.importing import (
     registered_name,
     whole_or_nothing,
 )
-from ringmaster.model_lineage.exchange.model_folder import MODEL_FILES, Fetch
+from ringmaster.model_lineage.exchange.model_folder import (
+    MODEL_FILES,
+    WEIGHTS,
+    Fetch,
+    ModelFolder,
+    is_model_file,
+    model_files,
+)
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord
-from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.tensors.folders import files_of
+from ringmaster.model_lineage.tensors import StoredModel, StoreFault, TensorStore
 
-SAID = (".json", ".txt", ".md", ".model", ".jinja")
 MOST_SAID_BYTES = 50_000_000  # for one file: anything larger than a large vocabulary is not a description
 
 Cached = Callable[[str], Path | None]
@@ -36,7 +41,8 @@ def record_base(
 
     An existing node is reused if it has exactly the same files or the same source; a node known only from a card then
     gets its weights. Otherwise the model is recorded, with its card's base models as its parents. The weights are not
-    copied into MLflow; they are added to the tensor store, if there is one and the weights are on this machine.
+    copied into MLflow; they are added to the tensor store, if there is one and safetensors are on this machine. Files
+    that may be code are left out, as `import_model` does.
 
     Raises ValueError (LedgerError, StoreFault) and OSError as `import_model` does.
     """
@@ -47,21 +53,28 @@ def record_base(
     with ExitStack() as exits:
         aside = exits.enter_context(tempfile.TemporaryDirectory())
         snapshot = Snapshot.of(ledger, cache=Path(aside) / "rows")
-        if folder is not None:
-            files_of(folder)  # validated before any file is read
+        model = None if folder is None else model_files(folder)  # validated before any file is read
+        has_weights = model is not None and any(name.endswith(WEIGHTS) for name in model.files)
         attempt = exits.enter_context(whole_or_nothing(ledger, store))
-        stored = None if folder is None or store is None else store.add(folder, owner=attempt.owner)
-        if (node := _known(ledger, snapshot, source, tensors_id=stored.id if stored else None)) is not None:
-            if folder is not None and store is not None and node.record.tensors_id is None:
-                ledger.keep_tensors(node.record, folder, store=store)
-            return node.id
-        said = _said_of(source, folder, fetch, Path(aside) / "said")
-        card = read_card(said)
+
+        def add(owner: str) -> StoredModel | None:
+            if folder is None or store is None or not has_weights:
+                return None
+            return store.add(folder, owner=owner, only=is_model_file)
 
         def keep(record: ModelRecord) -> None:
-            if folder is not None and store is not None:
-                ledger.keep_tensors(record, folder, store=store)
+            if folder is not None and store is not None and has_weights:
+                ledger.keep_tensors(record, folder, store=store, only=is_model_file)
 
+        stored = add(attempt.owner)
+        if (node := _known(ledger, snapshot, source, stored=stored, store=store)) is not None:
+            if node.record.tensors_id is None:
+                keep(node.record)
+            elif stored is not None and node.record.tensors_id != stored.id:
+                add(ledger.owner(node.id))  # a model in the store that nobody owns is never deleted
+            return node.id
+        said = _said_of(source, model, fetch, Path(aside) / "said")
+        card = read_card(said)
         return attempt.record(
             registered_name(source, taken=lambda name: _is_taken(snapshot, name, source)),
             key=f"import {source} {stored.id if stored else 'without weights'}",
@@ -73,17 +86,29 @@ def record_base(
         ).model_id
 
 
-def _known(ledger: Ledger, snapshot: Snapshot, source: str, *, tensors_id: str | None) -> Node | None:
-    """Returns the newest node with these tensors, or else of this source if either side's tensors are unknown."""
+def _known(
+    ledger: Ledger, snapshot: Snapshot, source: str, *, stored: StoredModel | None, store: TensorStore | None
+) -> Node | None:
+    """Returns the newest node with these files, or else of this source if either side's tensors are unknown."""
     newest = list(reversed(snapshot.models))
     of_place = [node for node in newest if node.record.origin.source == source]
-    if tensors_id is None:
+    if stored is None or store is None:
         return next(iter(of_place), None)
-    if same := [node for node in newest if node.record.tensors_id == tensors_id]:
+    if same := [node for node in newest if _has_files(node, stored, store)]:
         return same[0]
     # A node without tensors may be recorded only in part; the status of its run says whether it is.
     said = ((node, node.record.run_id) for node in of_place if node.record.tensors_id is None)
     return next((node for node, run in said if run is not None and ledger.is_finished(run)), None)
+
+
+def _has_files(node: Node, stored: StoredModel, store: TensorStore) -> bool:
+    """Whether a node has the files of a stored model; a model that a job has written may have others beside them."""
+    id = node.record.tensors_id
+    if id is None or id == stored.id:
+        return id is not None
+    with suppress(StoreFault):  # the store belongs to another home folder, or was cleared
+        return tuple(file for file in store.model(id).files if is_model_file(file.path)) == stored.files
+    return False
 
 
 def _is_taken(snapshot: Snapshot, name: str, source: str) -> bool:
@@ -94,12 +119,12 @@ def _is_taken(snapshot: Snapshot, name: str, source: str) -> bool:
     )
 
 
-def _said_of(source: str, folder: Path | None, fetch: Fetch, aside: Path) -> Path:
+def _said_of(source: str, model: ModelFolder | None, fetch: Fetch, aside: Path) -> Path:
     """Returns a folder with a model's descriptive files, without its weights, but at least with a minimal card."""
     aside.mkdir()
-    for path in [] if folder is None else sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in SAID and path.stat().st_size <= MOST_SAID_BYTES:
-            shutil.copyfile(path, aside / path.name)
+    for name, path in model.files.items() if model else ():
+        if "/" not in name and not name.endswith(WEIGHTS) and path.stat().st_size <= MOST_SAID_BYTES:
+            shutil.copyfile(path, aside / name)
     if not Path(source).is_dir() and not (aside / CARD).exists():
         with suppress(OSError, ValueError):  # without a reachable hub or a card, the model is a root
             shutil.copyfile(fetch(source, (CARD,)) / CARD, aside / CARD)

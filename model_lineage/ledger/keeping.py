@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,13 @@ class Keeping(Models):
     """The part of the ledger that adds recorded models to a tensor store."""
 
     def keep_tensors(
-        self, record: ModelRecord, folder: Path, *, store: TensorStore, components: Mapping[str, str] | None = None
+        self,
+        record: ModelRecord,
+        folder: Path,
+        *,
+        store: TensorStore,
+        components: Mapping[str, str] | None = None,
+        only: Callable[[str], bool] | None = None,
     ) -> StoredModel:
         """Adds the files of a recorded model to `store`, as a difference to its first parent if the store has that.
 
@@ -45,6 +51,7 @@ class Keeping(Models):
 
         components: named parts and the prefix of each one's parameter names. They become nodes too, whether or not
         another model has them yet. Raises ValueError, after all other work is done, if a prefix matches no parameter.
+        only: whether a file of that relative name belongs to the model; None where all do.
         """
         from ringmaster.model_lineage.graph.components import is_within, named_part, shared_parts
 
@@ -52,7 +59,7 @@ class Keeping(Models):
 
         parents = [self._stored(parent, store) for parent in record.parents]
         base = parents[0] if parents else None
-        stored = store.add(folder, parent=base.id if base else None, owner=self.owner(record.model_id))
+        stored = store.add(folder, parent=base.id if base else None, owner=self.owner(record.model_id), only=only)
         self.client.set_logged_model_tags(record.model_id, {TENSORS: stored.id})
         for other_id, other in self._relatives(record, store):
             for part in shared_parts(stored, other):
@@ -60,7 +67,7 @@ class Keeping(Models):
                     self._join(part, record.model_id, other_id)
         alone = store.size_bytes([base.id]) if base else 0
         taken = store.size_bytes([stored.id] + ([base.id] if base else [])) - alone
-        self._say_size(record, plain_bytes=_size_bytes(folder), taken_bytes=taken)
+        self._say_size(record, plain_bytes=_size_bytes(folder, stored), taken_bytes=taken)
         if base is not None and record.kind in COMPARED_KINDS:
             self._say_beside(record, weight_bytes=(stored.weight_bytes, base.weight_bytes))
         for name, prefix in named.items():
@@ -185,8 +192,8 @@ def _metrics(model: Any) -> dict[str, float]:
     return {metric.key: metric.value for metric in model.metrics or []}
 
 
-def _size_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _size_bytes(folder: Path, stored: StoredModel) -> int:
+    return sum((folder / file.path).stat().st_size for file in stored.files)
 
 
 def beside_base(

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -40,17 +40,25 @@ class TensorStore:
         self.folder = folder
         self.objects = Objects(folder / "objects")
 
-    def add(self, model_dir: Path, *, parent: str | None = None, owner: str | None = None) -> StoredModel:
+    def add(
+        self,
+        model_dir: Path,
+        *,
+        parent: str | None = None,
+        owner: str | None = None,
+        only: Callable[[str], bool] | None = None,
+    ) -> StoredModel:
         """Stores the model in a folder; tensors that a parent has too are stored as differences if that is smaller.
 
         parent: the id of a model in the store.
         owner: the name that owns the model until `gc` drops it; a model without any owner is never deleted.
+        only: whether a file of that relative name belongs to the model; None where all do.
 
         Raises StoreFault if a file is damaged or lies outside of the folder, or if the parent does not exist. A failed
         call leaves nothing of the model behind.
         """
         related = {} if parent is None else self.model(parent).tensors
-        layouts = _layouts(model_dir)
+        layouts = _layouts(model_dir, only or bool)
         try:
             return self._added(layouts, related, owner=owner)
         except BaseException:
@@ -265,12 +273,13 @@ class TensorStore:
             yield
 
 
-def _layouts(model_dir: Path) -> dict[str, Layout]:
+def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, Layout]:
     """Returns the validated layouts of a model's files by name; a file without tensors is its own header."""
     try:
         found = {
             name: read_layout(path, named=str(model_dir / name)) if name.endswith(WEIGHTS) else plain_layout(path)
             for name, path in files_of(model_dir)
+            if only(name)
         }
     except ValueError as error:
         raise StoreFault(str(error)) from error

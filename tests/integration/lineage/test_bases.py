@@ -248,3 +248,35 @@ def test_a_student_is_initialized_from_its_base_and_distilled_from_its_teacher(l
         page = ledger.client.get_model_version(parent.registered_name, "1").description
         assert f"- {relation}: [student version 1]" in page
         assert student.relation_to(parent.model_id) == relation
+
+
+def test_code_beside_a_base_is_left_out_and_what_a_trainer_has_left_there_is_no_other_model(home, ledger, tmp_path):
+    folder = model(tmp_path / "theirs", 4.0)
+    plain = Hub(tmp_path).record(ledger, str(folder), home.store)
+    for name in ("modeling_x.py", "pytorch_model.bin", "notes.md"):
+        (folder / name).write_bytes(b"\x80\x04")
+    assert Hub(tmp_path).record(ledger, str(folder), home.store) == plain
+    other = model(tmp_path / "more", 5.0)
+    (other / "training_args.bin").write_bytes(b"\x80\x04")
+    id = Hub(tmp_path).record(ledger, str(other), home.store)
+    stored = home.store.model(home.snapshot.nodes[id].record.tensors_id)
+    assert [file.path for file in stored.files] == ["config.json", "model.safetensors"]
+    # The whole folder is the model of a job that has written it.
+    written = model(tmp_path / "written", 6.0)
+    (written / "training_args.bin").write_bytes(b"\x80\x04")
+    run = ledger.start_job(ledger.start_batch("night", params={}), "mine", params={})
+    mine = ledger.record_model("night.mine", run_id=run, folder=written, kind="pretrained")
+    ledger.keep_tensors(mine, written, store=home.store)
+    assert Hub(tmp_path).record(ledger, str(written), home.store) == mine.model_id
+    home.store.gc(drop=[ledger.owner(mine.model_id)])
+    assert len(home.store.ids()) == 2
+
+
+def test_a_base_whose_weights_may_be_code_is_recorded_without_them(home, ledger, tmp_path):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    id = Hub(tmp_path).record(ledger, str(folder), home.store)
+    assert Hub(tmp_path).record(ledger, str(folder), home.store) == id
+    assert home.snapshot.nodes[id].record.tensors_id is None and home.store.ids() == []
