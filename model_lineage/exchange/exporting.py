@@ -72,10 +72,10 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
         for key, value in _texts(node).items():
             ElementTree.SubElement(element, "data", key=key).text = value
     for gone in dict.fromkeys(edge["parent"] for edge in said["edges"] if edge["parent"] not in known):
-        ElementTree.SubElement(graph, "node", id=gone)
+        ElementTree.SubElement(graph, "node", id=printable(gone))
     for edge in said["edges"]:
-        element = ElementTree.SubElement(graph, "edge", source=edge["parent"], target=edge["child"])
-        ElementTree.SubElement(element, "data", key="adaptation").text = edge["kind"]
+        element = ElementTree.SubElement(graph, "edge", source=printable(edge["parent"]), target=edge["child"])
+        ElementTree.SubElement(element, "data", key="adaptation").text = printable(edge["kind"])
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -58,10 +58,15 @@ def hub_card(
     if names := list(dict.fromkeys(dataset.name for dataset in record.datasets)):
         head["datasets"] = names
     title = record.registered_name + ("" if record.version is None else f" version {record.version}")
-    said = [f"# {markdown(title)}", f"{record.kind.capitalize()}{_from(base_models)}, recorded as `{record.model_id}`."]
+    said = [
+        f"# {markdown(title)}",
+        f"{markdown(record.kind.capitalize())}{_from(base_models)}, recorded as `{record.model_id}`.",
+    ]
     if record.datasets:
         said.append(
-            "\n".join(f"- {d.context}: {markdown(d.name)}, digest {code_span(d.digest)}" for d in record.datasets)
+            "\n".join(
+                f"- {markdown(d.context)}: {markdown(d.name)}, digest {code_span(d.digest)}" for d in record.datasets
+            )
         )
     for name, values in (("Held-out metrics", metrics), ("Hyperparameters", params)):
         if values:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ringmaster.model_lineage.faults import RingmasterError
-from ringmaster.model_lineage.records import ADAPTATION_KINDS, DatasetInput
+from ringmaster.model_lineage.records import DatasetInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Adaptation:
     """How model `child` was made from `parents` (several for merging and distillation), by `kind`.
 
     child, parents: model ids. run: the id of the run that made the child. datasets: the training and evaluation data.
-    Raises ValueError on an unknown kind.
+    kind: one of ADAPTATION_KINDS, or what a person has written into MLflow's tags.
     """
 
     child: str
@@ -22,12 +22,6 @@ class Adaptation:
     kind: str
     run: str | None = None
     datasets: tuple[DatasetInput, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.kind not in ADAPTATION_KINDS:
-            raise ValueError(
-                f"{self.child}: {self.kind!r} is no kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}"
-            )
 
 
 class Circle(RingmasterError, ValueError):

@@ -29,7 +29,10 @@ from ringmaster.model_lineage.ledger.registry import (
     ORIGIN,
     PARENTS,
     VERSIONS,
+    children_of,
+    of_tag,
     origin_text,
+    parents_of,
     record_of,
     versions_of,
 )
@@ -37,6 +40,7 @@ from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.pages.families import Families
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
+from ringmaster.text import markdown
 
 _NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
@@ -117,7 +121,7 @@ class Models(Families):
         parents = self._parents(record)
         if version is None:
             version = self._create_version(model, name, description=self._card(model, parents, text))
-        known = json.loads(model.tags.get(VERSIONS, "[]"))
+        known = of_tag(model.tags, VERSIONS, [])
         entry = {"name": name, "version": str(version.version)}
         tag = json.dumps([*(other for other in known if other != entry), entry])
         client.set_logged_model_tags(model.model_id, {VERSIONS: tag})
@@ -138,7 +142,7 @@ class Models(Families):
             if not client.search_model_versions(f"name = '{version.name}'"):
                 client.delete_registered_model(version.name)
         for model in client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'"):
-            for parent in json.loads(model.tags.get(PARENTS, "[]")):
+            for parent in parents_of(model.tags):
                 self._unlink_child(parent, model.model_id)
             client.delete_logged_model(model.model_id)
         client.delete_run(run_id)
@@ -314,13 +318,12 @@ def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 def _child_lines(tags: Mapping[str, str]) -> list[str]:
     """Returns a line of markdown for each child, sorted by name, then by version, newest first."""
-    entries = sorted((json.loads(text) for text in tags.values()), key=lambda e: (e["name"], -e["version"]))
     return [
-        f"{entry.get('relation', entry['kind'])}: "
+        f"{markdown(str(entry.get('relation', entry['kind'])))}: "
         + links.link(
             f"{entry['name']} version {entry['version']}", links.model_version_path(entry["name"], entry["version"])
         )
-        for entry in entries
+        for _, entry in children_of(tags)
     ]
 
 

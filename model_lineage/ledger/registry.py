@@ -4,9 +4,9 @@ import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.runs import Runs
@@ -20,6 +20,8 @@ COMPONENT_OF = "ringmaster.component."  # followed by the component's id: a tag 
 CHILD = "ringmaster.child."  # followed by the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"
 CULPRIT = "ringmaster.culprit"  # the test by which a bisection found that a fault began with the model
+
+T = TypeVar("T")
 
 
 class Registry(Runs):
@@ -154,9 +156,45 @@ class Registry(Runs):
         return f"model {name!r} has no version {version}; it has {versions or 'none yet'}"
 
 
+def of_tag(tags: Mapping[str, str], key: str, empty: T) -> T:
+    """Returns the JSON value of a tag; `empty` where there is none of its type.
+
+    People may change tags in MLflow. A damaged one hides what it says of its model, and nothing of other models.
+    """
+    try:
+        found = json.loads(tags[key])
+    except (KeyError, ValueError, RecursionError):
+        return empty
+    return found if isinstance(found, type(empty)) else empty
+
+
 def versions_of(tags: Mapping[str, str]) -> list[tuple[str, int]]:
     """Returns (name, version) of each registered version of a LoggedModel with these tags, the newest last."""
-    return [(entry["name"], int(entry["version"])) for entry in json.loads(tags.get(VERSIONS, "[]"))]
+    entries = [entry for entry in of_tag(tags, VERSIONS, []) if isinstance(entry, dict)]
+    return [
+        (str(entry.get("name")), int(number))
+        for entry in entries
+        if re.fullmatch(r"[0-9]{1,18}", number := str(entry.get("version")))
+    ]
+
+
+def parents_of(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the model ids of the parents of a LoggedModel with these tags."""
+    return tuple(parent for parent in of_tag(tags, PARENTS, []) if isinstance(parent, str))
+
+
+def children_of(tags: Mapping[str, str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the id of each child of a LoggedModel with these tags, and the tag's name, version, kind and relation.
+
+    They are sorted by name, then by version, newest first.
+    """
+    entries = [(key.removeprefix(CHILD), of_tag(tags, key, {})) for key in tags if key.startswith(CHILD)]
+    whole = [
+        (id, entry)
+        for id, entry in entries
+        if isinstance(entry.get("version"), int) and all(isinstance(entry.get(key), str) for key in ("name", "kind"))
+    ]
+    return sorted(whole, key=lambda child: (child[1]["name"], -child[1]["version"]))
 
 
 def record_of(model: Any, *, name: str | None = None, version: int | None = None) -> ModelRecord:
@@ -172,12 +210,12 @@ def record_of(model: Any, *, name: str | None = None, version: int | None = None
         version=version,
         uri=f"models:/{model.model_id}" if version is None else f"models:/{name}/{version}",
         kind=tags.get(KIND, "imported"),
-        parents=tuple(json.loads(tags.get(PARENTS, "[]"))),
-        datasets=tuple(DatasetInput(**entry) for entry in json.loads(tags.get(DATASETS, "[]"))),
+        parents=parents_of(tags),
+        datasets=tuple(filter(None, (_of_fields(DatasetInput, entry) for entry in of_tag(tags, DATASETS, [])))),
         run_id=model.source_run_id,
         experiment_id=str(model.experiment_id),
         components=tuple(sorted(key.removeprefix(COMPONENT_OF) for key in tags if key.startswith(COMPONENT_OF))),
-        origin=_origin(json.loads(tags.get(ORIGIN, "{}"))),
+        origin=_of_fields(Origin, of_tag(tags, ORIGIN, {})) or Origin(),
         tensors_id=tags.get(TENSORS),
     )
 
@@ -197,7 +235,16 @@ def origin_text(origin: Origin) -> str:
     return json.dumps({key: value for key, value in vars(origin).items() if value is not None})
 
 
-def _origin(entry: Mapping[str, Any]) -> Origin:
-    """Parses the tag's content; fields that a later release added are ignored."""
-    known = {field.name for field in dataclasses.fields(Origin)}
-    return Origin(**{key: value for key, value in entry.items() if key in known})
+def _of_fields(cls: Callable[..., T], entry: Any) -> T | None:
+    """Returns the record in a tag, without fields that a later release added; None where a field is missing."""
+    known = {field.name: str(field.type) for field in dataclasses.fields(cast("Any", cls))}
+    given = entry if isinstance(entry, dict) else {}
+    try:
+        return cls(**{key: value for key, value in given.items() if _is_of(value, known.get(key, ""))})
+    except TypeError:
+        return None
+
+
+def _is_of(value: Any, annotation: str) -> bool:
+    """Whether a value may be that of a field, which is a text or a number."""
+    return type(value).__name__ in annotation or (value is None and "None" in annotation)

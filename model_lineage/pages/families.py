@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
-from ringmaster.model_lineage.ledger.registry import CHILD, CULPRIT, Registry, record_of
+from ringmaster.model_lineage.ledger.registry import CULPRIT, Registry, children_of, record_of
 from ringmaster.model_lineage.pages.cards import family_path, with_culprit
 from ringmaster.model_lineage.pages.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, ModelRecord
@@ -126,10 +125,9 @@ class Families(Registry):
     def _children(self, model_id: str) -> list[Relative]:
         model = self._logged_model(model_id)
         tags = {} if model is None else model.tags
-        entries = [(key.removeprefix(CHILD), json.loads(text)) for key, text in tags.items() if key.startswith(CHILD)]
-        entries.sort(key=lambda entry: (entry[1]["name"], -entry[1]["version"]))
         return [
-            Relative(id=id, title=_title(entry["name"], entry["version"]), kind=entry["kind"]) for id, entry in entries
+            Relative(id=id, title=_title(entry["name"], entry["version"]), kind=entry["kind"])
+            for id, entry in children_of(tags)
         ]
 
     def _parents(self, record: ModelRecord) -> list[ModelRecord]:

@@ -323,7 +323,7 @@ def test_tables_of_prefect(text: str):
 @any_text
 def test_lineage(text: str):
     name = text[:200]
-    family = snapshot(model(name), node("child", "x", kind="fine-tuned", datasets=[data(name)]))
+    family = snapshot(model(name), node("child", "m-x", name, kind=name, datasets=[data(name)]))
     one, other = family.models
     made = console()
     for view in (

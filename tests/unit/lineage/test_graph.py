@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.model_lineage import ADAPTATION_KINDS, Adaptation, Graph
+from ringmaster.model_lineage import Adaptation, Graph
 
 
 def adapted(child, *parents, kind="fine-tuned"):
@@ -62,12 +62,6 @@ def test_a_cycle_is_refused_and_named(edges):
 def test_an_unknown_model_is_answered_with_close_names():
     with pytest.raises(ValueError, match="no model 'bse'; did you mean base"):
         FAMILY.ancestors("bse")
-
-
-def test_an_unknown_kind_is_answered_with_the_kinds():
-    with pytest.raises(ValueError, match="fine-tuned, lora"):
-        adapted("x", kind="tuned")
-    assert "quantized" in ADAPTATION_KINDS
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60))
