@@ -5,7 +5,9 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 
 def echo(channel, argument):
@@ -37,3 +39,13 @@ def linger(channel, argument):
     channel.send({"event": "lingering", "pids": [os.getpid(), child.pid]})
     while True:
         time.sleep(600)
+
+
+def write_to_caches(channel, argument):
+    """Uses what libraries would place in the temporary folder, and tells where torch stores code that it compiles."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+    tempfile.mkstemp()
+    (Path(tempfile.gettempdir()) / "of-a-fixed-name").touch()
+    channel.send({"event": "folders", "code": [cache_dir(), triton_cache_dir(0)], "temporary": tempfile.gettempdir()})
+    return 0

@@ -1,15 +1,20 @@
 """The fork server: it runs its targets, and leaves no process behind, however its owner ends."""
 
 import os
+import re
 import select
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
+from ringmaster.techniques.runtime.processes.caches import CODE_CACHES
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
@@ -70,6 +75,26 @@ def test_where_no_process_can_be_started_the_server_goes_on(tmp_path):
         with closing(spawn(server, tmp_path, "fail")) as channel:
             assert wait_for(channel, "exit")["status"] == 1
     assert "no process can be started: " in log.read_text()
+
+
+def test_nothing_lies_at_a_name_that_others_could_foresee(tmp_path, monkeypatch):
+    shared, home = tmp_path / "shared", tmp_path / "home"
+    shared.mkdir()
+    shared.chmod(0o1777)  # as /tmp
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setenv("RINGMASTER_HOME", str(home))
+    for name in CODE_CACHES:
+        monkeypatch.delenv(name, raising=False)
+    with ForkServer() as server, closing(spawn(server, tmp_path, "write_to_caches")) as channel:
+        folders = wait_for(channel, "folders")
+        assert wait_for(channel, "exit")["status"] == 0
+        (own,) = shared.iterdir()
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
+        assert re.fullmatch(r"ringmaster-\w{8}", own.name)  # drawn at random
+        assert folders["temporary"] == str(own)
+        assert all(Path(folder).is_relative_to(home) for folder in folders["code"])
+    assert not list(shared.iterdir())
 
 
 def test_a_failure_leaves_its_trace_in_the_log(server, tmp_path):
