@@ -309,7 +309,7 @@ def _close_to_others(location: str) -> None:
     taken = int(os.environ.get("RINGMASTER_UMASK") or "077", 8)
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~taken & ~(0 if path.is_dir() else 0o111))
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~taken & (0o2777 if path.is_dir() else 0o666))
 
 
 def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Base models from elsewhere that jobs start from: each is one node, recorded once, with its card's ancestors."""
 
 import json
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -209,7 +210,14 @@ def test_an_import_that_fails_on_its_way_leaves_nothing_and_goes_well_later(home
     assert (Snapshot.of(ledger, cache=tmp_path).nodes.keys(), list(home.store.objects), home.store.owners()) == before
     assert [found.name for found in ledger.client.search_registered_models()] == ["elder"]
     assert "child" not in ledger.client.get_model_version("elder", "1").description
+    monkeypatch.delenv("RINGMASTER_UMASK", raising=False)
+    (folder / "model.safetensors").chmod(0o4777)
     record = imported()
+    files = Path(ledger.client.get_logged_model(record.model_id).artifact_location.removeprefix("file://"))
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in (files, *files.iterdir())} == {
+        files.name: 0o700, "README.md": 0o600, "config.json": 0o600, "model.safetensors": 0o600,
+    }  # fmt: skip
+    assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o4777
     assert record.version == 1 and parent in record.parents
     assert ledger.owner(record.model_id) in home.store.owners()
     assert not any("importing" in owner for owner in home.store.owners())
