@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from ringmaster.text import printable, storable, xml
+
 REDACTED = "[redacted]"
 SHORTEST_SECRET = 6  # shorter values are ordinary words and numbers of texts
 
@@ -49,7 +51,7 @@ SHOWN_VARIABLES = frozenset(
 _VALUE = r"""(?P<value>[^\s"',;&<>{}\[\]]{4,})"""
 _SECRET_WORD = (
     r"password|passwd|passphrase|secret|(?<![a-z])tokens?(?![a-z])|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|auth[_-]?string|credentials?|signature"
+    r"|(?:account|encryption|license|master|service|signing|storage|wandb)[_-]?key|auth[_-]?string|credentials?|signature"
 )
 # Each has a group `value`, which is what is removed.
 _PATTERNS = tuple(
@@ -59,6 +61,9 @@ _PATTERNS = tuple(
         r"\bauthorization[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|token)\s+)?" + _VALUE,
         r"\b(?:basic|bearer)\s+(?P<value>[A-Za-z0-9+/=._~-]{12,})",
         rf"(?:{_SECRET_WORD})[\w.-]*\\?[\"']?\s*(?:[=:]|\bis\b)\s*\\?[\"']?{_VALUE}",
+        rf"--[\w-]*(?:{_SECRET_WORD})[\w-]*\s+{_VALUE}",  # on a command line
+        r"\s(?:-u|--user|--proxy-user)\s+[^\s:]+:(?P<value>\S+)",
+        r"\b(?:set-)?cookie[\"']?\s*[:=]\s*(?P<value>[^\r\n]+)",
         r"[?&][\w.-]*(?:sig|key|code|auth)=(?P<value>[^\s&\"'#]+)",
         r"https?://(?P<value>hooks\.slack\.com/[^\s\"'<>]+)",
         r"https?://(?P<value>[^\s\"'<>]*webhook[^\s\"'<>]*)",
@@ -122,11 +127,12 @@ def passwords_of(url: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yields a secret as it is, and as it stands in URLs, in JSON, and in the header of a request."""
+    """Yields a secret as it is, and as it stands in URLs, JSON, logs, tracebacks, pages and the header of a request."""
     text = secret.strip()
-    yield from (text, quote(text, safe=""), json.dumps(text)[1:-1])
+    yield from (text, quote(text, safe="", errors="backslashreplace"), json.dumps(text)[1:-1])
+    yield from (printable(text), storable(text), repr(text)[1:-1], ascii(text)[1:-1], xml(text))
     for user in ("", "ringmaster:"):
-        yield base64.b64encode(f"{user}{text}".encode()).decode().rstrip("=")
+        yield base64.b64encode(f"{user}{text}".encode(errors="backslashreplace")).decode().rstrip("=")
 
 
 def _is_path(value: str) -> bool:

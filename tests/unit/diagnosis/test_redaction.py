@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from ringmaster.flows.diagnosis.redaction import REDACTED, Redactor, secrets_of, shown_environment
+from ringmaster.text import printable, storable, xml
 
 SECRET = "corr ect/horse:battery%42"
 
@@ -26,6 +27,12 @@ def test_a_known_secret_is_removed_in_every_form(form):
         f"before {REDACTED}= after",
         f"before {REDACTED}== after",
     )
+
+
+@pytest.mark.parametrize("form", [printable, storable, xml, repr, ascii, json.dumps])
+def test_a_secret_of_odd_characters_is_removed_as_logs_and_pages_show_it(form):
+    odd = "\x1b[2J pä\x00ss<&>wo'rd\n\ud800 last"
+    assert "last" not in Redactor([odd])(f"before {form(odd)} after")
 
 
 def test_a_secret_within_another_leaves_no_rest():
@@ -49,6 +56,11 @@ UNKNOWN = "Zq7" + "kW3vB9xT2mLp"  # a secret that this machine does not know
         f"'authorization': 'Bearer {UNKNOWN}'",
         f"curl -H 'X-Auth-Token: {UNKNOWN}'",
         f"the password is {UNKNOWN}",
+        f"tool --db-password {UNKNOWN} run",
+        f"curl -u me:{UNKNOWN} http://host",
+        f"Set-Cookie: session=abc; id={UNKNOWN}",
+        f"AccountKey={UNKNOWN};EndpointSuffix=x",
+        f"wandb_key: {UNKNOWN}",
         f"aws_secret_access_key = {UNKNOWN}",
         f"https://bucket.example/a?X-Amz-Signature={UNKNOWN}&X-Amz-Date=1",
         f"https://hooks.slack.com/services/T0/B0/{UNKNOWN}",
@@ -74,6 +86,7 @@ def test_what_looks_like_a_secret_is_removed(text):
         "postgresql://ringmaster:PASSWORD@10.0.0.1".replace(":PASSWORD@", "@").replace("ringmaster@", ""),
         '{"has_password": true, "secrets": []}',
         "File /opt/ringmaster/flows/cli.py, line 3, in main",
+        "--passwords-file is no option, nor is --token-limit",
         "Both servers ask for a password; the one that only you may read",
     ],
 )
