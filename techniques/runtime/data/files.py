@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ def matching(pattern: str) -> Matched:
     What is hidden (`.ipynb_checkpoints`), and what systems leave in folders (`__MACOSX`, `Thumbs.db`), is left out
     unless the pattern names it.
 
-    Raises ValueError where there is none, where one is a link to nothing, or where the store cannot be read.
+    Raises ValueError where there is none, where one is a link to nothing or has a name that is no UTF-8, or where the
+    store cannot be read.
     """
     if is_url(pattern):
         return _remote(pattern)
@@ -82,6 +84,9 @@ def matching(pattern: str) -> Matched:
     if broken := next((path for path in found.values() if path.is_symlink() and not path.exists()), None):
         raise ValueError(f"{broken} is a link to a file that does not exist. To fix: bring back the file, or remove it")
     files = tuple(name for name, path in found.items() if path.is_file())
+    # Bytes that are no UTF-8 are decoded as halves of surrogate pairs.
+    if odd := next((name for name in files if re.search("[\ud800-\udfff]", name)), None):
+        raise ValueError(f"{root / odd} has a name that is not UTF-8. To fix: rename the file, or its folder")
     if not files:
         is_folder = Path(pattern).is_dir()
         hint = f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"

@@ -261,13 +261,24 @@ def _jsonl(stream: BinaryIO, path: str, *, first_line: int) -> Iterator[tuple[in
                 is_array = number == 1 and line.lstrip().startswith("[")
                 yield number, RowFault(place, *_json_fault(error, array=path if is_array else None))
                 continue
-            if isinstance(row, dict):
+            if half := _half_character(line, row):
+                what = f"has half of a surrogate pair, {half!r}, which is no character"
+                yield number, RowFault(place, what, "write its text as UTF-8")
+            elif isinstance(row, dict):
                 yield number, row
             else:
                 kind = "null" if row is None else f"a {type(row).__name__}"
                 is_array = isinstance(row, list) and any(isinstance(each, dict) for each in row)
                 remedy = _array_remedy(path) if is_array else 'write rows as {"text": ...}'
                 yield number, RowFault(place, f"is no JSON object but {kind}", remedy)
+
+
+def _half_character(line: str, row: Any) -> str:
+    """Returns the first half of a surrogate pair in a row, which JSON may escape and no tokenizer reads; "" without."""
+    if "\\ud" not in line and "\\uD" not in line:
+        return ""
+    found = re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False))
+    return found[0] if found else ""
 
 
 def _json_fault(error: Exception, *, array: str | None) -> tuple[str, str]:

@@ -78,9 +78,17 @@ class FoundClasses(ClassLabels):
 
 
 def check_labelled(value: Any) -> None:
-    """Raises ValueError where a value stands for a missing label."""
-    if not isinstance(value, str) and value == IGNORED:
-        raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
+    """Raises ValueError where a value stands for a missing label, or cannot be the name of a class."""
+    if not isinstance(value, str):
+        if value == IGNORED:
+            raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"label {value!r:.80} has half of a surrogate pair, which is no character. To fix: write it as UTF-8"
+        ) from None
 
 
 def as_list(value: Any) -> Any:

@@ -16,7 +16,8 @@ GOOD = json.dumps({"text": "many words, one after another " * 20})
 def fault_of(path, **fields):
     with pytest.raises(ValueError) as caught:
         prepare(
-            DataSpec(**{"path": str(path), "seq_len": 16, "vocab_size": 300, **fields}), cache_dir=path.parent / "c"
+            DataSpec(**{"path": str(path), "seq_len": 16, "vocab_size": 300, **fields}),
+            cache_dir=path.parent / "c",
         )
     return str(caught.value)
 
@@ -75,9 +76,42 @@ def test_other_bytes_than_utf8_are_found(tmp_path, name):
     assert f"iconv -f ISO-8859-1 -t UTF-8 {name}" in said
 
 
-def test_half_a_character_is_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_text(f'{GOOD}\n{{"text": "ab \\ud83d"}}\n')
-    assert r"line 2 has half of a surrogate pair, '\ud83d'" in fault_of(tmp_path / "a.jsonl")
+ROWS_OF_HALVES = {
+    "language-modeling": {"text": "ab \ud83d"},
+    "text-classification": {"text": "ab", "label": "pos\ud83d"},
+    "token-classification": {"tokens": ["ab", "c\ud83d"], "tags": ["O", "O"]},
+    "completion": {"prompt": "ab", "completion": "\ud83d"},
+    "preference": {"prompt": "ab", "chosen": "c", "rejected": "\ud83d"},
+    "chat": {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "\ud83d"}]},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS_OF_HALVES)
+def test_half_a_character_is_refused(tmp_path, kind):
+    row = json.dumps(ROWS_OF_HALVES[kind])
+    (tmp_path / "a.jsonl").write_text(f"{row.replace(chr(92) + 'ud83d', 'fine')}\n{row}\n")
+    said = fault_of(tmp_path / "a.jsonl", kind=kind)
+    assert r"a.jsonl, line 2 has half of a surrogate pair, '\ud83d', which is no character. To fix: " in said
+
+
+def test_two_halves_are_a_character(tmp_path):
+    (tmp_path / "a.jsonl").write_text(f'{GOOD}\n{{"text": "ab \\ud83d\\ude00 \\\\ud83d"}}\n' * 40)
+    spec = DataSpec(path=str(tmp_path / "a.jsonl"), seq_len=16, vocab_size=300, held_out=0)
+    assert prepare(spec, cache_dir=tmp_path / "c").num_samples > 0
+
+
+def test_half_a_character_in_a_list_of_labels_is_refused(tmp_path):
+    row = 'words,"[""a\\ud83d"", ""b""]"'
+    (tmp_path / "a.csv").write_text("text,label\n" + f"{row}\n" * 40)
+    assert "has half of a surrogate pair" in fault_of(tmp_path / "a.csv", kind="text-classification")
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    folder = tmp_path / "n\udcffe"  # a byte of Latin-1
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(f"{GOOD}\n")
+    said = fault_of(tmp_path / "*" / "a.jsonl")
+    assert said.endswith("a.jsonl has a name that is not UTF-8. To fix: rename the file, or its folder")
 
 
 def test_nulls_of_parquet_are_refused(tmp_path):
