@@ -10,6 +10,7 @@ import io
 import json
 import math
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 from types import TracebackType
@@ -103,10 +104,13 @@ def prepare_streams() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python sets up stderr
     sys.excepthook = write_uncaught
+    threading.excepthook = lambda args: write_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
-def write_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Writes the traceback of an error that ends the process to stderr."""
+def write_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Writes the traceback of an error that ends the process or a thread to stderr."""
+    if kind is SystemExit:  # of a thread, which may end itself so
+        return
     sys.stderr.write(printable_lines("".join(traceback.format_exception(kind, error, trace))))
 
 

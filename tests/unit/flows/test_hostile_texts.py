@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import sys
+import threading
 import unicodedata
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -31,7 +32,7 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.commands import planning
 from ringmaster.flows.commands.looking import status_table
 from ringmaster.flows.lineage.views import diff_view, impact_view, print_view, show_view
-from ringmaster.flows.output import TextConsole, write_document, write_uncaught
+from ringmaster.flows.output import TextConsole, prepare_streams, write_document, write_uncaught
 from ringmaster.flows.process.process_log import TextFormatter, report_faults
 from ringmaster.flows.reports.batch_report import print_report
 from ringmaster.flows.reports.page_links import records_markdown
@@ -352,6 +353,19 @@ def test_logs(text: str):
     check(uncaught.getvalue(), text)
     assert "\n" not in JsonFormatter("%(message)s").format(record)
     assert JsonFormatter("%(message)s").format(record).isascii()
+
+
+def test_an_error_that_ends_a_thread_is_text(capsys, monkeypatch):
+    def fail() -> None:
+        raise ValueError("\x1b[2J[bold]")
+
+    for module in (sys, threading):
+        monkeypatch.setattr(module, "excepthook", module.excepthook)
+    prepare_streams()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    assert capsys.readouterr().err.endswith("ValueError: \\x1b[2J[bold]\n")
 
 
 @any_text
