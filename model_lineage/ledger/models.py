@@ -121,7 +121,7 @@ class Models(Families):
         parents = self._parents(record)
         if version is None:
             version = self._create_version(model, name, description=self._card(model, parents, text))
-        known = of_tag(model.tags, VERSIONS, [])
+        known = of_tag(model.tags, VERSIONS, list)
         entry = {"name": name, "version": str(version.version)}
         tag = json.dumps([*(other for other in known if other != entry), entry])
         client.set_logged_model_tags(model.model_id, {VERSIONS: tag})

@@ -156,21 +156,21 @@ class Registry(Runs):
         return f"model {name!r} has no version {version}; it has {versions or 'none yet'}"
 
 
-def of_tag(tags: Mapping[str, str], key: str, empty: T) -> T:
-    """Returns the JSON value of a tag; `empty` where there is none of its type.
+def of_tag(tags: Mapping[str, str], key: str, kind: type[T]) -> T:
+    """Returns the JSON value of a tag, which is of that type; an empty one where there is none.
 
     People may change tags in MLflow. A damaged one hides what it says of its model, and nothing of other models.
     """
     try:
         found = json.loads(tags[key])
     except (KeyError, ValueError, RecursionError):
-        return empty
-    return found if isinstance(found, type(empty)) else empty
+        return kind()
+    return found if isinstance(found, kind) else kind()
 
 
 def versions_of(tags: Mapping[str, str]) -> list[tuple[str, int]]:
     """Returns (name, version) of each registered version of a LoggedModel with these tags, the newest last."""
-    entries = [entry for entry in of_tag(tags, VERSIONS, []) if isinstance(entry, dict)]
+    entries = [entry for entry in of_tag(tags, VERSIONS, list) if isinstance(entry, dict)]
     return [
         (str(entry.get("name")), int(number))
         for entry in entries
@@ -180,7 +180,7 @@ def versions_of(tags: Mapping[str, str]) -> list[tuple[str, int]]:
 
 def parents_of(tags: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the model ids of the parents of a LoggedModel with these tags."""
-    return tuple(parent for parent in of_tag(tags, PARENTS, []) if isinstance(parent, str))
+    return tuple(parent for parent in of_tag(tags, PARENTS, list) if isinstance(parent, str))
 
 
 def children_of(tags: Mapping[str, str]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -188,7 +188,7 @@ def children_of(tags: Mapping[str, str]) -> list[tuple[str, Mapping[str, Any]]]:
 
     They are sorted by name, then by version, newest first.
     """
-    entries = [(key.removeprefix(CHILD), of_tag(tags, key, {})) for key in tags if key.startswith(CHILD)]
+    entries = [(key.removeprefix(CHILD), of_tag(tags, key, dict)) for key in tags if key.startswith(CHILD)]
     whole = [
         (id, entry)
         for id, entry in entries
@@ -211,11 +211,11 @@ def record_of(model: Any, *, name: str | None = None, version: int | None = None
         uri=f"models:/{model.model_id}" if version is None else f"models:/{name}/{version}",
         kind=tags.get(KIND, "imported"),
         parents=parents_of(tags),
-        datasets=tuple(filter(None, (_of_fields(DatasetInput, entry) for entry in of_tag(tags, DATASETS, [])))),
+        datasets=tuple(filter(None, (_of_fields(DatasetInput, entry) for entry in of_tag(tags, DATASETS, list)))),
         run_id=model.source_run_id,
         experiment_id=str(model.experiment_id),
         components=tuple(sorted(key.removeprefix(COMPONENT_OF) for key in tags if key.startswith(COMPONENT_OF))),
-        origin=_of_fields(Origin, of_tag(tags, ORIGIN, {})) or Origin(),
+        origin=_of_fields(Origin, of_tag(tags, ORIGIN, dict)) or Origin(),
         tensors_id=tags.get(TENSORS),
     )
 
