@@ -40,7 +40,7 @@ from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.pages.families import Families
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
-from ringmaster.text import markdown
+from ringmaster.text import markdown, storable
 
 _NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
@@ -340,11 +340,11 @@ def _dataset_inputs(datasets: Sequence[DatasetInput]) -> list[Any]:
     for dataset in datasets:
         is_shared = identities.count((dataset.name, dataset.digest)) > 1
         entity = Dataset(
-            name=f"{dataset.name} ({dataset.context})" if is_shared else dataset.name,
+            name=storable(f"{dataset.name} ({dataset.context})" if is_shared else dataset.name),
             digest=dataset.digest[:_DIGEST_LIMIT],
             source_type="local",
             source=json.dumps({"uri": dataset.source}),
             profile=json.dumps(facts) if (facts := dataset.facts()) else None,
         )
-        inputs.append(MlflowDatasetInput(entity, tags=[InputTag("mlflow.data.context", dataset.context)]))
+        inputs.append(MlflowDatasetInput(entity, tags=[InputTag("mlflow.data.context", storable(dataset.context))]))
     return inputs

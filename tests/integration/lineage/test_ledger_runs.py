@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pandas
 import pytest
 
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError, MetricPoint
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint
 from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT, valid_key
 from ringmaster.model_lineage.pages import links
 
@@ -315,6 +315,14 @@ def test_no_name_or_value_is_refused(ledger, run):
     assert len(data.params) == len(data.metrics) == len(ODD_NAMES)
     assert data.params["Genauigkeit-ä"] == "Genauigkeit-ä \\x00 \\ud800"
     assert {valid_key(name) for name in ODD_NAMES} == set(data.metrics)
+
+
+def test_data_of_any_name_are_recorded(ledger, run, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    data = [DatasetInput(name=name, digest="d", source=name, context="\0") for name in ODD_NAMES]
+    ledger.record_model("odd", run_id=run, folder=tmp_path, kind="pretrained", datasets=data)
+    names = {entry.dataset.name for entry in run_of(ledger, run).inputs.dataset_inputs}
+    assert names == {name.replace("\0", "\\x00").replace("\ud800", "\\ud800") for name in ODD_NAMES}
 
 
 def test_params_of_an_attempt_that_was_cut_off_stay(ledger):
