@@ -122,7 +122,7 @@ class LocalRun:
                 notice=current_view.get().notice,
                 lend=node_context.lend,
                 failed=failed,
-                # Trials of a sweep may fail one by one, and a batch whose jobs have begun goes on without its unfit jobs.
+                # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
                 all_or_none=self.sweep_scheduler is None and not begun,
                 share=node_context.batch.profiling_share,
             )
