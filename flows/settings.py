@@ -192,8 +192,8 @@ def most_flow_runs() -> int:
 
     if not (given := os.environ.get(MOST_FLOW_RUNS)):
         return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), LEAST_FLOW_RUNS)
-    if not (given.isdecimal() and int(given) > 0):
-        raise InputError([f"{MOST_FLOW_RUNS}={given} is not a number of flow runs. To fix: as in 8"])
+    if not (given.isdecimal() and len(given) < 10 and int(given) > 0):
+        raise InputError([f"{MOST_FLOW_RUNS}={given[:50]} is not a number of flow runs. To fix: as in 8"])
     return int(given)
 
 

@@ -59,6 +59,7 @@ class DryRun:
     folder: folder with all results as files.
     problem, plan: the planning problem and the plan; None if no job can be trained.
     faults: why jobs cannot be trained, by job.
+    unfit: the jobs whose own data, model or settings are at fault, not the devices.
     predicted: jobs that were planned with predicted step times.
     fused: a sentence about which jobs would be trained together, and what that saves.
     late: jobs whose deadlines no plan meets.
@@ -75,6 +76,7 @@ class DryRun:
     problem: Problem | None = None
     plan: Plan | None = None
     faults: Mapping[str, str]
+    unfit: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
     fused: str = ""
     late: tuple[str, ...] = ()
@@ -92,6 +94,11 @@ class DryRun:
     def is_good(self) -> bool:
         """Whether every job can be trained, and in time."""
         return not self.faults and not self.late
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every job can be trained in time, 2 for a fault in the input, 1 if devices or time are short."""
+        return 0 if self.is_good else 2 if self.unfit else 1
 
     def sentences(self) -> list[str]:
         """Returns the estimate in sentences, one a line."""
@@ -216,6 +223,7 @@ def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, s
         price_per_device_hour=batch.price_per_device_hour,
         folder=stamped_folder(settings.home() / "plans" / batch.name),
         faults=faults,
+        unfit=profiled.unfit,
         standing=standing,
     )
     if not jobs:

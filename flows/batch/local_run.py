@@ -109,9 +109,8 @@ class LocalRun:
     def profile(self) -> None:
         """Measures what is not known of the jobs. Raises InputError if jobs cannot take a step."""
         node_context, began_s = self._context.node_context, time.monotonic()
-        are_over = [
-            name for name, record in self.journal.jobs().items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)
-        ]
+        begun = self.journal.jobs()
+        are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         failed = failures_told(but=are_over)
         node_context.known.restore(self.journal.get(PASSING, {}))
         try:
@@ -123,8 +122,8 @@ class LocalRun:
                 notice=current_view.get().notice,
                 lend=node_context.lend,
                 failed=failed,
-                # Trials of a sweep may fail one by one, and a resumed batch goes on without its unfit jobs.
-                all_or_none=self.sweep_scheduler is None and not self._options.resume,
+                # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
+                all_or_none=self.sweep_scheduler is None and not begun,
                 share=node_context.batch.profiling_share,
             )
         except UnfitJobs as error:

@@ -76,9 +76,9 @@ def run(
 
     batch = load_batch(located(batch_file))
     if dry_run or ask:
-        is_good = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
+        exit_code = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
         if dry_run:
-            raise typer.Exit(0 if is_good else 1)
+            raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
@@ -90,8 +90,8 @@ def run(
     raise typer.Exit(show_result(end.result, as_json=as_json))
 
 
-def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> bool:
-    """Plans a batch and shows the plan; returns whether all of it can be trained, and in time.
+def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> int:
+    """Plans a batch and shows the plan; returns the exit code.
 
     is_result: whether that is what was asked for, and goes to stdout.
     """
@@ -106,13 +106,13 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
         found = dry_run(batch, profiles=profiles, seed=seed)
     if as_json and is_result:
         print_json(found.to_json())
-        return found.is_good
+        return found.exit_code
     page = output_console() if is_result else console
     if found.plan is not None and found.problem is not None:
         print_gantt(found.plan, found.problem, page)
     for line in found.sentences():
         page.print(line, soft_wrap=True)
-    return found.is_good
+    return found.exit_code
 
 
 @contextmanager
@@ -178,4 +178,4 @@ def profile(
         console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}")
     if as_json:
         print_json(measured.to_json())
-    raise typer.Exit(1 if measured.profiled.faults else 0)
+    raise typer.Exit(2 if measured.profiled.unfit else 1 if measured.profiled.faults else 0)

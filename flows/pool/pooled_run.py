@@ -42,7 +42,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.pool.batch_events import Position
-from ringmaster.tasks.pool.handed_over import Measurement, followed, is_cancelled, measured
+from ringmaster.tasks.pool.handed_over import BatchMeasurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission
@@ -227,7 +227,9 @@ class PooledRun:
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
         jobs = tuple(job.name for job in batch.jobs)
         self._kept_node.enter_context(
-            measured(self._run.database, Measurement(id=self._run.id, name=batch.name, jobs=jobs, flow_run=root_run()))
+            measured(
+                self._run.database, BatchMeasurement(id=self._run.id, name=batch.name, jobs=jobs, flow_run=root_run())
+            )
         )
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases
@@ -21,7 +22,7 @@ from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
 from ringmaster.flows.services.files import Service
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
 from ringmaster.flows.services.passwords import SHORTEST_PASSWORD
-from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
+from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import SLURM
 from ringmaster.techniques.interface.values import to_json
@@ -94,6 +95,10 @@ class PoolOptions:
 def faults(options: PoolOptions) -> list[str]:
     """Returns the faults of the options, found before anything starts."""
     found = options.engine.faults(has_server=options.databases.prefect is not None)
+    try:
+        most_flow_runs()  # by the environment of the workers, which would end over and over
+    except InputError as error:
+        found.extend(error.faults)
     if len(options.password) < SHORTEST_PASSWORD:
         found.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
     ports = {name: getattr(options, f"port_{name}") for name in SERVERS}

@@ -82,24 +82,23 @@ class Child:
 
 def answers(url: str) -> bool:
     """Returns whether a server is up: it answers, even if it asks for a password."""
-    try:
-        with open_directly(url, timeout_s=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except (urllib.error.URLError, OSError):
-        return False
+    status = _http_status(url)
+    return status is not None and status < 500
 
 
 def responds(url: str) -> bool:
     """Returns whether a server answers at all: one without its database, for example, says so and does not hang."""
+    return _http_status(url) is not None
+
+
+def _http_status(url: str) -> int | None:
     try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (urllib.error.URLError, OSError):
-        return False
+        with open_directly(url, timeout_s=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:  # URLError is one
+        return None
 
 
 def delay_s(num_failures: int) -> float:

@@ -221,6 +221,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     for origin, job in placed:
         found += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     found += rules.batch_findings(placed)
+    found += rules.not_finite({key: value for key, value in said.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
         found.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
     return entry, jobs, found

@@ -7,6 +7,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.field_types import (
+    MOST_AT_ONCE,
     ColumnType,
     DataKind,
     Factory,
@@ -64,10 +65,10 @@ class Data(Section):
     kwargs: Kwargs = Field(
         default={}, description="the arguments of the factory, of load_dataset, or of the kind, such as {name: en}"
     )
-    seq_len: Annotated[int, Field(ge=2)] | None = Field(
+    seq_len: Annotated[int, Field(ge=2, le=MOST_AT_ONCE)] | None = Field(
         default=None, description="the number of tokens of a text sample, such as 128"
     )
-    vocab_size: Annotated[int, Field(ge=257)] = Field(
+    vocab_size: Annotated[int, Field(ge=257, le=MOST_AT_ONCE)] = Field(
         default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
     )
     tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")

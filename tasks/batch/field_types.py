@@ -30,7 +30,12 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
 
 
-Whole = Annotated[int, Field(ge=1)]
+MOST_WHOLE = 2**31 - 1
+MOST_AT_ONCE = 2**24
+"""The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
+MOST_EPOCHS = 10**6
+
+Whole = Annotated[int, Field(ge=1, le=MOST_WHOLE)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Kwargs = dict[str, Any]

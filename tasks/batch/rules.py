@@ -35,7 +35,7 @@ PlacedJob = tuple[Callable[[Place], Place], Any]
 def job_findings(raw: Any) -> Iterator[Finding]:
     """Yields the faults between the values of one job; places are relative to the job."""
     job = _mapping(raw)
-    yield from _not_finite(job, place=())
+    yield from not_finite(job, place=())
     yield from _one_of(job, "model", _models(job), section=Model)
     yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data, unless="kind")
     yield from _files(job)
@@ -205,13 +205,14 @@ def _loss(job: Raw) -> Iterator[Finding]:
         yield Finding(("loss",), problem, "leave the adaptation out, or give another loss")
 
 
-def _not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
+def not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
+    """Yields the infinite numbers at and below a place, and those that are not a number."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _not_finite(item, place=(*place, key))
+            yield from not_finite(item, place=(*place, key))
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            yield from _not_finite(item, place=(*place, i))
+            yield from not_finite(item, place=(*place, i))
     elif isinstance(value, float) and not math.isfinite(value):
         yield Finding(place, f"must be a finite number, {got(value)}", "give a finite number")
 

@@ -16,6 +16,9 @@ from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.data_schema import Data, Dataset, Section
 from ringmaster.tasks.batch.faults import Place
 from ringmaster.tasks.batch.field_types import (
+    MOST_AT_ONCE,
+    MOST_EPOCHS,
+    MOST_WHOLE,
     AdaptationKind,
     AdapterKind,
     Attention,
@@ -234,15 +237,17 @@ class JobEntry(Section):
         default_factory=Schedule, description="the schedule, such as {name: cosine, warmup_steps: 10}"
     )
     clip_grad_norm: Positive | None = Field(default=None, description="the largest norm of the gradient, such as 1.0")
-    global_batch_size: Whole = Field(
+    global_batch_size: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = Field(
         default=job.Job.global_batch_size,
         description="the samples of one step on whatever devices, such as 16",
     )
     # The minimum depends on the adaptation: see `rules`.
-    num_steps: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
+    num_steps: Annotated[int, Field(le=MOST_WHOLE), WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
         default=None, description="the number of optimizer steps, such as 60"
     )
-    num_epochs: Positive | None = Field(default=None, description="the passes over the training data, such as 3")
+    num_epochs: Annotated[float, Field(gt=0, le=MOST_EPOCHS)] | None = Field(
+        default=None, description="the passes over the training data, such as 3"
+    )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=job.Job.seed, description="a seed such as 0")
     techniques: Annotated[list[Annotated[str, AfterValidator(references.technique)]], Field(min_length=1)] | None = (

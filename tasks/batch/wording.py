@@ -49,8 +49,9 @@ def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> F
     if kind == "missing":
         return Finding(place, "is missing", remedy)
     if kind in _OUT_OF_RANGE:
-        words, bound = _OUT_OF_RANGE[kind]
-        return Finding(place, f"{words} {context[bound]:g}, {got(value)}", remedy)
+        words, key = _OUT_OF_RANGE[kind]
+        bound = context[key]
+        return Finding(place, f"{words} {bound:{',' if isinstance(bound, int) else 'g'}}, {got(value)}", remedy)
     if kind == "too_short":
         return Finding(place, "is empty", remedy)
     if kind == "none_required":

@@ -64,7 +64,7 @@ def followed(database: Database, run: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class BatchMeasurement:
     """A batch that a process measures now. id: of the run, and of its submission. flow_run: the process's own."""
 
     id: str
@@ -75,7 +75,7 @@ class Measurement:
 
 
 @contextmanager
-def measured(database: Database, measurement: Measurement) -> Iterator[None]:
+def measured(database: Database, measurement: BatchMeasurement) -> Iterator[None]:
     """Inside the context, the pool knows that this process measures a batch."""
     facts, key = Journal(database, batch=""), f"{MEASURING}{measurement.id}"
     facts.put(key, to_json(measurement))
@@ -86,13 +86,13 @@ def measured(database: Database, measurement: Measurement) -> Iterator[None]:
             facts.remove(key)
 
 
-def measurements(database: Database) -> list[Measurement]:
+def measurements(database: Database) -> list[BatchMeasurement]:
     """Returns the batches that are being measured, and those whose process died meanwhile."""
     query = select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(MEASURING)).order_by(FACTS.c.key)
     found = []
     for value in database.read(lambda connection: connection.execute(query).scalars().all()):
         with suppress(ValueError, LookupError, TypeError):
-            found.append(from_json(Measurement, value[0]))
+            found.append(from_json(BatchMeasurement, value[0]))
     return found
 
 
@@ -115,9 +115,9 @@ def unsubmitted(database: Database) -> dict[str, str]:
     waiting = {
         request.key: request
         for request in requests
-        if request.kind == RequestKind.TRAIN and request.answer.get("flow_run") not in submitted
+        if request.kind == RequestKind.TRAIN and str(request.answer.get("flow_run")) not in submitted
     }
-    followed_runs = {request.answer.get("flow_run") for request in waiting.values()}
+    followed_runs = {str(request.answer.get("flow_run")) for request in waiting.values()}
     own = {m.id: m.name for m in measurements(database) if m.flow_run not in followed_runs | submitted}
     return {key: name_of(request) for key, request in waiting.items()} | own
 
@@ -189,7 +189,7 @@ def _jobs_of(request: Request) -> tuple[str, ...]:
     return tuple(str(job.get("name")) for job in jobs or () if isinstance(job, Mapping))
 
 
-def _measuring(database: Database, measurement: Measurement) -> Pending:
+def _measuring(database: Database, measurement: BatchMeasurement) -> Pending:
     progress = Journal(database, batch=measurement.id).get(PROGRESS, "its measurement begins")
     message = f"is being cancelled: {measurement.cancelled}" if measurement.cancelled else progress
     return Pending(

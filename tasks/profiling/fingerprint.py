@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import OF_SAMPLES, Job
+from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
 from ringmaster.techniques.interface.values import digest, set_fields, to_json
 from ringmaster.techniques.losses.registry import reward_names, source_of
 from ringmaster.techniques.metrics.registry import installed_metric
@@ -23,11 +23,12 @@ DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_
 LIBRARIES = ("torch", "transformers")
 # A fact that release 0.1 recorded, with the value of almost all models: profiles that it measured stay valid.
 OF_0_1 = {"has_batch_statistics": False}
-SAME_COST = OF_SAMPLES | {
-    *("name", "base", "seed", "num_steps", "num_epochs", "techniques", "num_devices", "components", "schedule"),
-    *("optimizer.lr", "evaluation.every_steps"),
-    *(f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")),
-}
+SAME_COST = (
+    OF_SAMPLES
+    | BESIDE_ONE_STEP
+    | {"techniques", "num_devices", "components"}
+    | {f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")}
+)
 """The fields of a job that cost no time; every other field is counted, also one that is added later."""
 COUNTED_SINCE_0_1 = frozenset(
     {

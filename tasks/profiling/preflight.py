@@ -12,10 +12,10 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import EvaluationSpec, ScheduleSpec
+from ringmaster.techniques.interface.job import BESIDE_ONE_STEP
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed
@@ -121,24 +121,14 @@ def run_preflight(
 def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:
     """Returns a key that is equal for jobs of which an inspection finds the same.
 
-    All of the job counts but what neither its data, its tiny step nor its options depend on. The data counts by its
-    spec: the same path at two moments is one inspection, two paths are two.
+    All of the job counts but `BESIDE_ONE_STEP`, and the size of a clipped gradient. The data counts by its spec: the
+    same path at two moments is one inspection, two paths are two.
+
+    weights: the folders of models that jobs adapt, as in `PreflightOrder.weights`.
     """
-    return digest(
-        replace(
-            job,
-            name="",
-            seed=0,
-            base=job.base if job.base in weights else job.base and "base",
-            optimizer=replace(job.optimizer, lr=1e-3),
-            schedule=ScheduleSpec(),
-            clip_grad_norm=job.clip_grad_norm and 1.0,
-            num_steps=int(job.trains),
-            num_epochs=None,
-            evaluation=EvaluationSpec(metrics=job.evaluation.metrics),
-        ),
-        length=32,
-    )
+    job_spec = replace(job, clip_grad_norm=job.clip_grad_norm and 1.0)
+    base = job.base and weights.get(job.name, "a job of the batch")
+    return digest([set_fields(job_spec, but=BESIDE_ONE_STEP), job.trains, base], length=32)
 
 
 def _foreign_tokens(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list[tuple[str, str]]:

@@ -50,6 +50,11 @@ class Profiled:
     faults: Mapping[str, str] = field(default_factory=dict)
     num_trials: int = 0
 
+    @property
+    def unfit(self) -> tuple[str, ...]:
+        """The jobs that cannot take a step, whatever the devices: their data, model or settings are at fault."""
+        return tuple(job for job in self.faults if job not in self.preflights)
+
     def refused(self, job: str) -> list[dict[str, Any]]:
         """Returns the options of a job that were refused before any trial, and why, as JSON forms of Refusal."""
         preflight = self.preflights.get(job)

@@ -51,11 +51,18 @@ OF_SAMPLES = frozenset(
     )
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
-BESIDE_MODEL_AND_LOSS = OF_SAMPLES | {
-    *("name", "base", "seed", "num_steps", "num_epochs", "techniques", "num_devices", "components", "schedule"),
-    *("optimizer", "clip_grad_norm", "global_batch_size", "communication", "compile", "exact", "adapter", "freeze"),
-    *("adaptation", "evaluation.every_steps", "evaluation.max_batches"),
-}
+BESIDE_ONE_STEP = frozenset(
+    ("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "evaluation.every_steps")
+)
+"""The fields of a job on which neither what a step needs nor what it costs depends."""
+BESIDE_MODEL_AND_LOSS = (
+    OF_SAMPLES
+    | BESIDE_ONE_STEP
+    | {
+        *("techniques", "num_devices", "components", "optimizer", "clip_grad_norm", "global_batch_size"),
+        *("communication", "compile", "exact", "adapter", "freeze", "adaptation", "evaluation.max_batches"),
+    }
+)
 """The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
 
 

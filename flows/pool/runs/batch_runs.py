@@ -30,7 +30,7 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, Measurement, measurements, name_of
+from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, BatchMeasurement, measurements, name_of
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, Silences
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
@@ -122,6 +122,8 @@ class BatchRuns:
         except Exception as error:
             logger.exception("batch %s cannot be started or followed", name_of(request))
             self._count_failure(request, error)
+        else:
+            self._failures.pop(request.id, None)
 
     def _count_failure(self, request: Request, error: Exception) -> None:
         self._failures[request.id] += 1
@@ -158,19 +160,22 @@ class BatchRuns:
         standing = {*self._submissions.active().values()}
         for request in granted:
             if (run := runs.get(request.id)) is not None:
-                is_standing = str(run.id) in standing
-                if (why := request.content.get(CANCELLED)) and not is_standing:
-                    self._cancel(client, run, str(why))
-                self._judge(client, request, run, is_silent=request.id in silent, is_standing=is_standing)
-            else:  # Prefect has lost it: the open request gets a new one
-                logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
-                attempt = int(request.answer.get("attempt", 1)) + 1
-                self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
+                is_silent, is_standing = request.id in silent, str(run.id) in standing
+                act = partial(self._judge, client, request, run, is_silent=is_silent, is_standing=is_standing)
+            else:
+                act = partial(self._begin_again, request)
+            self._handle(request, act)
 
-    def _look_at(self, client: SyncPrefectClient, measurement: Measurement) -> None:
+    def _begin_again(self, request: Request) -> None:
+        """Opens the request of a batch whose flow run Prefect has lost, so that it gets another one."""
+        logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
+        attempt = int(request.answer.get("attempt", 1)) + 1
+        self._requests.answer(request.id, status=RequestStatus.OPEN, answer={"attempt": attempt})
+
+    def _look_at(self, client: SyncPrefectClient, measurement: BatchMeasurement) -> None:
         """Cancels the run of a batch that is cancelled while it is measured; forgets a run that has ended."""
         try:
-            run = client.read_flow_run(UUID(measurement.flow_run))
+            run = client.read_flow_run(UUID(str(measurement.flow_run)))
         except (ObjectNotFound, ValueError):
             run = None
         if run is None or (run.state is not None and run.state.is_final()):
@@ -194,6 +199,8 @@ class BatchRuns:
     ) -> None:
         if (state := run.state) is None:
             return
+        if (why := request.content.get(CANCELLED)) and not is_standing:
+            self._cancel(client, run, str(why))
         has_crashed_too_often = run.run_count >= MOST_RUNS and not is_standing
         if state.is_final() and (state.type != StateType.CRASHED or has_crashed_too_often):
             status = RequestStatus.DONE if state.type == StateType.COMPLETED else RequestStatus.REFUSED

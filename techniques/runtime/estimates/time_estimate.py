@@ -122,6 +122,8 @@ class Estimator:
         """The state and, if all of them are stored, most of the activations that one device alone would have."""
         state = technique.estimate_memory(self._job, shape, config, self._facts) + self._beside_bytes(config)
         state += self._reference_bytes
+        if state > shape.memory_bytes:
+            return state  # too large already: no step of such a model is run, not even on meta tensors
         if config.get("recompute") != "none" or "micro_batch" not in config or self._outline is None:
             return state
         return state + int(SURELY_KEPT * self._activations(technique, config, shape))

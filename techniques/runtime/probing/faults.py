@@ -37,7 +37,7 @@ def explained(what: str, remedy: str) -> Iterator[None]:
         yield
     except StepFault:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's function may end its process: other jobs are inspected there
         said = " ".join(str(error).split())
         if isinstance(error, ValueError) and "To fix:" in said:
             raise StepFault([said]) from error

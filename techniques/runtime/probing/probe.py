@@ -67,6 +67,8 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
     Raises StepFault if the model, the data, the loss or a metric does not work.
     """
 
+    with explained("a function of the job cannot be imported", "correct its module, or install what that imports"):
+        source_states(job)
     if reason := why_never_packed(job) or why_tokens_are_foreign(job, data):
         raise StepFault([reason])
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +35,16 @@ PRELOAD = (
 )
 START_TIMEOUT_S = 300.0
 IDLE_AFTER_S = 600.0  # without workers, after which a server that starts when it is needed ends, for its memory
+
+
+@contextlib.contextmanager
+def _address_of(path: Path) -> Iterator[str]:
+    """Yields the address of a socket: it has at most 107 characters, and a temporary folder's path may have more."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 class ForkServerClient:
@@ -75,7 +85,8 @@ class ForkServerClient:
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(str(self._socket_path))
+            with _address_of(self._socket_path) as address:
+                connection.connect(address)
         except OSError:  # the server has just ended
             connection.close()
             raise
@@ -116,8 +127,7 @@ class ForkServer(ForkServerClient):
     def start_when_needed(self, *, link: Path) -> None:
         """Has the server start once it is connected to, and end after a while without workers.
 
-        link: a link to the server's socket, by which other processes of this machine find it. (The path of a socket
-            has at most 107 characters.)
+        link: a link to the server's socket, by which other processes of this machine find it.
         """
         self._listener = self._listen()
         link.unlink(missing_ok=True)
@@ -164,7 +174,8 @@ class ForkServer(ForkServerClient):
     def _listen(self) -> socket.socket:
         self._socket_path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self._socket_path))
+        with _address_of(self._socket_path) as address:
+            listener.bind(address)
         listener.listen(64)
         return listener
 

@@ -30,11 +30,17 @@ def profile(step_s, source="measured"):
     return Profile(technique="single", num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, source=source)
 
 
-def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, standing=0, **batch):
+def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, standing=0, unfit=(), **batch):
+    """The dry run of a batch. unfit: the jobs that cannot take a step; the others have a preflight."""
     monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
     asked = Batch(name="nightly", jobs=tuple(jobs), folder=Path(), text="", **batch)
     profiled = Profiled(
-        jobs=tuple(jobs), preflights={}, profiles=profiles, groups=groups or {}, faults=faults or {}, num_trials=3
+        jobs=tuple(jobs),
+        preflights={each.name: None for each in jobs if each.name not in unfit},
+        profiles=profiles,
+        groups=groups or {},
+        faults=faults or {},
+        num_trials=3,
     )
     return rooms._planned(asked, profiled, CLUSTER, seed=0, standing=standing)
 
@@ -138,6 +144,25 @@ def test_jobs_that_cannot_be_trained_are_told_with_those_that_adapt_them(tmp_pat
     assert found.faults == {"a": "too large", "b": "its base a has failed"}
     assert [each.id for each in found.problem.jobs] == ["c"]
     assert found.to_json()["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("asked", "exit_code"),
+    [
+        ({}, 0),
+        ({"faults": {"a": "its data has no rows"}, "unfit": ("a",)}, 2),
+        ({"faults": {"a": "needs 90 GiB of 80 a device"}}, 1),
+        ({"deadlines_s": {"b": 5.0}}, 1),
+        ({"faults": {"a": "its data has no rows"}, "unfit": ("a",), "deadlines_s": {"b": 5.0}}, 2),
+    ],
+    ids=str,
+)
+def test_a_fault_of_a_job_is_one_of_the_input_and_a_lack_of_devices_or_time_is_none(
+    tmp_path, monkeypatch, asked, exit_code
+):
+    profiles = {name: (profile(1.0),) for name in ("a", "b") if name not in asked.get("faults", {})}
+    found = planned(tmp_path, monkeypatch, jobs=[job("a"), job("b")], profiles=profiles, **asked)
+    assert found.exit_code == exit_code
 
 
 def test_which_jobs_would_be_trained_together_is_told_with_what_that_saves(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringmaster.flows.process.proxies import bypass_proxies
+from ringmaster.flows.services import supervisor
 
 NAMES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 ODD = [
@@ -89,6 +90,15 @@ def test_no_client_reaches_loopback_through_a_proxy(environment, listening, name
         for client in clients:
             client(f"http://{host}:{server.server_address[1]}/")
     assert (proxy.num_requests, server.num_requests) == (0, 2 * len(clients))
+
+
+def test_the_supervisor_asks_its_services_whatever_the_proxies_are(environment, listening):
+    proxy, server = listening(), listening()
+    environment.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_address[1]}")
+    url = f"http://127.0.0.1:{server.server_address[1]}/"
+    assert supervisor.answers(url)
+    assert supervisor.responds(url)
+    assert (proxy.num_requests, server.num_requests) == (0, 2)
 
 
 def test_other_hosts_still_go_through_the_proxy(environment, listening):

@@ -73,6 +73,15 @@ def test_jobs_that_differ_in_nothing_that_is_inspected_are_inspected_once(prepar
     assert all(name == each.job for name, each in found.items())
 
 
+def test_jobs_with_other_bases_are_inspected_each():
+    """The weights of each base are compared with the model; those of a job of the batch are not there yet."""
+    jobs = [job(name, base=f"models:/{name}@champion") for name in ("a", "b", "c")]
+    weights = {"a": "/cache/one", "b": "/cache/two", "c": "/cache/one"}
+    a, b, c = (stage.inspection_key(each, weights=weights) for each in jobs)
+    assert a == c != b
+    assert a != stage.inspection_key(jobs[0], weights={}) != stage.inspection_key(job("a"), weights={})
+
+
 def test_text_without_a_kind_is_shown_before_planning(prepared):
     text = replace(job("text"), data=DataSpec(path="prose.txt", seq_len=8))
     found = stage.data_lines([text], {"text": replace(preflight(text), data=prepared("prose", "ab"))})

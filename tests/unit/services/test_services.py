@@ -12,6 +12,7 @@ from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
 from ringmaster.flows.services.needed import PoolOptions, compose, faults, mlflow_logging_file, prefect_logging_file
+from ringmaster.flows.settings import MOST_FLOW_RUNS
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"
@@ -58,6 +59,14 @@ def test_loopback(host):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "node7.example.org"])
 def test_other_machines_reach_any_other_address(host):
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "2.5", "eight", " ", "²", "9" * 5000])
+def test_a_limit_of_flow_runs_that_is_no_number_is_refused_before_anything_starts(options, monkeypatch, given):
+    monkeypatch.setenv(MOST_FLOW_RUNS, given)
+    (fault,) = faults(options)
+    assert "is not a number of flow runs. To fix: as in 8" in fault
+    assert len(fault) < 200
 
 
 def test_faults_are_told_all_at_once(options):

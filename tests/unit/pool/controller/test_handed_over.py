@@ -19,7 +19,7 @@ from ringmaster.flows.pool.runs import batch_runs
 from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, BatchRuns
 from ringmaster.tasks.pool.handed_over import (
     PROGRESS,
-    Measurement,
+    BatchMeasurement,
     followed,
     hand_over,
     is_cancelled,
@@ -264,7 +264,7 @@ def test_a_batch_that_waits_for_its_run_is_cancelled_and_gets_none(database, pre
 def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, bench, cancel, state, then):
     bench.look()
     bench.run().state = state
-    measurement = Measurement(id="nightly-7", name="nightly", jobs=("a", "b"), flow_run=str(bench.run().id))
+    measurement = BatchMeasurement(id="nightly-7", name="nightly", jobs=("a", "b"), flow_run=str(bench.run().id))
     with measured(database, measurement):
         Journal(database, batch="nightly-7").put(PROGRESS, "inspecting b (inspected: 1 of 2 jobs)")
         (row,) = pending(database)
@@ -298,7 +298,7 @@ def test_a_batch_that_a_command_measures_is_cancelled_by_its_id_and_forgotten_wi
     runs = BatchRuns(database, silent_s=SILENT_S, clock=Clock())
     run = prefect.create_flow_run_from_deployment("of a command", parameters={}, idempotency_key="own")
     run.state = Running()
-    measurement = Measurement(id="own-1", name="own", jobs=("a",), flow_run=str(run.id))
+    measurement = BatchMeasurement(id="own-1", name="own", jobs=("a",), flow_run=str(run.id))
     with measured(database, measurement):
         runs.look()
         assert [(each.run, each.jobs, each.status) for each in pending(database)] == [("own-1", ("a",), "measuring")]
@@ -342,6 +342,19 @@ def test_a_batch_whose_row_is_damaged_is_refused_and_the_next_one_starts(
     assert bench.requests.read(number).status == RequestStatus.GRANTED
     assert request.status in (RequestStatus.REFUSED, RequestStatus.GRANTED)
     assert {each.name for each in pending(database)} >= {"next"}
+
+
+def test_a_batch_that_cannot_be_followed_holds_up_no_other(bench, tmp_path):
+    number = hand_over(bench.requests, {**BATCH, "name": "next"}, file=tmp_path / "next.json")
+    bench.look()
+    bench.requests.answer(bench.number, status=RequestStatus.GRANTED, answer={"flow_run": None, "attempt": "many"})
+    bench.run().state = Failed(message="its data is missing")
+    for _ in range(3):
+        bench.patiently()
+        bench.clock.now_s += 10.0
+    assert bench.requests.read(bench.number).status == RequestStatus.REFUSED
+    assert bench.requests.read(number).status == RequestStatus.REFUSED
+    assert "its data is missing" in bench.requests.read(number).answer["message"]
 
 
 def test_what_prefect_refuses_holds_up_no_other_batch(prefect, bench, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The probe, a tiny step of a job: its errors with remedies, and its findings on dividing the job's batch."""
 
 import shutil
+import sys
 from dataclasses import replace
 
 import datasets
@@ -98,6 +99,40 @@ def surveyed(tmp_path):
 def test_what_would_fail_later_is_refused_with_a_remedy(surveyed, of, data, fault):
     with pytest.raises(StepFault, match=fault):
         surveyed(of, data)
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def build(*_, **__):\n    raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+@pytest.mark.parametrize("where", ["model", "data", "loss"])
+def test_a_function_that_cannot_be_imported_or_ends_its_process_is_a_fault_of_its_job(
+    surveyed, tmp_path, monkeypatch, body, cause, where
+):
+    (tmp_path / "faulty.py").write_text(f"{body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    faulty = "faulty:build"
+    of = ModelSpec(factory=faulty) if where == "model" else BERT
+    data = DataSpec(factory=faulty) if where == "data" else made("classes")
+    with pytest.raises(StepFault, match=rf"{cause}\. To fix: correct "):
+        surveyed(of, data, **({"loss": faulty} if where == "loss" else {}))
+    sys.modules.pop("faulty", None)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"version": "1.0", "model": {}}', '{"version": "1.0", "mod', "[]"])
+def test_a_tokenizer_of_damaged_files_is_told_as_one(surveyed, prose, tmp_path, content):
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(content)
+    settings = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(StepFault, match=r"tokenizer '.*' cannot be loaded: .* To fix: give a folder that save_pretr"):
+        surveyed(LLAMA, replace(prose, tokenizer=str(tmp_path / "tokenizer")))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Scratch folders are removed with their owner. Only folders whose process provably ended are removed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques.runtime.processes import scratch
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
 from ringmaster.techniques.runtime.processes.scratch import OWNER, ScratchFolder, remove_stale
 
 OWNS = """
@@ -96,3 +97,12 @@ def test_a_fork_server_that_is_still_being_started_is_ended_at_once_with_its_fol
     thread.join()
     assert ends and starting.returncode == -signal.SIGKILL
     assert names(temporary) == []
+
+
+def test_a_fork_server_listens_in_a_temporary_folder_of_any_length(tmp_path, monkeypatch):
+    (tmp_path / ("x" * 120)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 120)))
+    server = ForkServer()
+    with contextlib.closing(server), server._listen() as listener:
+        ForkServerClient(server._socket_path)._connect().close()
+        listener.accept()[0].close()
