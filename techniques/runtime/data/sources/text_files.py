@@ -91,7 +91,6 @@ def _content(row: Any, where: str, *, column: str) -> Content:
     """The text or the token ids of a row."""
     content = row.get(column, row.get("input_ids")) if isinstance(row, Mapping) else None
     if isinstance(content, str):
-        _check_encodable(content, where)
         return content
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
         return content
@@ -104,11 +103,3 @@ def _content(row: Any, where: str, *, column: str) -> Content:
     read = column if column in row else "input_ids"
     found = "it is null" if content is None else f"it is of type {type(content).__name__}"
     raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")
-
-
-def _check_encodable(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        what = f"has half of a surrogate pair, {text[error.start]!r}, which is no character"
-        raise ValueError(f"{where} {what}. To fix: write its text as UTF-8") from error

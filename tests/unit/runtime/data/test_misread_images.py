@@ -183,6 +183,17 @@ def test_images_of_a_class_at_any_depth_are_read(folder):
     assert prepared_of(folder).labels == ("cat", "dog", "owl")
 
 
+def test_folders_of_one_name_are_told_to_be_one_class(folder):
+    kind = "image-classification"
+    assert "one class" not in prepared_of(folder).summary(kind)
+    for number, name in enumerate(("wolf/2021", "fox/2021", "fox/2022")):
+        (folder / name).mkdir(parents=True)
+        picture(number + 7).save(folder / name / "x.png")
+    said = prepared_of(folder).summary(kind)
+    assert "folders of one name are one class: fox/2021 and wolf/2021 as 2021" in said
+    assert "2022," not in said.partition("folders of one name")[2]
+
+
 @pytest.mark.parametrize("suffix", ["tif", "TIFF", "gif"])
 def test_other_endings_of_images_are_read(folder, suffix):
     (folder / "bird").mkdir()
