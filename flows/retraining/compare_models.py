@@ -157,7 +157,13 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
     others = [job for job in compared.values() if job is not None]
     node_context, notice = run.node_context, current_view.get().notice
     preflights, faults = (
-        preflight_jobs(others, environment=node_context.environment, cluster=node_context.cluster, notice=notice)
+        preflight_jobs(
+            others,
+            environment=node_context.environment,
+            cluster=node_context.cluster,
+            notice=notice,
+            evaluated=[job.name for job in others],
+        )
         if others
         else ({}, {})
     )
