@@ -341,7 +341,10 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             first = reader.line_num + 1
             for values in reader:
                 is_spaced = spaced[-1] >= first
-                if is_spaced and len(values) == len(names) and any(map(_is_quoted_after_space, values)):
+                if values[-1:] == names[-1:] and [values[0].removeprefix(BYTE_ORDER_MARK), *values[1:]] == names:
+                    what = "repeats the header, as where files were joined"
+                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, "remove the line")
+                elif is_spaced and len(values) == len(names) and any(map(_is_quoted_after_space, values)):
                     place = f"{path}, line {reader.line_num}"
                     yield reader.line_num, RowFault(place, "has a space before a quote", _naming(path, SPACE_REMEDY))
                 elif len(values) == len(names):
@@ -372,7 +375,8 @@ def _csv_lines(lines: Iterable[tuple[int, str]], path: str, spaced: list[int]) -
         if is_header and line.strip():
             _check_separator(line.strip(), path)
             is_header = False
-        if ' "' in line and _QUOTE_AFTER_SPACE.search(line):
+        # A search of every line would take as long as all else.
+        if (', "' in line or '  "' in line or line[0] == " ") and _QUOTE_AFTER_SPACE.search(line):
             spaced.append(number)
         yield line
 

@@ -71,7 +71,7 @@ def test_rows_inside_the_last_value_are_refused(csv_file):
 @pytest.mark.parametrize(
     "changed",
     [
-        {5: 'words, "pos"'}, {5: ' "words",pos'}, {5: ' "many, words",pos'}, {5: 'words, "pos', 6: 'words",neg'},
+        {5: 'words, "pos"'}, {5: 'words,  "pos"'}, {5: ' "words",pos'}, {5: ' "many, words",pos'}, {5: 'words, "pos', 6: 'words",neg'},
         {1: 'text, "label"'},
     ],
 )  # fmt: skip
@@ -87,6 +87,12 @@ def test_quotes_behind_spaces_are_refused(csv_file, changed):
 def test_quotes_inside_values_are_read(csv_file, text):
     wanted, label = next(csv.reader([f"{text},pos"]))
     assert {"text": wanted, "label": label} in rows_of(csv_file({5: f"{text},pos"}))
+
+
+@pytest.mark.parametrize("mark", ["", codecs.BOM_UTF8.decode()])
+def test_a_header_inside_a_file_is_refused(csv_file, mark):
+    said = fault_of(csv_file({30: f"{mark}text,label"}))
+    assert "d.csv, line 30 repeats the header, as where files were joined. To fix: remove the line" in said
 
 
 @pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
