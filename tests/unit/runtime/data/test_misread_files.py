@@ -71,8 +71,8 @@ def test_rows_inside_the_last_value_are_refused(csv_file):
 @pytest.mark.parametrize(
     "changed",
     [
-        {5: 'words, "pos"'}, {5: 'words,  "pos"'}, {5: ' "words",pos'}, {5: ' "many, words",pos'}, {5: 'words, "pos', 6: 'words",neg'},
-        {1: 'text, "label"'},
+        {5: 'words, "pos"'}, {5: 'words,  "pos"'}, {5: ' "words",pos'}, {5: ' "many, words",pos'},
+        {5: 'words, "pos', 6: 'words",neg'}, {1: 'text, "label"'},
     ],
 )  # fmt: skip
 def test_quotes_behind_spaces_are_refused(csv_file, changed):
