@@ -26,7 +26,7 @@ from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.training_faults import with_leaks
 
 PROCESSOR = "preprocessor_config.json"
-SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval"})
+SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
 
 
 class ImageClassification(RowSource):
@@ -179,8 +179,8 @@ def _check_folders(found: Matched) -> None:
     if stray := [name for name in found.names if PurePosixPath(name).parent in mixed]:
         shown = ", ".join(map(found.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
         raise ValueError(
-            f"{len(stray)} images lie beside folders of images, where the class of an image is the folder that it lies "
-            f"in: {shown}. To fix: move all images of a class into one folder, or remove them"
+            f"{'1 image lies' if len(stray) == 1 else f'{len(stray)} images lie'} beside folders of images, where the "
+            f"class of an image is the folder that it lies in: {shown}. To fix: move all images of a class into one folder, or remove them"
         )
 
 

@@ -155,7 +155,7 @@ def test_images_that_are_cut_off_or_too_large_are_refused(folder, is_table, monk
 
 
 def test_hidden_folders_are_no_classes(folder):
-    for name in (".ipynb_checkpoints", "__MACOSX/cat", "cat/.thumbs"):
+    for name in (".ipynb_checkpoints", "__MACOSX/cat", "cat/.thumbs", "@eaDir", "dog/$RECYCLE.BIN"):
         (folder / name).mkdir(parents=True)
         picture().save(folder / name / "x.png")
     prepared = prepared_of(folder)
