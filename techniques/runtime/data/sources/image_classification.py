@@ -178,9 +178,10 @@ def _check_folders(found: Matched) -> None:
     mixed = folders & {above for folder in folders for above in folder.parents}
     if stray := [name for name in found.names if PurePosixPath(name).parent in mixed]:
         shown = ", ".join(map(found.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
+        number = "1 image lies" if len(stray) == 1 else f"{len(stray)} images lie"
         raise ValueError(
-            f"{'1 image lies' if len(stray) == 1 else f'{len(stray)} images lie'} beside folders of images, where the "
-            f"class of an image is the folder that it lies in: {shown}. To fix: move all images of a class into one folder, or remove them"
+            f"{number} beside folders of images, where the class of an image is the folder that it lies in: {shown}. "
+            "To fix: move all images of a class into one folder, or remove them"
         )
 
 
