@@ -31,7 +31,8 @@ COMPRESSIONS = {
 OTHER_SUFFIXES = {
     ".json": f"set format to jsonl if each line is an object; or {ARRAY_REMEDY}",
     **{ending: f"decompress it: {command} FILE > OTHER" for ending, (_, command) in COMPRESSIONS.items()},
-    **dict.fromkeys((".tsv", ".tab", ".xls", ".xlsx", ".ods"), TABLE_REMEDY),
+    **dict.fromkeys((".tsv", ".tab"), f"{TABLE_REMEDY}: pandas.read_csv('FILE', sep='\\t').to_csv(OTHER, index=False)"),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), TABLE_REMEDY),
 }
 """Endings of files that are not read, and what makes them files that are."""
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
