@@ -182,7 +182,7 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
                 job=job,
                 data=data,
                 is_whole=model.compares_on_all,
-                trained_on=trained_on if model.compares_on_all else None,
+                trained_on=trained_on,
                 candidate=candidate,
                 candidate_dir=folders[name],
                 champion_dir=checks[name].champion_dir,
