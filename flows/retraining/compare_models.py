@@ -157,7 +157,13 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
     others = [job for job in compared.values() if job is not None]
     node_context, notice = run.node_context, current_view.get().notice
     preflights, faults = (
-        preflight_jobs(others, environment=node_context.environment, cluster=node_context.cluster, notice=notice)
+        preflight_jobs(
+            others,
+            environment=node_context.environment,
+            cluster=node_context.cluster,
+            notice=notice,
+            evaluated=[job.name for job in others],
+        )
         if others
         else ({}, {})
     )
@@ -176,7 +182,7 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
                 job=job,
                 data=data,
                 is_whole=model.compares_on_all,
-                trained_on=trained_on if model.compares_on_all else None,
+                trained_on=trained_on,
                 candidate=candidate,
                 candidate_dir=folders[name],
                 champion_dir=checks[name].champion_dir,

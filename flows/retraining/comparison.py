@@ -32,7 +32,7 @@ class Rival:
     job: the job with the data to compare on.
     data: the JSON form of prepared data; None if it cannot be read.
     is_whole: whether all rows of the data are compared on, as no model is trained on it; else its held-out part.
-    trained_on: the data of the candidate, whose rows are left out of data that is compared on as a whole.
+    trained_on: the data of the candidate, whose rows are left out of other data; None for the candidate's own.
     candidate, candidate_dir: record and files of the candidate.
     champion_dir: files of the champion; None if the candidate is the first one.
     fault: why the data cannot be read.
@@ -89,6 +89,7 @@ def _judged(
     """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""
     rule = policy or PLAIN_RULE
     metric = rule.metric or rival.metric
+    max_rows = rule.max_rows if policy is None or rival.is_whole else policy.num_rows
     environment = replace(environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(rule.folder)])))
     found: list[Examined] = [
         examine_task(
@@ -99,7 +100,7 @@ def _judged(
             data=data,
             suite=suite,
             metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
-            max_rows=rule.max_rows if policy is None or rival.is_whole else policy.num_rows,
+            max_rows=max_rows,
             is_whole=rival.is_whole,
             trained_on=rival.trained_on,
             environment=environment,
@@ -113,13 +114,15 @@ def _judged(
     for examined in found:
         recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
     decision = decide_by(rule, found, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
-    return Judged(decision=decision, notes=tuple(_left_out(rival, data, found[0].num_rows, max_rows=rule.max_rows)))
+    return Judged(decision=decision, notes=tuple(_left_out(rival, data, found[0].num_rows, max_rows=max_rows)))
 
 
 def _left_out(rival: Rival, data: Mapping[str, Any], num_rows: int, *, max_rows: int | None) -> Sequence[str]:
     """Returns a note on the rows that are not compared on, as the candidate is trained on them."""
-    every = data["num_samples"] + data["num_held_out"]
-    if not rival.is_whole or not num_rows or num_rows >= min(every, max_rows or every):
+    every = data["num_held_out"] + (data["num_samples"] if rival.is_whole else 0)
+    if max_rows is None and not rival.is_whole:
+        max_rows = rival.job.evaluation.max_batches * rival.job.global_batch_size
+    if rival.trained_on is None or not num_rows or num_rows >= min(every, max_rows or every):
         return ()
     return (
         f"{every - num_rows} of the {every} rows of compare_on are trained on too, and were left out of the comparison",

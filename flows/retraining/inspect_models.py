@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str
             if isinstance(error, LedgerError) and error.may_pass:
                 raise  # nothing is wrong with the model: the run resumes when it is called again
             found[model.name] = replace(check, fault=str(error))
-    jobs = [job for check in found.values() if not check.fault for job in check.model.jobs]
-    preflights, faults = ({}, {}) if not jobs else _preflighted(run, jobs)
+    models = [check.model for check in found.values() if not check.fault]
+    preflights, faults = ({}, {}) if not models else _preflighted(run, models)
     data = {name: preflight.data for name, preflight in preflights.items()}
     return {name: check if check.fault else _decided(run, check, data, faults) for name, check in found.items()}
 
@@ -112,10 +112,14 @@ def _frozen(run: RetrainingRun, check: Checked) -> Checked:
     return replace(check, model=with_tokenizer_of(folder, model), champion_dir=folder, files=frozen.files)
 
 
-def _preflighted(run: RetrainingRun, jobs: list[Job]) -> tuple[dict[str, Any], dict[str, str]]:
+def _preflighted(run: RetrainingRun, models: Sequence[ProductionModel]) -> tuple[dict[str, Any], dict[str, str]]:
     node_context = run.node_context
     return preflight_jobs(
-        jobs, environment=node_context.environment, cluster=node_context.cluster, notice=current_view.get().notice
+        [job for model in models for job in model.jobs],
+        environment=node_context.environment,
+        cluster=node_context.cluster,
+        notice=current_view.get().notice,
+        evaluated=[job.name for model in models for job in model.jobs if job is not model.job],
     )
 
 

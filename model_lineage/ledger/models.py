@@ -70,8 +70,9 @@ class Models(Families):
         metrics: also logged on the run, from which MLflow takes a model's metrics; finite values only.
         origin: further facts about how the model was made.
 
-        A run has one model of a name: recording it again returns the existing record. Raises LedgerError, before
-        anything is recorded, if the kind is unknown, or the folder or a parent does not exist.
+        A run has one model of a name: recording it again returns the existing record, with parents that it lacked.
+        Raises LedgerError, before anything is recorded, if the kind is unknown, or the folder or a parent does not
+        exist.
         """
         if kind not in ADAPTATION_KINDS:
             raise LedgerError(f"{kind!r} is no kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}")
@@ -83,15 +84,18 @@ class Models(Families):
         model = self._made_by(run_id, name)
         if model is not None and model.model_id in [parent.model_id for parent in parent_records]:
             raise LedgerError(f"{name} cannot be its own parent. To fix: name the model that it was made from")
+        tags = {
+            KIND: kind,
+            NAME: name,
+            PARENTS: json.dumps([parent.model_id for parent in parent_records]),
+            DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
+            ORIGIN: origin_text(origin),
+        }
         if model is None:
-            tags = {
-                KIND: kind,
-                NAME: name,
-                PARENTS: json.dumps([parent.model_id for parent in parent_records]),
-                DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
-                ORIGIN: origin_text(origin),
-            }
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
+        elif len(json.loads(model.tags[PARENTS])) < len(parent_records):  # some could not be recorded then
+            self.client.set_logged_model_tags(model.model_id, tags)
+            model = self.client.get_logged_model(model.model_id)
         if model.status != "READY":
             self.client.log_model_artifacts(model.model_id, str(folder))
             _close_to_others(model.artifact_location)

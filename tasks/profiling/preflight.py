@@ -52,6 +52,7 @@ def preflight_jobs(
     cluster: Cluster,
     notice: Notice,
     shapes: Sequence[GangShape] | None = None,
+    evaluated: Sequence[str] = (),
     failed: Failed = untold,
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
@@ -60,6 +61,7 @@ def preflight_jobs(
     process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
 
     shapes: the shapes of gangs; by default the first n devices of one node, for every n.
+    evaluated: the names of jobs whose data is only evaluated on.
     """
     node = cluster.nodes[0]
     order = PreflightOrder(
@@ -70,6 +72,7 @@ def preflight_jobs(
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
         import_paths=environment.import_paths,
         weights={name: str(folder) for name, folder in environment.weights.items()},
+        evaluated=tuple(evaluated),
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
         gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )
@@ -83,9 +86,10 @@ def run_preflight(
     Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
     preflights: dict[str, Preflight] = {}
     faults: dict[str, str] = {}
-    alike: dict[str, list[str]] = {}
+    alike: dict[tuple[str, bool], list[str]] = {}
     for each in order.jobs:
-        alike.setdefault(inspection_key(each, weights=order.weights), []).append(each.name)
+        key = inspection_key(each, weights=order.weights), each.name in order.evaluated
+        alike.setdefault(key, []).append(each.name)
     names_of = {names[0]: names for names in alike.values()}  # by the job that is inspected for all of them
 
     def fail(job: str, why: str) -> None:

@@ -51,7 +51,7 @@ def decide_by(
     if whole is None:
         reasons.append(f"its {metric} is not known")
     elif not math.isfinite(whole.value):
-        reasons.append(f"its {metric} is {whole.value}")
+        reasons.append(f"its {metric} is {whole.value} on {_rows(whole)}")
     elif not is_first:
         reasons += _against_champion(policy, whole, min_gain=max(min_gain, policy.min_gain))
         reasons += [_on_slice(line) for line in lines if _loses(policy, line)]
@@ -69,11 +69,10 @@ def comparison(line: Measured) -> str:
 
     It has the number of rows, and the interval that contains the true difference with the probability `line.level`.
     """
-    rows = "1 row" if line.num_rows == 1 else f"{line.num_rows} rows"
     if line.other is None:
         interval = _interval(line, f"{line.low:.4g} to {line.high:.4g}", (line.low, line.high))
-        return f"the first one, with {line.metric} {line.value:.4g}{interval} on {rows}"
-    figures = f"on {rows}: {line.metric} {line.value:.4g} against {line.other:.4g}"
+        return f"the first one, with {line.metric} {line.value:.4g}{interval} on {_rows(line)}"
+    figures = f"on {_rows(line)}: {line.metric} {line.value:.4g} against {line.other:.4g}"
     gain, low, high = line.gain, line.gain_low, line.gain_high
     if gain is None or low is None or high is None or not math.isfinite(gain):
         return f"the models cannot be compared {figures}"
@@ -84,6 +83,10 @@ def comparison(line: Measured) -> str:
     else:
         bounds = f"{abs(low):.3g} {_direction(low)} to {abs(high):.3g} {_direction(high)}"
     return f"the new model is {how}{_interval(line, bounds, (low, high))} {figures}"
+
+
+def _rows(line: Measured) -> str:
+    return "1 row" if line.num_rows == 1 else f"{line.num_rows} rows"
 
 
 def _direction(gain: float) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.model_lineage.faults import LedgerError
@@ -15,8 +15,6 @@ from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {"lora": "lora", "prefix": "prefix-tuned", "ia3": "ia3"}
-
-Notice = Callable[[str], None]
 
 
 def kind_of(job: Job, *, has_parents: bool) -> str:
@@ -34,14 +32,14 @@ class Ancestry:
 
     jobs: those of the batch, by name.
     tensors: the store for models from outside the batch.
-    notice: receives a message about each model that cannot be recorded.
+    lost: why models from outside the batch cannot be recorded, as they are found.
     """
 
     ledger: Ledger
     journal: Journal
     jobs: Mapping[str, Job]
     tensors: TensorStore | None
-    notice: Notice
+    lost: dict[str, str] = field(default_factory=dict)
 
     def parents(self, job: Job) -> list[str]:
         """Returns the URIs or ids of a job's parents: other jobs' models, registered models, and models from elsewhere.
@@ -78,7 +76,7 @@ class Ancestry:
         return uri
 
     def _imported(self, source: str) -> str | None:
-        """Returns the node of a model from elsewhere; None if it cannot be recorded, which blocks nothing."""
+        """Returns the node of a model from elsewhere; None if it cannot be recorded, see `lost`."""
         key = f"imported:{source}"
         known: str | None = self.journal.get(key)
         if known is not None:
@@ -88,7 +86,7 @@ class Ancestry:
         except (ValueError, OSError) as error:  # LedgerError and StoreFault are among them
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
-            self.notice(f"{source} is not in the lineage: {error}")
+            self.lost[source] = f"{source} is not in the lineage: {error}"
             return None
         self.journal.put(key, known)
         return known

@@ -105,7 +105,6 @@ class MlflowWriter:
             journal=self._journal,
             jobs=self._known.jobs,
             tensors=self._tensors,
-            notice=self._notice,
         )
 
     def begin(self, known: JobsToRecord, *, key: str, devices: Sequence[str], num_trials: int) -> None:
@@ -296,15 +295,17 @@ class MlflowWriter:
             return
         if (url := self._place(event).model_url(event.job)) is not None:
             fetch_model(url, Path(event.details["model_dir"]))
-        model = self._record_model(event, run_id)
+        ancestry = self._ancestry
+        model = self._record_model(event, run_id, ancestry=ancestry)
         self._journal.write_job(event.job, details={"model_uri": model.uri})
         self.ledger.set_note(run_id, self._job_note(event, model))
         self.ledger.finish_run(run_id)
         self._keep(model, Path(event.details["model_dir"]), components=self._job(event.job).components)
+        if ancestry.lost:  # then the event is written again when the batch is resumed
+            raise LedgerError("; ".join(ancestry.lost.values()))
 
-    def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
+    def _record_model(self, event: JobEnded, run_id: str, *, ancestry: Ancestry) -> ModelRecord:
         job, preflight = self._job(event.job), self._known.preflights[self._like(event.job)]
-        ancestry = self._ancestry
         parents = ancestry.parents(job)
         data = preflight.data
         if (rows := rows_text(data)) is not None:
@@ -314,7 +315,7 @@ class MlflowWriter:
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
             folder=Path(event.details["model_dir"]),
-            kind=kind_of(job, has_parents=bool(parents)),
+            kind=kind_of(job, has_parents=bool(parents or ancestry.lost)),
             parents=parents,
             datasets=dataset_inputs(job.data, data),
             params={

@@ -22,7 +22,7 @@ STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_
 
 
 # What systems leave in folders, in lower case; names that begin with a point are left out, too.
-LITTER = frozenset({"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini"})
+LITTER = frozenset({"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "@eadir"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
@@ -20,19 +20,21 @@ from ringmaster.techniques.runtime.data.limits import MAX_ROW_BYTES, Expansion, 
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 ARRAY_REMEDY = "make a line of each object of an array: jq -c '.[]' FILE > rows.jsonl"
 TABLE_REMEDY = "save it as CSV, with values separated by commas"
+COMPRESSIONS = {
+    ".gz": (b"\x1f\x8b", "gzip -dc"),
+    ".zip": (b"PK\x03\x04", "unzip -p"),
+    ".bz2": (b"BZh", "bzip2 -dc"),
+    ".xz": (b"\xfd7zXZ", "xz -dc"),
+    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -dc"),
+}
+"""The endings of compressed files, the bytes that these begin with, and the commands that decompress them."""
 OTHER_SUFFIXES = {
     ".json": f"set format to jsonl if each line is an object; or {ARRAY_REMEDY}",
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip"), "decompress it, e.g. by gunzip or unzip"),
-    **dict.fromkeys((".tsv", ".tab", ".xls", ".xlsx", ".ods"), TABLE_REMEDY),
+    **{ending: f"decompress it: {command} FILE > OTHER" for ending, (_, command) in COMPRESSIONS.items()},
+    **dict.fromkeys((".tsv", ".tab"), f"{TABLE_REMEDY}: pandas.read_csv('FILE', sep='\\t').to_csv(OTHER, index=False)"),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), TABLE_REMEDY),
 }
 """Endings of files that are not read, and what makes them files that are."""
-COMPRESSION_MARKS = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 CHARACTERS_PER_READ = 1 << 16
 ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
@@ -44,11 +46,15 @@ MOST_CLASSES, MOST_CLASS_CHARACTERS, MOST_SUSPECTS = 100, 64, 1000
 
 BYTE_ORDER_MARK = "\ufeff"
 QUOTE_REMEDY = 'close the quote where the value ends, and double each quote inside a value, as in "5"" long"'
+SPACE_REMEDY = (
+    "remove spaces before quotes, e.g. with pandas: read_csv('FILE', skipinitialspace=True).to_csv(OTHER, index=False)"
+)
 NUL_REMEDY = "write it as UTF-8, e.g. from UTF-16: iconv -f UTF-16LE -t UTF-8 FILE > OTHER"
 
 # Once, as making one takes as long as a short row.
 _PLAIN = json.JSONEncoder(default=str)
 _TEXT = json.encoder.encode_basestring_ascii
+_VERBATIM = json.JSONEncoder(ensure_ascii=False, default=str)
 _SORTED = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -83,8 +89,13 @@ def format_of(path: str, given: str | None = None) -> str:
         remedy = OTHER_SUFFIXES.get(
             suffix, f"name files that end in {', '.join(SUFFIXES)}, or give their format: {', '.join(FORMATS)}"
         )
-        raise ValueError(f"{path} ends in {suffix or 'nothing'}. To fix: {remedy}")
+        raise ValueError(f"{path} ends in {suffix or 'nothing'}. To fix: {_naming(path, remedy)}")
     return found
+
+
+def _naming(path: str, remedy: str) -> str:
+    """A remedy for the file at a path."""
+    return remedy.replace("FILE", PurePosixPath(path).name)
 
 
 def read_rows(
@@ -120,7 +131,7 @@ def rows_and_faults(
             elif kind == "csv":
                 yield from _csv(stream, path)
             else:
-                yield from _jsonl(stream, path, first_line=1 if part is None else part.first_line)
+                yield from _jsonl(stream, path, columns, first_line=1 if part is None else part.first_line)
         except UnicodeDecodeError as error:
             raise (_cannot_be_read(path, error) if kind == "parquet" else not_utf8(path)) from error
         except OSError as error:
@@ -140,7 +151,9 @@ def read_text(path: str) -> Iterator[str]:
             with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
                 while piece := text.read(CHARACTERS_PER_READ):
                     if piece.count("\0") > len(piece) // 4:
-                        raise ValueError(f"{path} is no text but bytes of which many are NUL. To fix: {NUL_REMEDY}")
+                        raise ValueError(
+                            f"{path} is no text but bytes of which many are NUL. To fix: {_naming(path, NUL_REMEDY)}"
+                        )
                     yield piece
         except UnicodeDecodeError as error:
             raise not_utf8(path) from error
@@ -152,8 +165,10 @@ def not_utf8(path: str) -> ValueError:
     """Returns what is to be raised for a text file with other bytes than UTF-8, with the first of them."""
     with opened(path) as stream:
         begin = stream.read(6)
-    if method := next((name for mark, name in COMPRESSION_MARKS.items() if begin.startswith(mark)), None):
-        return ValueError(f"{path} is compressed by {method}. To fix: decompress it")
+    if ending := next((ending for ending, (mark, _) in COMPRESSIONS.items() if begin.startswith(mark)), None):
+        return ValueError(
+            f"{path} is compressed, as {ending} files are. To fix: {_naming(path, OTHER_SUFFIXES[ending])}"
+        )
     found: list[str] = []
     offset = 0
     with opened(path) as stream:
@@ -248,50 +263,51 @@ def _cannot_be_read(path: str, error: Exception) -> ValueError:
     return ValueError(f"{path} cannot be read: {error}. To fix: check the file")
 
 
-def _jsonl(stream: BinaryIO, path: str, *, first_line: int) -> Iterator[tuple[int, Any]]:
+def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_line: int) -> Iterator[tuple[int, Any]]:
+    is_first = first_line == 1
     with io.TextIOWrapper(stream, encoding="utf-8") as lines:
         for number, line in lines_of(lines, path, first_line=first_line):
             line = line.removeprefix(BYTE_ORDER_MARK)  # also of files that were joined
             if not line.strip():
                 continue
             place = f"{path}, line {number}"
+            begins_array, is_first = is_first and line.lstrip().startswith("["), False
             try:
                 row = _DECODER.decode(line)
             except (ValueError, RecursionError) as error:
-                is_array = number == 1 and line.lstrip().startswith("[")
-                yield number, RowFault(place, *_json_fault(error, array=path if is_array else None))
+                what, remedy = _json_fault(error)
+                yield number, RowFault(place, what, _naming(path, ARRAY_REMEDY) if begins_array else remedy)
+                if begins_array:  # whose other lines are no rows either
+                    return
                 continue
-            if half := _half_character(line, row):
-                what = f"has half of a surrogate pair, {half!r}, which is no character"
-                yield number, RowFault(place, what, "write its text as UTF-8")
-            elif isinstance(row, dict):
-                yield number, row
-            else:
+            if not isinstance(row, dict):
                 kind = "null" if row is None else f"a {type(row).__name__}"
                 is_array = isinstance(row, list) and any(isinstance(each, dict) for each in row)
-                remedy = _array_remedy(path) if is_array else 'write rows as {"text": ...}'
+                remedy = _naming(path, ARRAY_REMEDY) if is_array else 'write rows as {"text": ...}'
                 yield number, RowFault(place, f"is no JSON object but {kind}", remedy)
+            elif _SURROGATE.search(line) and (half := _half_character(row, columns)):
+                what = f"has half of a surrogate pair, {half!r}, which is no character"
+                yield number, RowFault(place, what, "write its text as UTF-8")
+            else:
+                yield number, row
 
 
-def _half_character(line: str, row: Any) -> str:
-    """Returns the first half of a surrogate pair in a row, which JSON may escape and no tokenizer reads; "" without."""
-    if "\\ud" not in line and "\\uD" not in line:
-        return ""
-    found = re.search("[\ud800-\udfff]", json.dumps(row, ensure_ascii=False))
-    return found[0] if found else ""
-
-
-def _json_fault(error: Exception, *, array: str | None) -> tuple[str, str]:
-    """What is wrong with a line, and how to mend it. array: the file that is an array, as its first line begins one."""
+def _json_fault(error: Exception) -> tuple[str, str]:
+    """What is wrong with a line, and how to mend it."""
     if isinstance(error, RecursionError):
         return "is nested too deeply", "write rows of texts, numbers and lists"
     if isinstance(error, _RepeatedKey):
         return f"has the key {error.args[0]!r} twice", "rename one of the keys, or remove it"
-    return f"is no JSON: {error}", "one object a line" if array is None else _array_remedy(array)
+    return f"is no JSON: {error}", "one object a line"
 
 
-def _array_remedy(path: str) -> str:
-    return ARRAY_REMEDY.replace("FILE", PurePosixPath(path).name)
+def _half_character(row: Mapping[str, Any], columns: Sequence[str] | None) -> str | None:
+    """The first half of a surrogate pair in the columns of a row that are read, which cannot be encoded."""
+    try:
+        _VERBATIM.encode({name: row[name] for name in columns or row if name in row}).encode()
+    except UnicodeEncodeError as error:
+        return str(error.object)[error.start]
+    return None
 
 
 class _RepeatedKey(ValueError):
@@ -308,29 +324,40 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(MAX_ROW_BYTES)  # longer than the default of 128 KiB
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(_without_nul(line for _, line in lines_of(lines, path)), strict=True)
+        spaced = [0]
+        reader = csv.reader(_csv_lines(lines_of(lines, path), path, spaced), strict=True)
         first = 1
         try:
             names = next(filter(None, reader), [])
-            _check_header(names, path)
+            _check_names([name.strip() for name in names if name.strip()], f"{path}, line 1")
+            if spaced[-1] and any(map(_is_quoted_after_space, names)):
+                raise ValueError(f"{path}, line 1 has a space before a quote. To fix: {_naming(path, SPACE_REMEDY)}")
             suspects = _RowsInValues(names)
             first = reader.line_num + 1
             for values in reader:
-                if len(values) == len(names):
+                is_spaced = spaced[-1] >= first
+                if values[-1:] == names[-1:] and [values[0].removeprefix(BYTE_ORDER_MARK), *values[1:]] == names:
+                    what = "repeats the header, as where files were joined"
+                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, "remove the line")
+                elif is_spaced and len(values) == len(names) and any(map(_is_quoted_after_space, values)):
+                    place = f"{path}, line {reader.line_num}"
+                    yield reader.line_num, RowFault(place, "has a space before a quote", _naming(path, SPACE_REMEDY))
+                elif len(values) == len(names):
                     suspects.add(values, line=first, num_lines=reader.line_num + 1 - first)
                     yield reader.line_num, dict(zip(names, values, strict=True))
                 elif values:
                     what = f"has another number of values than the header: {len(values)} and not {len(names)}"
-                    place = f"{path}, line {reader.line_num}"
-                    yield reader.line_num, RowFault(place, what, "put quotes around values with commas")
+                    remedy = _naming(path, SPACE_REMEDY) if is_spaced else "put quotes around values with commas"
+                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, remedy)
                 first = reader.line_num + 1
         except csv.Error as error:
-            yield first, _csv_fault(f"{path}, line {first}", error, reader.line_num)
+            yield first, _csv_fault(path, first, error, reader.line_num)
             return
         for line, num_rows, column in suspects.found():
             what = f"has a value in quotes that holds {num_rows} rows, by their {column!r}"
@@ -340,35 +367,46 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             )
 
 
-def _without_nul(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
+def _csv_lines(lines: Iterable[tuple[int, str]], path: str, spaced: list[int]) -> Iterator[str]:
+    """Yields lines, and appends to `spaced` the numbers of those in which a quote may begin a value after a space."""
+    is_header = True
+    for number, line in lines:
         if "\0" in line:
             raise csv.Error("line contains NUL")
+        if is_header and line.strip():
+            _check_separator(line.strip(), path)
+            is_header = False
+        # A search of every line would take as long as all else.
+        if (', "' in line or '  "' in line or line[0] == " ") and _QUOTE_AFTER_SPACE.search(line):
+            spaced.append(number)
         yield line
 
 
-def _csv_fault(place: str, error: csv.Error, last_line: int) -> RowFault:
+def _is_quoted_after_space(value: str) -> bool:
+    """Whether a value is in quotes behind a space, or a part of such a value up to a line end in it."""
+    return value[:1] == " " and value.lstrip()[:1] == '"' and (value.rstrip()[-1] == '"' or value.count('"') % 2 == 1)
+
+
+def _csv_fault(path: str, line: int, error: csv.Error, last_line: int) -> RowFault:
+    place = f"{path}, line {line}"
     match str(error):
         case "unexpected end of data":
             return RowFault(place, "begins a value in quotes that is never closed", QUOTE_REMEDY)
         case "line contains NUL":
-            return RowFault(place, "has NUL bytes, so that the file is no UTF-8 text", NUL_REMEDY)
+            return RowFault(place, "has NUL bytes, so that the file is no UTF-8 text", _naming(path, NUL_REMEDY))
     what = f"has a value in quotes with a quote inside it, up to line {last_line}: {error}"
     return RowFault(place, what, QUOTE_REMEDY)
 
 
-def _check_header(names: Sequence[str], path: str) -> None:
-    """Raises ValueError where columns of a CSV file have one name, or seem to be separated by other signs than commas.
-
-    Columns without a name may be several: spreadsheets write them.
-    """
+def _check_separator(header: str, path: str) -> None:
+    """Raises ValueError where the first line of a CSV file seems to be separated by other signs than commas."""
     separators = {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}
-    if found := next((sign for sign in separators if len(names) == 1 and sign in names[0]), None):
+    if "," not in header and (found := next((sign for sign in separators if sign in header), None)):
         raise ValueError(
-            f"{path} has one column, {names[0]!r}, which seems to be separated by {separators[found]}. To fix: "
-            f"separate values by commas, e.g. with pandas: read_csv(FILE, sep={found!r}).to_csv(OTHER, index=False)"
+            f"{path} has one column, {header!r}, which seems to be separated by {separators[found]}. To fix: "
+            f"separate values by commas, e.g. with pandas: read_csv({PurePosixPath(path).name!r}, sep={found!r})"
+            ".to_csv(OTHER, index=False)"
         )
-    _check_names([name.strip() for name in names if name.strip()], f"{path}, line 1")
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
@@ -415,6 +453,9 @@ class _RowsInValues:
         if len(self._suspects) < MOST_SUSPECTS and all(len(row) == len(values) for row in rows):
             short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
             self._suspects.append((line, short))
+
+
+_QUOTE_AFTER_SPACE = re.compile(r'(?:^|,) +"(?![",\r\n]|$)')
 
 
 def _is_class(value: str) -> bool:

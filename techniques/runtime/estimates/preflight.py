@@ -72,7 +72,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     with explained("data: it cannot be read", "correct data"):
         described = describe(job) if order.describe_data else None
         data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
-    if job.trains and data.training_faults:
+    if job.trains and job.name not in order.evaluated and data.training_faults:
         raise StepFault([*data.training_faults])
     tried: Probe | None = None
     if job.trains and job.model.command is None:

@@ -105,6 +105,17 @@ def test_recording_again_returns_what_there_is(ledger, folder, job):
     assert ledger.record_model("again", **{**arguments, "run_id": other_job}).version == 2
 
 
+def test_recording_again_adds_parents_that_could_not_be_recorded(ledger, folder, job):
+    base = ledger.record_model("late-base", run_id=job, folder=folder, kind="pretrained")
+    arguments = {"run_id": job, "folder": folder, "kind": "fine-tuned"}
+    first = ledger.record_model("early", **arguments)
+    assert first.parents == ()
+    found = ledger.record_model("early", **arguments, parents=[base.uri])
+    assert (found.model_id, found.version) == (first.model_id, first.version)
+    assert found.parents == (base.model_id,)
+    assert "early version 1" in description(ledger, base)
+
+
 class Crash(Exception):
     """Simulates the death of the process."""
 

@@ -14,7 +14,7 @@ from ringmaster.techniques.runtime.probing import StepFault
 BERT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
-def preflight(folder, **data):
+def preflight(folder, *, evaluated=(), **data):
     job = Job(
         name="a",
         model=ModelSpec(architecture="BertForSequenceClassification", config=BERT),
@@ -27,6 +27,7 @@ def preflight(folder, **data):
         shapes=(GangShape(kind="cpu", num_devices=1, memory_bytes=1 << 33),),
         techniques={"single": registry.dotted_path("single")},
         cache_dir=str(folder / "cache"),
+        evaluated=evaluated,
     )
     return preflight_job(job, order)
 
@@ -44,3 +45,13 @@ def test_all_faults_of_the_data_are_reported_at_once(tmp_path):
     assert "To fix: " in constant
     assert "To fix: " in leak
     assert preflight(tmp_path, path=str(tmp_path / "both.jsonl")).candidates
+
+
+def test_data_of_one_label_is_evaluated_on(tmp_path):
+    """As trusted rows on which two versions are compared."""
+    rows = [json.dumps({"text": f"words {n}", "label": "pos"}) for n in range(20)]
+    (tmp_path / "one.jsonl").write_text("\n".join(rows))
+    spec = {"path": str(tmp_path / "one.jsonl"), "labels": ("pos", "neg"), "held_out": 0}
+    with pytest.raises(StepFault, match="nothing to learn"):
+        preflight(tmp_path, **spec)
+    assert preflight(tmp_path, **spec, evaluated=("a",)).data["num_samples"] == 20

@@ -62,9 +62,9 @@ def decide(line, *, min_gain=0.0, metric="accuracy"):
             False,
             f"the new model is worse by 0.1 (95 % interval 0.05 to 0.15) {ROWS} 0.7 against 0.8",
         ),
-        (measured(math.nan), 0.0, False, "its accuracy is nan"),
-        (measured(math.nan, 0.8), 0.0, False, "its accuracy is nan"),
-        (measured(math.inf, 0.8), 0.0, False, "its accuracy is inf"),
+        (measured(math.nan), 0.0, False, "its accuracy is nan on 200 rows"),
+        (measured(math.nan, 0.8), 0.0, False, "its accuracy is nan on 200 rows"),
+        (measured(math.inf, 0.8), 0.0, False, "its accuracy is inf on 200 rows"),
     ],
 )
 def test_only_what_is_better_by_enough_is_promoted(line, min_gain, promote, why):

@@ -29,11 +29,10 @@ class Notes(dict):
         return {name: SimpleNamespace(details={"model_uri": uri}) for name, uri in self._jobs.items()}
 
 
-def family(journal=None, *, told=None, **jobs):
+def family(journal=None, **jobs):
     """The ancestry of a batch. jobs: the URIs of their models."""
     journal = Notes(jobs=jobs) if journal is None else journal
-    notice = (told if told is not None else []).append
-    return Ancestry(ledger=None, journal=journal, jobs=dict.fromkeys(jobs, PLAIN), tensors=None, notice=notice)
+    return Ancestry(ledger=None, journal=journal, jobs=dict.fromkeys(jobs, PLAIN), tensors=None)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +101,9 @@ def test_a_base_that_cannot_be_recorded_is_told_and_loses_no_child(monkeypatch, 
         raise fault
 
     monkeypatch.setattr(ancestry, "record_base", record_base)
-    told = []
-    assert family(Notes(), told=told).parents(replace(PLAIN, model=ModelSpec(from_pretrained="org/base"))) == []
-    assert told == [f"org/base is not in the lineage: {fault}"]
+    found = family(Notes())
+    assert found.parents(replace(PLAIN, model=ModelSpec(from_pretrained="org/base"))) == []
+    assert found.lost == {"org/base": f"org/base is not in the lineage: {fault}"}
 
 
 def test_a_server_that_is_away_is_waited_for(monkeypatch):

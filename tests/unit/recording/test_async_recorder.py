@@ -19,13 +19,14 @@ from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.recording import async_recorder
+from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
+from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
@@ -363,6 +364,36 @@ def told(database, ledger, notices):
     for event in story():
         recorder.listen(event)
     return recorder.close()
+
+
+def test_a_base_that_is_not_in_the_lineage_is_recorded_when_the_batch_is_resumed(database, monkeypatch):
+    ledger, known = FakeLedger(), recorded()
+    tuned = replace(known.jobs["a"], model=ModelSpec(from_pretrained="org/base"))
+    known = replace(known, jobs={**known.jobs, "a": tuned})
+    parents = []
+    record_model = ledger.record_model
+    ledger.record_model = lambda *args, **said: (
+        parents.append((said["kind"], said["parents"])) or record_model(*args, **said)
+    )
+
+    def record(record_base, events):
+        monkeypatch.setattr(ancestry, "record_base", record_base)
+        recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+        recorder.begin(known, devices=["d"], num_trials=0)
+        for event in events:
+            recorder.listen(event)
+        finish(recorder)
+        return recorder.close(), recorder.is_complete
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    faults = ["org/base is not in the lineage: [Errno 28] No space left on device"]
+    assert record(full, story()) == (faults, False)
+    check(ledger)
+    assert record(lambda *_, **__: "m-base", []) == ([], True)
+    check(ledger)
+    assert parents == [("fine-tuned", []), ("fine-tuned", ["m-base"])]
 
 
 def test_a_recorded_model_is_kept_in_the_tensor_store(database):

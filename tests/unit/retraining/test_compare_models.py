@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringmaster.flows.retraining import compare_models
+from ringmaster.flows.retraining import compare_models, comparison
 from ringmaster.flows.retraining.comparison import Judged
 from ringmaster.flows.retraining.inspect_models import Checked
 from ringmaster.flows.retraining.select_models import Chosen
@@ -17,6 +17,7 @@ from ringmaster.tasks.retraining.due import Due
 from ringmaster.tasks.retraining.observing import Trained
 from ringmaster.tasks.retraining.production import ProductionModel, Watched
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.runtime.scoring.order import TrainingData
 from tests.unit.promotion.fakes import version
 from tests.unit.promotion.test_policy import decide, measured
 
@@ -76,9 +77,30 @@ def run(monkeypatch):
 def test_a_candidate_that_says_nothing_but_nan_is_kept_off_and_the_others_are_decided(run):
     verdicts = compare_models.compare_models(run, run.checks, Chosen(), None)
     assert [(v.model, v.outcome) for v in verdicts] == [("broken", "kept"), ("good", "promoted")]
-    assert verdicts[0].why == "its accuracy is nan"
+    assert verdicts[0].why == "its accuracy is nan on 200 rows"
     assert {uri: list(kept.predictions) for uri, kept in run.kept.items()} == {
         "models:/shop.broken/2": ["prediction"],
         "models:/shop.good/2": ["prediction", "confidence"],
     }
     assert list(run.content["verdicts"]) == ["broken", "good"]
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "has_own", "num_rows", "max_rows", "told"),
+    [
+        (True, True, 100, None, ""),
+        (True, True, 93, None, "7 of the 100 rows"),
+        (True, True, 50, 50, ""),
+        (False, True, 20, None, ""),
+        (False, True, 13, None, "7 of the 20 rows"),
+        (False, True, 13, 13, ""),
+        (False, False, 13, None, ""),
+    ],
+)
+def test_rows_that_are_left_out_of_a_comparison_are_told(is_whole, has_own, num_rows, max_rows, told):
+    data = {"num_samples": 80, "num_held_out": 20}
+    trained_on = TrainingData(spec=DataSpec(source="digits"), prepared={}) if has_own else None
+    job = Job(name="a", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
+    rival = SimpleNamespace(is_whole=is_whole, trained_on=trained_on, job=job)
+    assert told in "".join(comparison._left_out(rival, data, num_rows, max_rows=max_rows))
+    assert bool(told) == bool(comparison._left_out(rival, data, num_rows, max_rows=max_rows))

@@ -19,7 +19,11 @@ from ringmaster.techniques.runtime.data.row_samples.kept_samples import write_ke
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns
 from ringmaster.techniques.runtime.data.row_samples.row_kind import RowKind, SampleContext
 from ringmaster.techniques.runtime.data.row_samples.written_rows import PreparedRows, write_rows
-from ringmaster.techniques.runtime.data.sources.hugging_face import load_splits, preparation_of_dataset
+from ringmaster.techniques.runtime.data.sources.hugging_face import (
+    load_splits,
+    preparation_of_dataset,
+    with_leaks_of_splits,
+)
 from ringmaster.techniques.runtime.data.splits import is_held_out
 
 __all__ = ["RowSource", "SampleContext"]
@@ -83,7 +87,8 @@ class RowSource(RowKind):
         if self.label_role is not None and not spec.labels:
             spec = replace(spec, labels=_class_names(splits[0].features[columns.columns[self.label_role]]))
         prepared = PreparedRows(folder, kind=self, spec=spec, columns=columns, where=where)
-        return write_rows(prepared, partial(_rows_of_splits, splits, spec, columns, where), is_named=False)
+        found = write_rows(prepared, partial(_rows_of_splits, splits, spec, columns, where), is_named=False)
+        return with_leaks_of_splits(found, splits, spec, columns=columns.names)
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:

@@ -110,6 +110,8 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
         message["role"] = known
     if name == CALL:
         message[CALL] = message.pop("content", None)
+    if CALLS in message and not isinstance(message[CALLS], list):
+        message[CALLS] = _functions(message[CALLS], f"message {number}: tool_calls") or []
     if CALL in message and CALLS not in message:
         message[CALLS] = [{"type": "function", "function": call} for call in _calls(message.pop(CALL), number)]
     _join_parts(message, number)
@@ -177,15 +179,20 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
 
 def tools_of(value: Any) -> list[Mapping[str, Any]] | None:
     """Returns the tools of a row, which are a list or, as in TRL, its JSON; None where it has none."""
-    tools = value
+    return _functions(value, "tools")
+
+
+def _functions(value: Any, what: str) -> list[Mapping[str, Any]] | None:
+    """The functions that a list or its JSON, as in a table, describes or calls; None where there are none."""
+    found = value
     if isinstance(value, str):
         with suppress(json.JSONDecodeError):  # refused as a text
-            tools = json.loads(value) if value.strip() else None
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+            found = json.loads(value) if value.strip() else None
+    if found is not None and not (isinstance(found, list) and all(isinstance(each, Mapping) for each in found)):
         raise ValueError(
-            f"tools are {str(value)[:30]!r}. To fix: give a list of functions as JSON schemas, or leave it empty"
+            f"{what} are {str(value)[:30]!r}. To fix: give a list of functions as JSON objects, or leave it empty"
         )
-    return tools or None
+    return found or None
 
 
 def refuse_tools(row: Mapping[str, Any]) -> None:

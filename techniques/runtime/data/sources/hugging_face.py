@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.data_source import PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
+from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, open_columns
 from ringmaster.techniques.runtime.data.images import pixels_of, read_image
 from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
 from ringmaster.techniques.runtime.data.sources.unread_keys import check_keys
 from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.stored_source import StoredSource, described
 from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+from ringmaster.techniques.runtime.data.training_faults import SplitRows
 
 ROWS_PER_CALL = 256
 # Column names to the argument names of Hugging Face models.
@@ -63,8 +65,47 @@ def _write(folder: Path, spec: DataSpec) -> PreparedData:
     if is_text or ("input_ids" in names and spec.seq_len is not None):
         column = spec.text_column if is_text else "input_ids"
         where = f"dataset {spec.dataset!r}"
-        return write_tokens(folder, spec=spec, documents=lambda: _documents(splits, column, spec), where=where)
-    return _write_columns(folder, splits, spec)
+        prepared = write_tokens(folder, spec=spec, documents=lambda: _documents(splits, column, spec), where=where)
+        return with_leaks_of_splits(prepared, splits, spec, columns=[column])
+    prepared = _write_columns(folder, splits, spec)
+    stored = open_columns(folder, "training")
+    return with_leaks_of_splits(
+        prepared, splits, spec, columns=[name for name in names if RENAMED.get(name, name) in stored]
+    )
+
+
+def with_leaks_of_splits(
+    prepared: PreparedData, splits: list[Any], spec: DataSpec, *, columns: Sequence[str]
+) -> PreparedData:
+    """Returns the description with what is wrong where rows of the split to train on are in that to evaluate on.
+
+    columns: those that are read. Some equal rows of a data set of the hub are no fault, as few people can change it.
+    """
+    if len(splits) < 2:
+        return prepared
+    leaks = SplitRows.of(_stored_rows(splits, spec, columns), identity=lambda row: row.content).leaks()
+    if leaks is None:
+        return prepared
+    fault, remedy = leaks.fault
+    if leaks.are_all or Path(str(spec.dataset)).is_dir():
+        return replace(prepared, training_faults=(*prepared.training_faults, f"{fault}. To fix: {remedy}"))
+    return replace(prepared, notes=(*prepared.notes, fault))
+
+
+def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> Iterator[Row]:
+    """Yields rows as they are stored, images as the bytes of their files."""
+    for name, split in zip((spec.split, spec.held_out_split), splits, strict=True):
+        chosen = split.select_columns([*columns])
+        for column, feature in chosen.features.items():
+            if getattr(feature, "decode", False):
+                chosen = chosen.cast_column(column, replace(feature, decode=False))
+        file = f"dataset {spec.dataset!r}, split {name!r}"
+        for number, row in enumerate(chosen, start=1):
+            # The bytes of a file alone: it may have another name.
+            content = {
+                key: value.get("bytes") or value if isinstance(value, dict) else value for key, value in row.items()
+            }
+            yield Row(file=file, number=number, value=row, content=content, held_out=name == spec.held_out_split)
 
 
 def load_splits(spec: DataSpec) -> list[Any]:

@@ -26,7 +26,7 @@ from ringmaster.techniques.runtime.data.splits import is_held_out
 from ringmaster.techniques.runtime.data.training_faults import with_leaks
 
 PROCESSOR = "preprocessor_config.json"
-SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval"})
+SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
 
 
 class ImageClassification(RowSource):
@@ -126,7 +126,7 @@ class ImageClassification(RowSource):
         prepared = super()._write_files(cache_dir, folder, spec, where)
         if images_of(spec) is not None and spec.held_out_path is not None:
             prepared = with_leaks(prepared, spec, partial(self.rows_of_path, spec), identity=self.identity_of(spec))
-        return replace(prepared, notes=(*prepared.notes, *_left_out(spec)))
+        return replace(prepared, notes=(*prepared.notes, *_merged_folders(spec), *_left_out(spec)))
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
         self._write_processor(folder, spec)
@@ -178,9 +178,27 @@ def _check_folders(found: Matched) -> None:
     mixed = folders & {above for folder in folders for above in folder.parents}
     if stray := [name for name in found.names if PurePosixPath(name).parent in mixed]:
         shown = ", ".join(map(found.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
+        number = "1 image lies" if len(stray) == 1 else f"{len(stray)} images lie"
         raise ValueError(
-            f"{len(stray)} images lie beside folders of images, where the class of an image is the folder that it lies "
-            f"in: {shown}. To fix: move all images of a class into one folder, or remove them"
+            f"{number} beside folders of images, where the class of an image is the folder that it lies in: {shown}. "
+            "To fix: move all images of a class into one folder, or remove them"
+        )
+
+
+def _merged_folders(spec: DataSpec) -> Iterator[str]:
+    """Yields the folders that are one class, as they have one name in several folders.
+
+    These may be parts of the data (2021/cat, 2022/cat), or else the classes (cat/2021, dog/2021).
+    """
+    found = images_of(spec)
+    folders: dict[str, set[str]] = {}
+    for name in () if found is None else found.names:
+        folder = PurePosixPath(name).parent
+        folders.setdefault(folder.name, set()).add(str(folder))
+    merged = [f"{' and '.join(sorted(each)[:MAX_SHOWN])} as {name}" for name, each in folders.items() if len(each) > 1]
+    if merged:
+        yield f"folders of one name are one class: {', '.join(merged[:MAX_SHOWN])}" + (
+            ", ..." if len(merged) > MAX_SHOWN else ""
         )
 
 

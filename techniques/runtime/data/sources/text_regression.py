@@ -13,6 +13,8 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.runtime.data.row_samples.row_source import SampleContext
 from ringmaster.techniques.runtime.data.sources.text_classification import TextClassification, encoded_texts
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 class TextRegression(TextClassification):
     """The tokens of a text, or of a pair, with a number, which a model with one output predicts."""
@@ -26,9 +28,10 @@ class TextRegression(TextClassification):
             number = float(row["label"])
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= LARGEST:  # also of NaN
             raise ValueError(
-                f"label {row['label']!r} is no finite number. To fix: correct it, or name another label_column"
+                f"label {row['label']!r} is no finite number of 32 bits. To fix: correct it, or name another "
+                "label_column"
             )
         return {**encoded_texts(row, context), "labels": np.float32(number)}
 

@@ -43,10 +43,10 @@ class TokenClassification(RowSource):
                 raise ValueError(f"{name} are {type(value).__name__}, not a list. To fix: name another {name}_column")
         if len(words) != len(classes):
             raise ValueError(f"there are {len(words)} tokens and {len(classes)} labels. To fix: give a label for each")
-        if None in words:
-            raise ValueError(
-                f"token {words.index(None) + 1} is null. To fix: give it a text, or remove it and its label"
-            )
+        for place, word in enumerate(words, start=1):
+            if not isinstance(word, str) and (not isinstance(word, int) or isinstance(word, bool)):
+                what = "null" if word is None else f"{word!r}, which is no text"
+                raise ValueError(f"token {place} is {what}. To fix: give it a text, or remove it and its label")
         tokens: list[int] = []
         labels: list[int] = []
         for word, value in zip(_spaced(words), classes, strict=True):

@@ -566,6 +566,8 @@ def test_a_dataset_names_its_classes(tmp_path):
         ("text-classification", {"text": "a", "label": "3.47"}, "label '3.47' .* set data.kind to text-regression"),
         ("text-classification", {"text": "a", "label": [1, 0, 1]}, "row 1: label 1 is twice among the labels of a row"),
         ("text-regression", {"text": "a", "label": "b"}, "row 1: label 'b' is no finite number"),
+        ("text-regression", {"text": "a", "label": 1e39}, r"row 1: label 1e\+39 is no finite number of 32 bits"),
+        ("text-classification", {"text": "\ud800", "label": "a"}, "line 1 has half of a surrogate pair"),
         ("token-classification", {"tokens": ["a"], "labels": ["x", "y"]}, "there are 1 tokens and 2 labels"),
         ("token-classification", {"tokens": "a", "labels": ["x"]}, "tokens are str, not a list"),
         ("chat", {"messages": []}, "row 1: messages are no list with a message"),

@@ -250,6 +250,17 @@ def test_a_function_call_beside_a_content_is_learnt(tmp_path, chat_tokenizer, co
     assert learnt(tmp_path, given, tokenizer=chat_tokenizer) == learnt(tmp_path, wanted, tokenizer=chat_tokenizer)
 
 
+def test_tool_calls_may_be_json(tmp_path, chat_tokenizer):
+    (Path(chat_tokenizer) / "chat_template.jinja").write_text(CALLS)
+    calls = [{"type": "function", "function": {"name": "three", "arguments": "{}"}}]
+    wanted = turns(("user", "what"), ("assistant", None, {"tool_calls": calls}))
+    given = turns(("user", "what"), ("assistant", None, {"tool_calls": json.dumps(calls)}))
+    assert learnt(tmp_path, given, tokenizer=chat_tokenizer) == learnt(tmp_path, wanted, tokenizer=chat_tokenizer)
+    for wrong in ("three()", {"name": "three"}):
+        given = turns(("user", "what"), ("assistant", None, {"tool_calls": wrong}))
+        assert "message 2: tool_calls are " in fault_of(tmp_path, given, tokenizer=chat_tokenizer)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_messages_may_be_json(tmp_path, suffix):
     text = json.dumps(turns(("Human", "what"), ("gpt", [{"type": "text", "text": "one"}])))

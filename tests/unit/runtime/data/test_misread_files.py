@@ -1,6 +1,7 @@
 """Files that would be read in another way than they are meant are refused, and those that are meant so are read."""
 
 import codecs
+import csv
 import gzip
 import json
 
@@ -65,6 +66,40 @@ def test_rows_inside_the_last_value_are_refused(csv_file):
     lines = {n + 2: f"{'pos' if n % 2 else 'neg'},words {n}" for n in range(NUM_ROWS)}
     said = fault_of(csv_file({**lines, 12: 'pos,"words', 15: 'neg,words"'}, header="label,text"))
     assert "d.csv, line 12 has a value in quotes that holds 4 rows, by their 'label'" in said
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {5: 'words, "pos"'}, {5: 'words,  "pos"'}, {5: ' "words",pos'}, {5: ' "many, words",pos'},
+        {5: 'words, "pos', 6: 'words",neg'}, {1: 'text, "label"'},
+    ],
+)  # fmt: skip
+def test_quotes_behind_spaces_are_refused(csv_file, changed):
+    said = fault_of(csv_file(changed))
+    assert f"d.csv, line {next(iter(changed))} has " in said
+    assert "To fix: remove spaces before quotes, e.g. with pandas: read_csv('d.csv', skipinitialspace=True)" in said
+
+
+@pytest.mark.parametrize(
+    "text", ['" ""words"""', '"a, ""b"""', '"a, "', '"a, ""b"" c, "', ' "a" said b', 'he said "b"']
+)
+def test_quotes_inside_values_are_read(csv_file, text):
+    wanted, label = next(csv.reader([f"{text},pos"]))
+    assert {"text": wanted, "label": label} in rows_of(csv_file({5: f"{text},pos"}))
+
+
+@pytest.mark.parametrize("mark", ["", codecs.BOM_UTF8.decode()])
+def test_a_header_inside_a_file_is_refused(csv_file, mark):
+    said = fault_of(csv_file({30: f"{mark}text,label"}))
+    assert "d.csv, line 30 repeats the header, as where files were joined. To fix: remove the line" in said
+
+
+@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+def test_other_separators_are_refused_with_their_name(csv_file, sign, name):
+    said = fault_of(csv_file({5: f'"many, words"{sign}"pos"'}, header=f'"text"{sign}"label"'))
+    assert f"which seems to be separated by {name}. To fix: " in said
+    assert f"read_csv('d.csv', sep={sign!r})" in said
 
 
 def test_values_of_several_lines_are_read(csv_file):
@@ -142,10 +177,18 @@ def test_wrong_lines_are_refused(tmp_path, line, what):
     assert "To fix: " in said
 
 
+@pytest.mark.parametrize("before", ["", codecs.BOM_UTF8.decode(), "\n"])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_an_array_has_a_remedy_of_its_own(tmp_path, indent):
-    (tmp_path / "d.jsonl").write_text(json.dumps([{"text": "words"}], indent=indent))
-    assert "jq -c '.[]' d.jsonl" in fault_of(tmp_path / "d.jsonl")
+def test_an_array_has_a_remedy_of_its_own(tmp_path, indent, before):
+    (tmp_path / "d.jsonl").write_text(before + json.dumps([{"text": "words"}, {"text": "more"}], indent=indent))
+    remedy = fault_of(tmp_path / "d.jsonl").partition("To fix: ")[2]
+    assert remedy == "make a line of each object of an array: jq -c '.[]' d.jsonl > rows.jsonl"
+
+
+def test_half_characters_of_columns_that_are_not_read_are_no_fault(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"text": "\\ud83d\\ude00", "other": ["\\ud83d"]}\n')
+    assert rows_of(tmp_path / "d.jsonl", columns=["text"]) == [{"text": "\U0001f600", "other": ["\ud83d"]}]
+    assert "line 1 has half of a surrogate pair, '\\ud83d'" in fault_of(tmp_path / "d.jsonl", columns=["other"])
 
 
 def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path):
@@ -184,7 +227,8 @@ def test_files_are_read_by_their_format_or_their_ending(tmp_path, name, format):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("d.json", "jq -c '.[]' FILE > rows.jsonl"), ("d.jsonl.gz", "decompress"), ("d.csv.GZ", "decompress"),
+        ("d.json", "jq -c '.[]' d.json > rows.jsonl"), ("d.jsonl.gz", "gzip -dc d.jsonl.gz > OTHER"),
+        ("d.csv.GZ", "gzip -dc d.csv.GZ > OTHER"), ("d.csv.zip", "unzip -p d.csv.zip"), ("d.jsonl.zst", "zstd -dc d."),
         ("d.tar", "name files that end in"), ("d.tsv", "by commas"), ("d.xlsx", "as CSV"), ("d", "give their format"),
     ],
 )  # fmt: skip
@@ -196,7 +240,8 @@ def test_other_endings_have_a_remedy_of_their_own(tmp_path, name, remedy):
 
 def test_compressed_files_are_told_by_their_content(tmp_path):
     (tmp_path / "d.jsonl").write_bytes(gzip.compress(b'{"text": "words"}\n' * 100))
-    assert "is compressed by gzip. To fix: decompress it" in fault_of(tmp_path / "d.jsonl")
+    said = fault_of(tmp_path / "d.jsonl")
+    assert "is compressed, as .gz files are. To fix: decompress it: gzip -dc d.jsonl > OTHER" in said
 
 
 # Folders

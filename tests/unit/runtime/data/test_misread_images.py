@@ -155,7 +155,7 @@ def test_images_that_are_cut_off_or_too_large_are_refused(folder, is_table, monk
 
 
 def test_hidden_folders_are_no_classes(folder):
-    for name in (".ipynb_checkpoints", "__MACOSX/cat", "cat/.thumbs"):
+    for name in (".ipynb_checkpoints", "__MACOSX/cat", "cat/.thumbs", "@eaDir", "dog/$RECYCLE.BIN"):
         (folder / name).mkdir(parents=True)
         picture().save(folder / name / "x.png")
     prepared = prepared_of(folder)
@@ -181,6 +181,17 @@ def test_images_of_a_class_at_any_depth_are_read(folder):
     (folder / "birds" / "owl").mkdir(parents=True)
     picture(7).save(folder / "birds" / "owl" / "x.png")
     assert prepared_of(folder).labels == ("cat", "dog", "owl")
+
+
+def test_folders_of_one_name_are_told_to_be_one_class(folder):
+    kind = "image-classification"
+    assert "one class" not in prepared_of(folder).summary(kind)
+    for number, name in enumerate(("wolf/2021", "fox/2021", "fox/2022")):
+        (folder / name).mkdir(parents=True)
+        picture(number + 7).save(folder / name / "x.png")
+    said = prepared_of(folder).summary(kind)
+    assert "folders of one name are one class: fox/2021 and wolf/2021 as 2021" in said
+    assert "2022," not in said.partition("folders of one name")[2]
 
 
 @pytest.mark.parametrize("suffix", ["tif", "TIFF", "gif"])

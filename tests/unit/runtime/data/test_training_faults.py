@@ -256,3 +256,42 @@ def test_one_split_on_both_sides_is_refused(tmp_path, kind):
     datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(ValueError, match=r"held_out_split 'train' is the split that is trained on\. To fix: "):
         prepared_of(tmp_path, kind, None, dataset=str(tmp_path / "saved"), held_out_split="train", seq_len=8)
+
+
+@pytest.mark.parametrize("kind", ["text-classification", None])
+def test_rows_of_both_splits_are_refused_with_their_number(tmp_path, kind, monkeypatch):
+    others = [{"text": f"another {n}", "label": "ab"[n % 2]} for n in range(20)]
+    parts = {"train": SENTENCES, "test": [*others[:7], *SENTENCES[30:33], *others[7:]], "clean": others}
+    folder = str(tmp_path / "saved")
+    datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in parts.items()}).save_to_disk(folder)
+    said = faults_of(tmp_path, kind, None, dataset=folder, held_out_split="test", seq_len=8)
+    assert (
+        f"3 rows of the evaluation split are among those that are trained on, the first at dataset {folder!r}, " in said
+    )
+    assert "split 'test', line 8, which is " in said
+    assert "split 'train', line 31. To fix: " in said
+    assert faults_of(tmp_path, kind, None, dataset=folder, held_out_split="clean", seq_len=8) == ""
+    loaded = datasets.load_from_disk(folder)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: loaded)
+    spec = {"dataset": "of/the-hub", "seq_len": 8}
+    assert faults_of(tmp_path, kind, None, **spec, held_out_split="test") == ""
+    found = prepared_of(tmp_path, kind, None, **spec, held_out_split="test")
+    assert "3 rows of the evaluation split" in "".join(found.notes)
+    loaded["copy"] = loaded["train"]
+    assert "all 60 rows" in faults_of(tmp_path, kind, None, **spec, held_out_split="copy")
+
+
+@pytest.mark.parametrize("kind", ["image-classification", None])
+def test_images_of_both_splits_are_refused(tmp_path, kind):
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    shades = {"train": range(8), "test": range(6, 12)}
+    parts = {
+        name: datasets.Dataset.from_list(
+            [{"image": Image.new("RGB", (4, 4), (n, 0, 0)), "label": n % 2} for n in numbers], features=features
+        )
+        for name, numbers in shades.items()
+    }
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    options = {} if kind is None else {"kwargs": {"image_size": 4}}
+    said = faults_of(tmp_path, kind, None, dataset=str(tmp_path / "saved"), held_out_split="test", **options)
+    assert "2 rows of the evaluation split are among those that are trained on" in said

@@ -47,9 +47,12 @@ def test_a_text_without_a_label_is_refused(tmp_path):
         opened(tmp_path, kind="text-classification", path=path)
 
 
-def test_a_word_that_is_null_is_refused(tmp_path, bert_tokenizer):
-    path = jsonl(tmp_path / "rows.jsonl", [{"tokens": ["one", None], "labels": ["a", "b"]}])
-    with pytest.raises(ValueError, match=r"row 1: token 2 is null. To fix: "):
+@pytest.mark.parametrize(
+    ("word", "what"), [(None, "null"), (float("nan"), "nan, which is no text"), ({}, "{}, which is no text")]
+)
+def test_a_word_that_is_no_text_is_refused(tmp_path, bert_tokenizer, word, what):
+    path = jsonl(tmp_path / "rows.jsonl", [{"tokens": ["one", word], "labels": ["a", "b"]}])
+    with pytest.raises(ValueError, match=rf"row 1: token 2 is {what}. To fix: "):
         opened(tmp_path, kind="token-classification", path=path, tokenizer=bert_tokenizer)
 
 
