@@ -51,7 +51,8 @@ def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> F
     if kind in _OUT_OF_RANGE:
         words, key = _OUT_OF_RANGE[kind]
         bound = context[key]
-        return Finding(place, f"{words} {bound:{',' if isinstance(bound, int) else 'g'}}, {got(value)}", remedy)
+        limit = f"{bound:g}" if bound < 10**6 else f"{bound:,.0f}"
+        return Finding(place, f"{words} {limit}, {got(value)}", remedy)
     if kind == "too_short":
         return Finding(place, "is empty", remedy)
     if kind == "none_required":
