@@ -226,6 +226,10 @@ def source_states(job: Job) -> list[Any]:
 
 def source_state(name: str) -> Any:
     """Returns the name of a user's function or class, with the size and modification time of its source file."""
-    file = inspect.getsourcefile(inspect.unwrap(resolve(name)))
+    target = inspect.unwrap(resolve(name))
+    try:
+        file = inspect.getsourcefile(target)
+    except TypeError:  # a function or class that is compiled into Python or an extension
+        file = None
     stat = Path(file).stat() if file else None
     return [name, stat and stat.st_size, stat and stat.st_mtime_ns]

@@ -18,7 +18,7 @@ from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.runtime.probing import StepFault, probe
-from ringmaster.techniques.runtime.probing.probe import _file
+from ringmaster.techniques.runtime.probing.probe import _file, source_state
 from tests.integration.workbench import write_prose
 
 HERE = "tests.unit.runtime.probing.samples"
@@ -377,3 +377,7 @@ def test_sizes_of_a_saved_config_are_checked_before_it_is_read(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 100000000}')
     with pytest.raises(ValueError, match="num_hidden_layers is 100,000,000"):
         architectures.pretrained_config(ModelSpec(from_pretrained=str(tmp_path)), NO_DATA)
+
+
+def test_a_function_without_a_source_file_has_no_state():
+    assert source_state("math:fsum") == ["math:fsum", None, None]
