@@ -249,11 +249,11 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path):
     assert not (tmp_path / "pool").exists()
 
 
-def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_nothing_is_left(tmp_path):
+def test_a_damaged_database_is_named_with_a_remedy_before_anything_starts(tmp_path):
     home = Home(tmp_path)
     (tmp_path / "mlflow.db").write_bytes(b"this is no database, and never was one")
     done = home.up("--no-worker")
-    assert done.returncode == 1
-    assert "mlflow did not start" in done.stderr
-    assert "file is not a database" in done.stderr
-    home.wait_until_nobody_is_left()
+    assert done.returncode == 2
+    assert f"{tmp_path / 'mlflow.db'}" in done.stderr
+    assert "To fix: " in done.stderr
+    assert home.processes() == []

@@ -8,6 +8,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.runtime.processes.fence import TICK, Fence
+from tests.fake_engine import cpu_devices
 
 HOUR_S = 3600.0
 JUMPS = pytest.mark.parametrize("jump_s", [30.0, HOUR_S, 24 * HOUR_S])
@@ -34,7 +35,7 @@ def database(tmp_path):
 def watched(database, clock):
     """Returns a registered node's table, and the watch that observes it."""
     nodes = Nodes(database)
-    nodes.register(NodeRecord(name="n", incarnation="one", address="here", devices=()))
+    nodes.register(NodeRecord(name="n", incarnation="one", address="here", devices=cpu_devices(1)))
     watch = NodeWatch(nodes, clock=clock, lost_after_s=PATIENCE.lost_after_s)
     assert watch.look() == []
     return nodes, watch

@@ -80,10 +80,11 @@ def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, mo
     assert told.wait(WAIT_S)
 
 
+HALF_AN_OBJECT = '{"event": "ready", "step"'
 UNREADABLE_EVENTS = [
     '{"event": "metrics", "step": 1, "metrics": {"acc[/top5]": 1.0}}',
     '{"event": "outcome", "status": "of another version"}',
-    '{"event": "ready", "step"',
+    HALF_AN_OBJECT,
     "[]",
 ]
 
@@ -91,6 +92,8 @@ UNREADABLE_EVENTS = [
 @pytest.mark.parametrize("content", UNREADABLE_EVENTS)
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_an_event_that_cannot_be_read_fails_its_segment_alone(database, made, content, has_ended):
+    if database.url.startswith("postgresql") and content == HALF_AN_OBJECT:
+        pytest.skip("PostgreSQL stores no text that is not JSON")
     worker, heard = Worker(database), []
     engine = made()
     bad, good = engine.start(call(1, on_event=heard.append)), engine.start(call(2, devices=[("n", 1)]))
