@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.replanning.speed_beliefs import SpeedBelief
 from ringmaster.tasks.planning import Option
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
 LEAST_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
 LEAST_TRIED_S = 1.0

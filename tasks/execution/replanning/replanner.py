@@ -29,10 +29,10 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
     plannable,
     remaining,
 )
-from ringmaster.tasks.execution.replanning.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
 
 logger = logging.getLogger(__name__)

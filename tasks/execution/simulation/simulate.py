@@ -24,13 +24,13 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
     plan_rest,
     remaining,
 )
-from ringmaster.tasks.execution.replanning.speed_beliefs import Errors, SpeedBelief, SpeedBeliefs
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.problems.faults import LEAST_RUNTIME_S
+from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBelief, SpeedBeliefs
 
 DAY_S = 86_400.0
 REPAIR_S = 600.0

@@ -8,8 +8,8 @@ import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.replanning.exploration import ExploredJob, expected_saving, explored
-from ringmaster.tasks.execution.replanning.speed_beliefs import SpeedBelief
 from ringmaster.tasks.planning import Option
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
 UNSURE = SpeedBelief(mean=0.0, spread=0.3, own_spread=0.2)
 SURE = SpeedBelief(mean=0.0, spread=0.02, own_spread=0.0)
