@@ -40,7 +40,7 @@ def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ..
 def predicted_profiles(preflight: Preflight, *, shapes: Sequence[GangShape]) -> tuple[Profile, ...]:
     """Returns the option with the shortest predicted step of each technique and shape that can train a job."""
     return tuple(
-        _profile(best, startup_s=GUESSED_STARTUP_S, num_nodes=shape.num_nodes)
+        _profile(best, startup_s=GUESSED_STARTUP_S + (best.startup_s or 0.0), num_nodes=shape.num_nodes)
         for shape in shapes
         for best in _quickest(preflight, shape)
     )
@@ -56,7 +56,9 @@ def foretold(searches: Sequence[ConfigSearch]) -> tuple[Profile, ...]:
         for s in searches
     )
     return tuple(
-        _profile(candidate, startup_s=GUESSED_STARTUP_ON_A_NODE_S) for candidate in firsts if candidate is not None
+        _profile(candidate, startup_s=candidate.startup_s or GUESSED_STARTUP_ON_A_NODE_S)
+        for candidate in firsts
+        if candidate is not None
     )
 
 
@@ -71,6 +73,10 @@ def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> P
         step_s=GUESSED_STEP_S if candidate.step_s is None else candidate.step_s,
         peak_bytes=candidate.least_bytes if forecast is None else forecast.device_bytes,
         startup_s=startup_s,
+        save_s=candidate.save_s or 0.0,
+        evaluate_s=candidate.evaluate_s or 0.0,
+        export_s=candidate.export_s or 0.0,
+        stall_s=candidate.stall_s,
         source=PREDICTED,
     )
 

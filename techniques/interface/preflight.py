@@ -8,6 +8,7 @@ from typing import Any
 
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.interface.values import SINCE_LATER
 
 FROM_META_STEP, ARITHMETIC = "rehearsed", "arithmetic"
 
@@ -37,6 +38,8 @@ class Candidate:
     least_bytes: the least memory that a device needs.
     forecast: the estimated memory; None where the device surely has enough.
     step_s: predicted seconds of a step; None where nothing is known of the devices.
+    startup_s, save_s, stall_s, evaluate_s, export_s: predicted seconds beside the steps, as in a `Profile`; None where
+        they are unknown, such as those of a black box.
     """
 
     technique: str
@@ -46,6 +49,11 @@ class Candidate:
     least_bytes: int
     forecast: Forecast | None = None
     step_s: float | None = None
+    startup_s: float | None = field(default=None, metadata=SINCE_LATER)
+    save_s: float | None = field(default=None, metadata=SINCE_LATER)
+    stall_s: float | None = field(default=None, metadata=SINCE_LATER)
+    evaluate_s: float | None = field(default=None, metadata=SINCE_LATER)
+    export_s: float | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELIN
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.memory import Workload, data_parallel, forecast_memory
+from ringmaster.techniques.runtime.estimates.segment_costs import disk_rates, segment_costs
 from ringmaster.techniques.runtime.estimates.step_times import Outline, outline, predicted_step_s
 from ringmaster.techniques.runtime.processes.order import Slot
 
@@ -149,15 +150,31 @@ class Estimator:
     def _candidate(
         self, technique: Technique, config: Config, shape: GangShape, least_bytes: int, forecast: Forecast | None
     ) -> Candidate:
+        step_s, num_ranks = self._step_s(technique, config, shape), technique.num_ranks(shape)
         return Candidate(
             technique=technique.name,
             config=config,
             num_devices=shape.num_devices,
-            num_ranks=technique.num_ranks(shape),
+            num_ranks=num_ranks,
             least_bytes=least_bytes,
             forecast=forecast,
-            step_s=self._step_s(technique, config, shape),
+            step_s=step_s,
+            **self._beside_steps(technique, num_ranks=num_ranks, step_s=step_s),
         )
+
+    def _beside_steps(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
+        """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
+        if isinstance(technique, BlackBox) or not self._slots:
+            return {}
+        costs = segment_costs(
+            self._job,
+            facts=self._facts,
+            data=from_json(PreparedData, self._workload.data),
+            num_ranks=num_ranks,
+            step_s=step_s,
+            disk=disk_rates(Path(self._order.cache_dir)),
+        )
+        return vars(costs)
 
     def _refusal(self, technique: Technique, shape: GangShape, config: Config, num_bytes: int) -> Refusal:
         reason = f"needs {num_bytes / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device"

@@ -7,8 +7,14 @@ import pytest
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify
 from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.profiling.over_nodes import GUESSED_STEP_S, predicted_profiles, shapes_over_nodes
-from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.over_nodes import (
+    GUESSED_STARTUP_ON_A_NODE_S,
+    GUESSED_STEP_S,
+    foretold,
+    predicted_profiles,
+    shapes_over_nodes,
+)
+from ringmaster.tasks.profiling.search import ConfigSearch, Failure
 from ringmaster.tasks.profiling.stage import _too_large
 from ringmaster.techniques.interface.preflight import Candidate, Forecast, Preflight
 from ringmaster.techniques.interface.technique import GangShape
@@ -86,3 +92,15 @@ def test_such_a_job_is_planned_on_both_nodes_beside_others():
     segments = [segment for segment in plan.segments if segment.job == "a"]
     assert segments
     assert all(sorted(node for node, _ in segment.devices) == ["n1", "n2"] for segment in segments)
+
+
+def test_a_predicted_profile_has_the_predicted_seconds_beside_its_steps():
+    beside = {"startup_s": 2.0, "save_s": 0.3, "stall_s": 0.1, "evaluate_s": 0.4, "export_s": 0.5}
+    (known,) = foretold([of_one(candidate(step_s=1.0, **beside))])
+    assert {name: getattr(known, name) for name in beside} == beside
+    (unknown,) = foretold([of_one(candidate())])
+    assert (unknown.startup_s, unknown.save_s, unknown.stall_s) == (GUESSED_STARTUP_ON_A_NODE_S, 0.0, None)
+
+
+def of_one(one):
+    return ConfigSearch(key="k", job="a", candidates=(one,), fingerprints=["f"])

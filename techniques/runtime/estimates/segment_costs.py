@@ -1,0 +1,127 @@
+"""Predicted seconds of a segment beside its steps: its start, a checkpoint, an evaluation and the export of the model.
+
+With W and S the bytes of the stored weights and of the whole stored state, w and r the bytes that this machine's disk
+writes and reads per second through the runtime's own writer (with checksums, synced):
+
+    save = fixed + S / w      export = fixed + S / r + W / w      start = process + model + S / r
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.model_facts import ModelFacts
+from ringmaster.techniques.interface.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
+from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer, read_whole
+from ringmaster.techniques.runtime.data import PreparedData
+
+VERSION = 1
+LARGE = 1 << 22  # elements of the state that is written to measure the disk
+PROCESS_S, RANKS_S = 0.15, 0.35  # of a fork from a process that has torch imported; of several ranks that meet
+EXPORT_S = 0.05  # of a model's config, tokenizer and checksums
+FIRST_STEPS = 0.5  # steps by which the first ones together take longer than later ones
+INITIALIZED_BYTES_PER_S = 4e8  # of random weights
+FORWARD_SHARE = 0.35  # of a step's computation, of which backward is about twice as much
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskRates:
+    """How fast checkpoints are written and read on this machine.
+
+    fixed_s: seconds of a checkpoint of next to nothing.
+    write_bytes_per_s, read_bytes_per_s: of the bytes beyond that.
+    copy_bytes_per_s: of a copy in memory, from which a checkpoint is written while training continues.
+    """
+
+    fixed_s: float
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    copy_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentCosts:
+    """Predicted seconds beside the steps of a job under an option; the fields are those of a `Candidate`."""
+
+    startup_s: float
+    save_s: float
+    stall_s: float
+    evaluate_s: float
+    export_s: float
+
+
+def segment_costs(
+    job: Job, *, facts: ModelFacts, data: PreparedData, num_ranks: int, step_s: float | None, disk: DiskRates
+) -> SegmentCosts:
+    """Returns the predicted seconds of a job beside its steps.
+
+    step_s: predicted seconds of a step, of which an evaluation's are a share; None where they are unknown.
+    """
+    trained = facts.num_updated * WEIGHT_BYTES
+    weights = trained if job.adapter is not None else facts.parameter_bytes
+    state = weights + facts.num_updated * OPTIMIZER_STATE_BYTES[job.optimizer.name]
+    writing_s = state / disk.write_bytes_per_s
+    size = job.global_batch_size
+    num_batches = min(-(-data.num_held_out // size), job.evaluation.max_batches)
+    building_s = facts.parameter_bytes / INITIALIZED_BYTES_PER_S
+    return SegmentCosts(
+        startup_s=PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * (step_s or 0.0),
+        save_s=disk.fixed_s + writing_s,
+        # A background save of a CPU slot takes time of the cores that train.
+        stall_s=state / disk.copy_bytes_per_s + writing_s / 2,
+        evaluate_s=num_batches * FORWARD_SHARE * (step_s or 0.0),
+        export_s=EXPORT_S + state / disk.read_bytes_per_s + weights / disk.write_bytes_per_s,
+    )
+
+
+@cache
+def disk_rates(cache_dir: Path) -> DiskRates:
+    """Returns the rates of the disk that `cache_dir` lies on. They are measured once for each machine and kept there."""
+    file = cache_dir / f"disk-{digest([os.uname().nodename, VERSION])}.json"
+    if not file.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(to_json(_measured(cache_dir))))
+        aside.rename(file)
+    return from_json(DiskRates, json.loads(file.read_text()))
+
+
+def _measured(folder: Path) -> DiskRates:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        small_s, _ = min(_written_and_read_s(Path(scratch) / f"small-{i}", 1) for i in range(2))
+        large_s, read_s = min(_written_and_read_s(Path(scratch) / f"large-{i}", LARGE) for i in range(2))
+    state, copies = {"model/weight": torch.ones(LARGE)}, HostCopies(is_pinned=False)
+    copies.take(state)
+    started_s = time.perf_counter()
+    copies.take(state)
+    copied_s = time.perf_counter() - started_s
+    num_bytes = LARGE * WEIGHT_BYTES
+    return DiskRates(
+        fixed_s=small_s,
+        write_bytes_per_s=num_bytes / max(large_s - small_s, 1e-4),
+        read_bytes_per_s=num_bytes / max(read_s, 1e-4),
+        copy_bytes_per_s=num_bytes / max(copied_s, 1e-5),
+    )
+
+
+def _written_and_read_s(root: Path, num_elements: int) -> tuple[float, float]:
+    store = CheckpointStore(root)
+    started_s = time.perf_counter()
+    store.save(1, piece_writer({"model/weight": torch.ones(num_elements)}), {})
+    written_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    read_whole(checkpoint, prefix="model/")
+    return written_s, time.perf_counter() - started_s
