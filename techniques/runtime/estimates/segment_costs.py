@@ -87,7 +87,7 @@ def segment_costs(
 
 @cache
 def disk_rates(cache_dir: Path) -> DiskRates:
-    """Returns the rates of the disk that `cache_dir` lies on. They are measured once for each machine and kept there."""
+    """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
     file = cache_dir / f"disk-{digest([os.uname().nodename, VERSION])}.json"
     if not file.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Predicted seconds beside the steps: by the bytes of the state, the disk's rates, and the samples that are held out."""
+"""Predicted seconds beside the steps: by the bytes of the state, the rates of the disk, and the held-out samples."""
 
 from dataclasses import replace
 
