@@ -22,13 +22,13 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Planned
+from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE, section
-from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 from ringmaster.text import markdown
 

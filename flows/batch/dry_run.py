@@ -18,7 +18,7 @@ from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
 from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at
+from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at, surroundings_of
 from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
@@ -28,6 +28,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -39,7 +40,6 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
-from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -168,11 +168,13 @@ def _here(node_context: NodeContext, *, may_try: bool, seed: int) -> DryRun:
     profiled, load = _profile_here(node_context, may_try=may_try), load_now(node_context)
     profiled = profiled_at(profiled, load)
     found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
-    if found.plan is None:
+    if found.plan is None or found.problem is None:
         return found
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
-    return replace(found, prediction=prediction_of(found.plan, options, node_context, load=load))
+    return replace(
+        found, prediction=prediction_of(found.plan, found.problem, options, surroundings_of(node_context, load))
+    )
 
 
 def _profile_here(node_context: NodeContext, *, may_try: bool) -> Profiled:

@@ -12,10 +12,10 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
 from ringmaster.flows.batch.context import RunContext, open_run_context
 from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
-from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at
+from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at, surroundings_of
 from ringmaster.flows.batch.probe import unfit
 from ringmaster.flows.batch.records import close_records, failure, failures_told, log_decision, tell_refused
-from ringmaster.flows.batch.result import PREDICTION, BatchResult, collect
+from ringmaster.flows.batch.result import BatchResult, collect
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process.interrupts import stopped_by_signals
@@ -37,6 +37,8 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.local.device_metrics import watching
 from ringmaster.tasks.execution.local.step_events import StepEvents
+from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION
+from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
@@ -51,7 +53,6 @@ from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques.interface.values import to_json
 
 PASSING = "passing_profiles"  # the fact: what was measured for this run alone, as the machine was busy
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
@@ -97,7 +98,7 @@ class LocalRun:
         self._profiled: Profiled | None = None
         self._plan: Planned | None = None  # None where nothing is left to be planned
         self._began_at_s, self._profiling_s = time.time(), 0.0
-        self._load = Load()
+        self._load, self._surroundings = Load(), Surroundings()
         self._failures: list[JobEnded] = []
         self._groups = ChosenGroups()
         self.journal.put("started_s", self.journal.get("started_s", self._began_at_s))  # resuming keeps deadlines
@@ -166,9 +167,10 @@ class LocalRun:
             return
         is_first = not self.journal.plans()
         plan = self._first_plan(problem) if is_first else self._later_plan(problem)
-        node_context = self._context.node_context
-        prediction = prediction_of(plan, job_table.profiles, node_context, load=self._load)
-        self.journal.put(PREDICTION, to_json(prediction))
+        self._surroundings = surroundings_of(self._context.node_context, self._load)
+        prediction = prediction_of(plan, problem, job_table.profiles, self._surroundings)
+        self.journal.put(FIRST_PREDICTION, prediction.to_json())
+        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
         current_view.get().notice(prediction_text(prediction))
         show_plan(plan, problem, prediction, device=self._cluster.device_kind())
         self._plan = Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
@@ -311,6 +313,7 @@ class LocalRun:
             make_plan=self._checked_plan,
             add_terms=self._add_terms,
             policy=replace(POLICY, objective=self.batch.terms.objective),
+            surroundings=self._surroundings,
         )
 
     def _checked_plan(self, problem: Problem, *, start: Plan | None = None) -> Plan:

@@ -1,4 +1,4 @@
-"""The load of this machine before a plan is made, and the prediction of the plan's makespan."""
+"""The load of this machine before a plan is made, and the first prediction of the ends of a batch and its jobs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ringmaster.flows.batch.context import NodeContext
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.profiling.prediction import Prediction, errors_of, predict, spread_of_plan
+from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in, plan_left, predict
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.reference import Load, at_load, present_load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import Profile
@@ -35,17 +36,17 @@ def profiled_at(profiled: Profiled, load: Load) -> Profiled:
     return replace(profiled, profiles=at_load(profiled.profiles, load), groups=at_load(profiled.groups, load))
 
 
+def surroundings_of(node_context: NodeContext, load: Load) -> Surroundings:
+    """Returns the load of this machine, and the errors of earlier runs of the batch."""
+    earlier = node_context.ledger.finished_batches(node_context.batch.name, most=NUM_EARLIER)
+    return Surroundings(load=load, earlier=errors_in(earlier))
+
+
 def prediction_of(
-    plan: Plan, profiles: Mapping[str, Sequence[Profile]], node_context: NodeContext, *, load: Load
+    plan: Plan, problem: Problem, profiles: Mapping[str, Sequence[Profile]], surroundings: Surroundings
 ) -> Prediction:
-    """Returns the prediction of a plan's makespan, corrected by the errors of earlier runs of the batch.
+    """Returns the prediction of a plan's ends.
 
     profiles: option k of a job in the plan is its profile k.
     """
-    earlier = node_context.ledger.finished_batches(node_context.batch.name, most=NUM_EARLIER)
-    return predict(
-        plan.makespan_s,
-        spread=spread_of_plan(plan, profiles, load),
-        load=load.ratio,
-        earlier=errors_of(earlier),
-    )
+    return predict(plan_left(problem, plan, profiles), surroundings=surroundings)

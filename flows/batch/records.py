@@ -88,7 +88,7 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
     if (prediction := result.prediction) is not None:
         figures |= {"predicted_makespan_s": prediction.makespan_s, "predicted_low_s": prediction.low_s}
         figures |= {"predicted_high_s": prediction.high_s, "prediction_spread": prediction.spread}
-        figures |= {"machine_load": prediction.load}
+        figures |= {"machine_load": prediction.load, "uncorrected_makespan_s": prediction.uncorrected_s}
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
     metrics = {key: value for key, value in figures.items() if value is not None}
     recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])

@@ -7,19 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
-from ringmaster.tasks.profiling.prediction import Prediction
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import printable
-
-PREDICTION = "prediction"
-"""The fact: the prediction of the first plan's makespan since the batch was started or resumed, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +37,7 @@ class BatchResult:
     faults: what could not be recorded.
     fusion: which jobs were trained together, with the makespans of that plan and of the plan with each job alone; None
         if there were no candidates for groups.
-    prediction: the predicted makespan with its interval; None on a pool, where batches share the devices.
+    prediction: the first prediction of the ends of the batch and its jobs, since it was started or resumed.
     """
 
     batch: str
@@ -116,7 +113,7 @@ def collect(
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
         practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
-        prediction = from_json(Prediction, said) if (said := journal.get(PREDICTION)) is not None else None
+        prediction, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
     if fusion and plan is not None:
         figures |= _bound_over_groups(plan, fusion)
     return BatchResult(

@@ -16,8 +16,8 @@ from ringmaster.tasks.planning.charts.gantt_text import axis, job_lines, margin_
 from ringmaster.tasks.planning.plans.plan import Segment
 
 if TYPE_CHECKING:
+    from ringmaster.tasks.execution.prediction import Prediction
     from ringmaster.tasks.planning import Plan, Problem
-    from ringmaster.tasks.profiling.prediction import Prediction
 
 MOST_DEVICES = 64  # rows that a person still reads
 BAR = 30  # columns of the longest bar

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
@@ -83,7 +84,15 @@ class Waiting:
     holders: tuple[str, ...]
 
 
-ExecutionEvent = Planned | SegmentStarted | GangSaid | SegmentEnded | JobEnded | Waiting
+@dataclass(frozen=True, kw_only=True)
+class PredictionUpdate:
+    """The ends of a batch and its jobs were predicted anew. batch: empty for a batch that runs alone."""
+
+    batch: str
+    prediction: Prediction
+
+
+ExecutionEvent = Planned | SegmentStarted | GangSaid | SegmentEnded | JobEnded | Waiting | PredictionUpdate
 Listener = Callable[[ExecutionEvent], None]
 
 

@@ -33,6 +33,7 @@ from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.replanning.forecaster import Forecaster
 from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePlan, PlanManager
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
@@ -96,7 +97,6 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leases, self._journal, self._engine, self._clock = leases, journal, engine, clock
-        self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._stopping, self._steering, self._first_plan = False, steering, plan
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
@@ -133,6 +133,18 @@ class Executor:
             hold_back=self._starter.hold_back,
             forget_speed=self._plan_manager.forget_speed,
         )
+        every = [*listeners, *([] if steering is None else [steering.listen])]
+        if replanner is not None:
+            forecaster = Forecaster(
+                self.job_table,
+                journal,
+                seconds_left=lambda: replanner.seconds_left(self._plan_manager.state()),
+                surroundings=replanner.surroundings,
+                tell=self._tell,
+                clock=clock,
+            )
+            every.append(forecaster.listen)
+        self._listeners = Listeners(every)
         self.job_table.add(entries)
 
     # -- running ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Ready, Steps
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
+USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
 MOST_STEPS = 100  # the newest steps, over which a speed is measured
 
 
@@ -111,3 +113,15 @@ class RunningSegment:
         if self._mean_s is None and len(self._steps_s) >= FEWEST_STEPS:
             self._mean_s = statistics.fmean(self._steps_s)
         return self._mean_s
+
+    @property
+    def step_error(self) -> float:
+        """The standard error of `step_s`, relative to it: steps of uneven widths take unequal seconds.
+
+        A handful of steps says little of how much they differ: `USUAL_DEVIATION` counts as `FEWEST_STEPS` of them.
+        """
+        mean_s, num_steps = self.step_s, len(self._steps_s)
+        if not mean_s:
+            return USUAL_DEVIATION
+        squares = FEWEST_STEPS * USUAL_DEVIATION**2 + sum((step_s / mean_s - 1) ** 2 for step_s in self._steps_s)
+        return math.sqrt(squares / (FEWEST_STEPS + num_steps - 1) / num_steps)

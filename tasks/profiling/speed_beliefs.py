@@ -18,13 +18,14 @@ Integrating over w_j, the job contributes to theta
     precision    sum_i p_i f_i f_i'  -  B g g'     with g = sum_i g_i f_i
     information  sum_i p_i f_i y_i   -  B g sum_i g_i y_i
 
-so that one system of 1 + K equations is solved, however many jobs there are.
+so that one system of 1 + K equations is solved, however many jobs there are. `SpeedBeliefs.draws` draws theta, then
+each w_j given theta, then each z_jo given both, so that draws of several options are correlated as the posterior is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,23 +122,65 @@ class SpeedBeliefs:
 
     def of(self, job: str, option: int, *, technique: str, errors: Errors) -> SpeedBelief:
         """Returns the belief about an option."""
-        if self._posterior is None:
-            self._posterior = _Posterior.of(self._measured)
+        posterior = self._posterior_now()
         known = self._measured.get(job, {})
-        mean, variance = self._posterior.common(known.values(), technique=technique, errors=errors)
+        mean, variance = posterior.common(known.values(), technique=technique, errors=errors)
         own = errors.option**2
         if (measurement := known.get(option)) is None:
-            own += self._posterior.technique_variance(technique, errors=errors)
+            own += posterior.technique_variance(technique, errors=errors)
             return SpeedBelief(
                 mean=mean, spread=math.sqrt(variance + errors.option**2), own_spread=max(math.sqrt(own), LEAST_SPREAD)
             )
         # What the option's own error is, given its measurement and what is common to it and others.
-        share = own / (own + errors.measurement**2) if own else 0.0
+        share, measured = _own_share(measurement.errors), measurement.errors.measurement
         return SpeedBelief(
             mean=mean + share * (measurement.log_ratio - mean),
-            spread=math.sqrt(share * errors.measurement**2 + (1 - share) ** 2 * variance),
+            spread=math.sqrt(share * measured**2 + (1 - share) ** 2 * variance),
             own_spread=0.0,
         )
+
+    def draws(
+        self, options: Mapping[tuple[str, int], tuple[str, Errors]], *, normals: Callable[[], NDArray[np.float64]]
+    ) -> dict[tuple[str, int], NDArray[np.float64]]:
+        """Returns draws of x, the logarithm of true over predicted seconds, of options from their joint posterior.
+
+        options: by job and number, the technique and the prior errors.
+        normals: returns the next independent standard normal numbers, one for each draw.
+        """
+        posterior = self._posterior_now()
+        new = dict.fromkeys(name for name, _ in options.values() if name not in posterior.techniques)
+        root = np.linalg.cholesky(posterior.covariance)
+        # Row 0 is the machine, then the techniques that were measured, then those that were not.
+        theta = posterior.mean[:, None] + root @ np.array([normals() for _ in posterior.mean])
+        theta = np.vstack([theta, *(normals() for _ in new)])
+        rows = {**posterior.techniques, **{name: len(posterior.mean) + k for k, name in enumerate(new)}}
+        of_jobs: dict[str, NDArray[np.float64]] = {}
+        found = {}
+        for (job, option), (technique, errors) in options.items():
+            known = self._measured.get(job, {})
+            if job not in of_jobs:
+                terms = _JobTerms.of(known.values(), posterior.techniques)
+                off = terms.log_ratios[:, None] - terms.factors @ theta[: len(posterior.mean)]
+                of_jobs[job] = terms.gains @ off + normals() / math.sqrt(terms.total)
+            common = errors.machine * theta[0] + errors.technique * theta[rows[technique]] + errors.job * of_jobs[job]
+            if (measurement := known.get(option)) is None:
+                found[job, option] = common + errors.option * normals()
+                continue
+            share = _own_share(measurement.errors)
+            own = share * (measurement.log_ratio - common)
+            found[job, option] = common + own + math.sqrt(share) * measurement.errors.measurement * normals()
+        return found
+
+    def _posterior_now(self) -> _Posterior:
+        if self._posterior is None:
+            self._posterior = _Posterior.of(self._measured)
+        return self._posterior
+
+
+def _own_share(errors: Errors) -> float:
+    """Returns the part of what a measurement differs by from what is common that is the option's own error."""
+    own = errors.option**2
+    return own / (own + errors.measurement**2) if own else 0.0
 
 
 @dataclass(frozen=True)

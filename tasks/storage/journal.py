@@ -10,7 +10,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -101,6 +101,13 @@ class Journal:
 
     def put_all(self, facts: Mapping[str, Any]) -> None:
         """Stores several facts, all of them or none."""
+        self.database.write(self._write_of(facts))
+
+    def put_later(self, facts: Mapping[str, Any]) -> None:
+        """Stores several facts as `put_all` does, with the next writes of a database that batches."""
+        self.database.write_later(self._write_of(facts))
+
+    def _write_of(self, facts: Mapping[str, Any]) -> Callable[[Connection], None]:
         batch = self._batch or ""
 
         def act(connection: Connection) -> None:
@@ -108,7 +115,7 @@ class Journal:
                 connection.execute(delete(FACTS).where(FACTS.c.batch == batch, FACTS.c.key == key))
                 connection.execute(insert(FACTS).values(batch=batch, key=key, value=[_plain(value)]))
 
-        self.database.write(act)
+        return act
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a fact of the whole batch."""

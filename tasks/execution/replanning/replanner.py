@@ -18,6 +18,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_ste
 from ringmaster.tasks.execution.job_table import keeps_layout
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
+from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, options_of, seconds_left
 from ringmaster.tasks.execution.replanning.replan_policy import (
     EPS_S,
     Policy,
@@ -113,6 +114,7 @@ class Replanner:
     make_plan: solves a problem.
     add_terms: adds the terms beside the jobs to a problem.
     policy: the parameters of re-planning.
+    surroundings: what is known of the batch's end beside the speeds of its options, for predictions.
     clock: monotonic seconds.
     background: runs the solver; by default on a thread.
     """
@@ -124,13 +126,14 @@ class Replanner:
         make_plan: Callable[[Problem], Plan],
         add_terms: Callable[[Problem], Problem] = lambda problem: problem,
         policy: Policy = POLICY,
+        surroundings: Surroundings | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
     ) -> None:
         self._name, self._policy, self._clock = name, policy, clock
         self._make_plan, self._on_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
-        self._began_s = clock()
+        self._began_s, self.surroundings = clock(), surroundings or Surroundings()
         self._beliefs, self._when = SpeedBeliefs(), When(policy)
         self._pending_plan: PendingPlan | None = None
         # `_blind_s`: until when no improvement is looked for.
@@ -142,12 +145,13 @@ class Replanner:
         """Records the measured speed of a running segment."""
         expected_s = running.profile.beside(running.members).together_s
         if (step_s := running.step_s) is not None and expected_s > 0:
+            errors = errors_of(running.profile)
             self._beliefs.note(
                 running.segment.job,
                 running.segment.option,
                 step_s / expected_s,
                 technique=running.profile.technique,
-                errors=errors_of(running.profile),
+                errors=replace(errors, measurement=max(errors.measurement, running.step_error)),
             )
 
     def forget(self, job: str) -> None:
@@ -276,6 +280,13 @@ class Replanner:
             if each.id in free
         }
         return explored(planned, jobs, switch_cost_s=left.switch_cost_s, most=self._policy.most_explored)
+
+    def seconds_left(self, state: State) -> dict[str, Draws]:
+        """Returns draws of the seconds until each job ends by the plan that is followed, from what is believed."""
+        state, left = self._plannable(state)
+        if left is None:
+            return {}
+        return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles))
 
     def timeline(self, state: State, left: Problem | None = None) -> PlanSimulator:
         """Returns a simulator of the batch from now on, at the speeds that are known."""

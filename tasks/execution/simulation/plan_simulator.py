@@ -56,6 +56,18 @@ class Stretch:
         return min(self.first_step + begun, self.segment.last_step)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SimulatedSegment:
+    """A simulated segment that has ended.
+
+    starts_s: from when it held its devices.
+    """
+
+    stretch: Stretch
+    starts_s: float
+    ends_s: float
+
+
 class PlanSimulator:
     """The state of every job at `now_s`, which `advance` moves forward at the speeds of `step_s`.
 
@@ -93,6 +105,7 @@ class PlanSimulator:
             self._put(stretch)
         self.ran, self.out = dict(ran or {}), dict(out or {})
         self.ended_s: dict[str, float] = {}
+        self.segments: list[SimulatedSegment] = []  # that have ended, in order of their ends
         self.num_switches = 0
         self._num_steps, self._step_s = num_steps, step_s
         self._stood_at_s: dict[str, float] = {}
@@ -136,6 +149,7 @@ class PlanSimulator:
         other._next_s, other._over = dict(self._next_s), set(self._over)
         other._began_s, other._held_s = dict(self._began_s), dict(self._held_s)
         other.ran, other.out, other.ended_s = dict(self.ran), dict(self.out), dict(self.ended_s)
+        other.segments = list(self.segments)
         other._devices = set(self._devices)
         other._stood_at_s, other._crashed = dict(self._stood_at_s), set(self._crashed)
         if step_s is not None:
@@ -243,8 +257,9 @@ class PlanSimulator:
         """Removes the running segment of a job."""
         del self._next_s[job]
         self._over.discard(job)
-        stretch = self.running.pop(job)
-        self._add_held(self._held_s, stretch, since_s=self._began_s.pop(job))
+        stretch, began_s = self.running.pop(job), self._began_s.pop(job)
+        self._add_held(self._held_s, stretch, since_s=began_s)
+        self.segments.append(SimulatedSegment(stretch=stretch, starts_s=began_s, ends_s=self.now_s))
         return stretch
 
     def _add_held(self, held_s: dict[str, float], stretch: Stretch, *, since_s: float) -> None:

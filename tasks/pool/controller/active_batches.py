@@ -10,6 +10,7 @@ from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     JobEnded,
     Planned,
+    PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
     Waiting,
@@ -154,6 +155,8 @@ def split(name: str) -> tuple[str, str]:
 
 def batch_of(event: ExecutionEvent) -> str | None:
     """Returns the batch that an event is about; None for an event that is about all batches."""
+    if isinstance(event, PredictionUpdate):
+        return event.batch
     if isinstance(event, (Planned, Waiting)):
         return None
     return split(event.segment.job if isinstance(event, (SegmentStarted, SegmentEnded)) else event.job)[0]

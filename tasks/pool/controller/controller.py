@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, select
 
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
@@ -125,8 +125,8 @@ class PoolController:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Listens to the executor: stores each of its decisions in the event log of the batches that it concerns."""
-        if isinstance(event, GangSaid):
-            return  # followers read it where its node has stored it
+        if isinstance(event, (GangSaid, PredictionUpdate)):
+            return  # followers read it where its node, or the forecaster, has stored it
         batch = batch_of(event)
         for one in [batch] if batch is not None else list(self._standing):
             self._quarantine.handle(

@@ -1,0 +1,177 @@
+"""Forecasts of ends: intervals have the coverage that they state, and errors of earlier runs correct them."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t as student
+
+from ringmaster.tasks.execution.prediction import COVERAGE
+from ringmaster.tasks.execution.replanning.forecast import (
+    LEAST_SPREAD,
+    NU,
+    EarlierRun,
+    Surroundings,
+    corrected,
+    errors_in,
+    plan_left,
+    predict,
+    spread_of,
+    t_quantile,
+)
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
+from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.tasks.profiling.reference import Load
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
+from ringmaster.techniques import Profile
+
+SPREADS = st.floats(0.01, 1.0)
+RUNS = st.lists(st.builds(EarlierRun, error=st.floats(-2, 2), spread=SPREADS), max_size=20)
+
+
+def profile(source="measured", **figures):
+    return Profile(technique="single", num_devices=1, num_ranks=1, step_s=0.1, peak_bytes=1, source=source, **figures)
+
+
+def plan_of(*rows, num_devices=2, after=None):
+    """A problem and a plan with a job of 100 s a row: a device and a start."""
+    problem = Problem(
+        "p",
+        nodes=(Node("n", num_devices),),
+        jobs=tuple(
+            PlanningJob(f"j{i}", (Option("single", 1, 100.0),), after=(after or {}).get(i, ()))
+            for i, _ in enumerate(rows)
+        ),
+    )
+    segments = [Segment(f"j{i}", 0, s, s + 100.0, 1.0, 0.0, (("n", (d,)),)) for i, (d, s) in enumerate(rows)]
+    return problem, Plan("p", tuple(segments))
+
+
+def left_of(problem, plan, source=PREDICTED, beliefs=None):
+    return plan_left(problem, plan, {job.id: [profile(source)] for job in problem.jobs}, beliefs=beliefs)
+
+
+# -- draws -----------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_that_follow_each_other_on_a_device_end_one_after_another_in_every_draw():
+    problem, plan = plan_of((0, 0.0), (0, 100.0), (1, 0.0))
+    left = left_of(problem, plan)
+    assert (left["j1"] > left["j0"]).all()
+    assert math.isclose(np.median(left["j0"]), 100.0, rel_tol=0.05)
+    assert math.isclose(np.median(left["j1"]), 200.0, rel_tol=0.05)
+
+
+def test_a_job_waits_for_the_job_that_it_depends_on_in_every_draw():
+    problem, plan = plan_of((0, 0.0), (1, 100.0), after={1: ("j0",)})
+    left = left_of(problem, plan)
+    assert (left["j1"] > left["j0"]).all()
+
+
+def test_draws_are_of_the_posterior_of_the_beliefs():
+    beliefs, errors = SpeedBeliefs(), OF_PREDICTIONS
+    beliefs.note("a", 0, 1.3, technique="ddp", errors=errors)
+    beliefs.note("a", 1, 1.5, technique="fsdp", errors=replace(errors, measurement=0.2))
+    options = {(job, k): (name, errors) for job in "ab" for k, name in enumerate(("ddp", "fsdp", "tensor"))}
+    random_numbers = np.random.default_rng(3)
+    draws = beliefs.draws(options, normals=lambda: random_numbers.standard_normal(40_000))
+    for (job, option), (technique, _) in options.items():
+        belief, found = beliefs.of(job, option, technique=technique, errors=errors), draws[job, option]
+        assert math.isclose(found.mean(), belief.mean, abs_tol=0.006)
+        assert math.isclose(found.std(), belief.spread, rel_tol=0.03, abs_tol=1e-3)
+    assert 0.3 < np.corrcoef(draws["b", 0], draws["b", 2])[0, 1] < 0.95  # what a job's options have in common
+
+
+def test_many_jobs_are_predicted_with_less_relative_error_than_one():
+    one = spread_of(left_of(*plan_of((0, 0.0))))
+    many = spread_of(left_of(*plan_of(*((0, 100.0 * i) for i in range(8)))))
+    assert many < 0.9 * one
+
+
+def test_what_was_measured_is_predicted_with_less_error():
+    problem, plan = plan_of((0, 0.0), (1, 0.0))
+    beliefs = SpeedBeliefs()
+    before = predict(left_of(problem, plan, beliefs=beliefs))
+    for job in ("j0", "j1"):
+        beliefs.note(job, 0, 1.0, technique="single", errors=errors_of(profile(PREDICTED)))
+    after = predict(left_of(problem, plan, beliefs=beliefs))
+    assert after.spread < 0.5 * before.spread
+    for job in ("j0", "j1"):
+        assert after.jobs[job].high_s - after.jobs[job].low_s < before.jobs[job].high_s - before.jobs[job].low_s
+
+
+# -- predictions -----------------------------------------------------------------------------------------------------
+
+
+@given(SPREADS, RUNS)
+def test_each_interval_contains_its_end(spread, earlier):
+    draws = {"a": 50 * np.exp(spread * np.linspace(-2, 2, 200)), "b": 100 * np.exp(spread * np.linspace(2, -2, 200))}
+    found = predict(draws, surroundings=Surroundings(earlier=earlier), made_s=7.0)
+    for end in (found.end, *found.jobs.values()):
+        assert 7.0 < end.low_s < end.end_s < end.high_s
+    assert found.makespan_s >= max(end.end_s for end in found.jobs.values()) - 1e-6
+
+
+def test_a_quiet_machine_and_sure_speeds_leave_the_least_spread():
+    sure = {"a": np.full(200, 10.0)}
+    assert math.isclose(predict(sure).spread, LEAST_SPREAD, rel_tol=1e-6)
+    busy = predict(sure, surroundings=Surroundings(load=Load(ratio=3.0, spread=0.1)))
+    assert busy.spread > math.hypot(LEAST_SPREAD, 0.1)
+
+
+def test_errors_of_earlier_runs_fade_as_speeds_are_measured():
+    earlier = [EarlierRun(error=0.4, spread=0.3)] * 5
+    draws = {"a": 100 * np.exp(0.3 * np.linspace(-2, 2, 200))}
+    about = Surroundings(earlier=earlier)
+    first = predict(draws, surroundings=about)
+    assert first.makespan_s > 1.2 * first.uncorrected_s
+    later = predict({"a": np.full(200, 100.0)}, surroundings=about, first_spread=spread_of(draws))
+    assert math.isclose(later.makespan_s, 100.0, rel_tol=0.01)
+
+
+@given(SPREADS, RUNS, st.randoms(use_true_random=False))
+def test_the_order_of_earlier_runs_does_not_matter(spread, earlier, draw):
+    shuffled = list(earlier)
+    draw.shuffle(shuffled)
+    assert np.allclose(corrected(spread, earlier), corrected(spread, shuffled), rtol=1e-6, atol=1e-9)
+
+
+@given(st.floats(-1, 1), st.integers(5, 20))
+def test_an_error_that_all_runs_share_is_corrected_more_with_each_run(error, num_runs):
+    runs = [EarlierRun(error=error, spread=0.1)] * num_runs
+    off = [abs(corrected(0.1, runs[:n])[0] - error) for n in (0, 1, num_runs)]
+    assert off[0] == abs(error)
+    assert math.isclose(off[1], off[0] / 2, abs_tol=1e-9)
+    assert off[2] <= abs(error) / (1 + num_runs) + 1e-9
+
+
+@pytest.mark.parametrize("num_earlier", [0, 3, 15])
+def test_the_interval_has_its_coverage_if_errors_are_as_the_model_says(num_earlier):
+    draw, num_inside, num_draws = random.Random(7), 0, 4000
+    for _ in range(num_draws):
+        spread = draw.uniform(0.05, 0.5)
+        spreads = [draw.uniform(0.05, 0.5) for _ in range(num_earlier)]
+        tau = NU / sum(draw.gauss(0, 1) ** 2 for _ in range(NU))
+        shared = draw.gauss(0, math.sqrt(tau / 2) * spread)
+        errors = [draw.gauss(shared, math.sqrt(tau / 2) * each) for each in (*spreads, spread)]
+        earlier = [EarlierRun(error=e, spread=s) for e, s in zip(errors, spreads, strict=False)]
+        centre, half = corrected(spread, earlier)
+        num_inside += abs(errors[-1] - centre) <= half
+    assert abs(num_inside / num_draws - COVERAGE) < 0.015  # three standard deviations
+
+
+@pytest.mark.parametrize("freedom", [NU, 6, 10, 24, 1000])
+def test_quantiles_are_those_of_scipy(freedom):
+    assert math.isclose(t_quantile(0.95, freedom=freedom), student.ppf(0.95, freedom), rel_tol=2e-3)
+
+
+def test_runs_without_a_prediction_are_left_out():
+    whole = {"makespan_s": 12.0, "uncorrected_makespan_s": 10.0, "planned_makespan_s": 9.0, "prediction_spread": 0.1}
+    of_0_3 = {"makespan_s": 12.0, "planned_makespan_s": 10.0, "prediction_spread": 0.1}
+    of_0_2 = {"makespan_s": 12.0, "planned_makespan_s": 10.0}
+    stopped = {**whole, "makespan_s": 0.0}
+    assert errors_in([whole, of_0_3, of_0_2, stopped]) == [EarlierRun(error=math.log(1.2), spread=0.1)] * 2
