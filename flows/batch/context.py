@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch import waiting
+from ringmaster.flows.batch import first_processes, waiting
 from ringmaster.flows.batch.run_folder import (
     alone_in,
     base_weights,
@@ -43,7 +43,7 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 
 LEASE_RETRY_S = 1.0
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
@@ -144,20 +144,6 @@ def _kept_batch(file: Path) -> Batch | None:
 # An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
 lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
 
-# Fork servers that were started ahead of the flow that will use them, by batch name.
-_warm: dict[str, ForkServer] = {}
-
-
-def warm_up(batch: Batch) -> None:
-    """Starts to import torch in the batch's fork server, in parallel with the imports of this process."""
-    server = _warm[batch.name] = ForkServer(preload=_preload(batch))
-
-    def start() -> None:
-        with suppress(RuntimeError):  # its first user starts it again, and gets the error
-            server.start()
-
-    threading.Thread(target=start, name="warm-up", daemon=True).start()
-
 
 def ledger_of(home: Path) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
@@ -174,12 +160,6 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
         if error.may_pass:
             raise
         raise InputError([str(error)]) from error
-
-
-def cool_down() -> None:
-    """Closes the fork servers that were started ahead and not used."""
-    while _warm:
-        _warm.popitem()[1].close()
 
 
 @contextmanager
@@ -201,7 +181,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
             server = ForkServerClient(link.readlink())
         if server is None:
-            server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
+            server = first_processes.fork_server_of(batch)
             stack.callback(server.close)
         ledger = ledger_of(home)
         _together(server.start, partial(warm_up_ledger, ledger, batch))
@@ -304,11 +284,6 @@ def _cluster(batch: Batch, home: Path) -> Cluster:
     idle_first = sorted(every.lease_names().items(), key=lambda item: item[1] in held)
     chosen = sorted(place for place, _ in idle_first[: len(cluster.devices)])
     return Cluster(nodes=(replace(every.nodes[0], devices=tuple(every.device(*place) for place in chosen)),))
-
-
-def _preload(batch: Batch) -> tuple[str, ...]:
-    """Returns the modules of the batch's architectures, so that no worker needs to import them."""
-    return tuple(f"transformers:{job.model.architecture}" for job in batch.jobs if job.model.architecture)
 
 
 def _together(*actions: Callable[[], Any]) -> None:

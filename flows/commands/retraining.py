@@ -12,6 +12,7 @@ from rich.markdown import Markdown
 from ringmaster.flows import settings
 from ringmaster.flows.examples import located
 from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
+from ringmaster.flows.services import server_process
 from ringmaster.techniques.interface.dotted_names import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the controller has its own.", min=0)]
@@ -79,6 +80,7 @@ def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
     settings.embed(settings.home())
     if settings.pool() is None:
+        server_process.start_ahead()
         announce(STARTING_SERVERS)
     run = resolve(flow)
     from ringmaster.flows.batch.flow_runs import kept_result

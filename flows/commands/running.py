@@ -125,12 +125,14 @@ def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         if is_alone:
-            from ringmaster.flows.batch.context import cool_down, ledger_of, warm_up, warm_up_ledger
+            from ringmaster.flows.batch.first_processes import close_unused, start_first_processes
 
-            stack.callback(cool_down)
-            warm_up(batch)
-            warm_up_ledger(ledger_of(settings.home()), batch)  # its faults are known before servers start
+            stack.callback(close_unused)
+            start_first_processes(batch)
             announce(STARTING_SERVERS)
+            from ringmaster.flows.batch.context import ledger_of, warm_up_ledger
+
+            warm_up_ledger(ledger_of(settings.home()), batch)
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
         from ringmaster.flows.batch.flow_runs import kept_result

@@ -6,18 +6,12 @@ process dies.
 
 from __future__ import annotations
 
-import atexit
 import os
-import secrets
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import httpx
@@ -30,12 +24,11 @@ from prefect.utilities.callables import get_call_parameters
 from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
+from ringmaster.flows.services import server_process
 from ringmaster.flows.services.databases import check_prefect_database, prefect_database
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
-from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.services.server_process import ServerProcess
 
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
-LONGEST_STOP_S = 5
 TOLD_EVERY_S = 30.0
 LOOK_EVERY_S = 0.1
 REMEDY = "run it again, or start the servers with `ringmaster up`, which runs then use"
@@ -48,55 +41,17 @@ class ServerNotStarted(RingmasterError):
     """Prefect's embedded server does not answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbeddedServer:
-    """An embedded server that has been started: the URL of its API, its USER:PASSWORD, and its process."""
-
-    api: str
-    user: str = field(repr=False)
-    process: subprocess.Popen[Any]
-
-    @classmethod
-    def start(cls) -> EmbeddedServer:
-        """Starts a server, waits until it answers, and returns it; it is ended at exit.
-
-        Raises InputError where its database cannot be used, ServerNotStarted where it does not answer.
-        """
-        check_prefect_database(prefect_database())
-        user = PREFECT_API_AUTH_STRING.value() or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
-        port = _free_port()
-        server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=start_server(port, user=user))
-        atexit.register(server.stop)
-        try:
-            _wait_until_it_answers(f"{server.api}/health", server.process)
-        except ServerNotStarted:
-            server.stop()
-            raise
-        return server
-
-    def stop(self) -> None:
-        """Ends the server. A server that has ended already is left alone."""
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=LONGEST_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def environment(self) -> dict[str, str]:
-        """Returns the environment variables that make Prefect's clients use the server."""
-        return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}
-
-
 _starting = threading.Lock()
-_shared: EmbeddedServer | None = None
+_shared: ServerProcess | None = None
 
 
 @contextmanager
 def embedded_server() -> Iterator[None]:
     """Makes Prefect use the embedded server in the block; does nothing where its settings name another server.
 
-    The first call starts the server, which all later runs of this process use. Raises ServerNotStarted.
+    The first call starts the server, which all later runs of this process use.
+
+    Raises InputError where its database cannot be used, ServerNotStarted where it does not answer.
     """
     if PREFECT_API_URL.value() is not None:
         yield
@@ -139,16 +94,31 @@ class LocalFlow(Flow[P, R]):
             return LocalFlow.of(super().with_options(**options))
 
 
-def _shared_server() -> EmbeddedServer:
+def _shared_server() -> ServerProcess:
     """Returns the server of this process, which the first call starts. All threads of the process then use it."""
     global _shared
     with _starting:
         if _shared is None:
-            _shared = EmbeddedServer.start()
+            _shared = _answering_server()
             # Prefect reads the environment here. Processes that are started later get no password with it.
             with _variables(_shared.environment()):
                 refresh_global_settings_context()
         return _shared
+
+
+def _answering_server() -> ServerProcess:
+    """Returns a server that answers: the one that was started ahead of the first flow, or a new one."""
+    server = server_process.taken()
+    if server is None:
+        variables = get_current_settings().to_environment_variables(exclude_unset=True)
+        server = ServerProcess.start(user=PREFECT_API_AUTH_STRING.value() or "", settings=variables)
+    try:
+        _wait_until_it_answers(f"{server.api}/health", server.process)
+    except ServerNotStarted:
+        server.stop()
+        check_prefect_database(prefect_database())  # a cause that has a remedy, of which the server itself is silent
+        raise
+    return server
 
 
 @contextmanager
@@ -164,13 +134,6 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind((LOOPBACK[0], 0))
-        port: int = trial.getsockname()[1]
-    return port
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
@@ -198,32 +161,3 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 told_s = time.monotonic()
                 announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
             time.sleep(LOOK_EVERY_S)
-
-
-def start_server(port: int, *, user: str) -> subprocess.Popen[Any]:
-    """Starts the server on loopback for `user`, which is USER:PASSWORD. The server ends when this process ends."""
-    settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
-    environment = {
-        **os.environ,
-        **settings,
-        "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
-        "PREFECT_UI_ENABLED": "0",
-        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
-        "PREFECT_API_AUTH_STRING": user,
-        "PREFECT_SERVER_API_AUTH_STRING": user,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
-        ALLOWED_HOSTS: ",".join(LOOPBACK),
-    }
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ringmaster.flows.services.prefect_server",
-        "--port",
-        str(port),
-        "--until-stdin-ends",
-    ]
-    # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
-    # terminal reaches the run alone, which still has to report its final state to the server.
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)

@@ -17,9 +17,9 @@ from ringmaster.flows.services.embedded_server import (
     ServerNotStarted,
     embedded_server,
     has_lasting_server,
-    start_server,
 )
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS
+from ringmaster.flows.services.server_process import ServerProcess
 from ringmaster.flows.sweep import sweep
 from ringmaster.flows.train_batch import train_batch
 from tests.ports import free_port
@@ -61,11 +61,11 @@ def settings_now():
 
 
 def test_it_asks_for_the_password_that_its_clients_know_and_checks_who_asks(started):
-    start_server(8123, user=AUTH)
+    server = ServerProcess.start(user=AUTH)
     ((command, options),) = started
     environment = options["env"]
     assert environment["PREFECT_SERVER_API_AUTH_STRING"] == environment["PREFECT_API_AUTH_STRING"] == AUTH
-    assert environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:8123"
+    assert environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == server.api.removesuffix("/api")
     assert "evil" not in environment[ALLOWED_HOSTS] and "127.0.0.1" in environment[ALLOWED_HOSTS].split(",")
     assert "ringmaster.flows.services.prefect_server" in command and "--until-stdin-ends" in command
     assert "secret-word" not in " ".join(command)

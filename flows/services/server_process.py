@@ -1,0 +1,106 @@
+"""The process of Prefect's embedded server.
+
+This module imports nothing of Prefect, which takes seconds: a command starts the server first, and imports meanwhile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
+from ringmaster.flows.settings import PoolAddress
+
+LONGEST_STOP_S = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess:
+    """An embedded server that has been started: the URL of its API, its USER:PASSWORD, and its process."""
+
+    api: str
+    user: str = field(repr=False)
+    process: subprocess.Popen[Any]
+
+    @classmethod
+    def start(cls, *, user: str = "", settings: Mapping[str, str] | None = None) -> ServerProcess:
+        """Starts a server on loopback, which ends when this process ends; does not wait until it answers.
+
+        user: its USER:PASSWORD; by default one that is drawn.
+        settings: environment variables with the settings of Prefect that this process has beside its environment.
+        """
+        user = user or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
+        port = _free_port()
+        process = _start(port, user=user, settings=settings or {})
+        server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=process)
+        atexit.register(server.stop)
+        return server
+
+    def stop(self) -> None:
+        """Ends the server. A server that has ended already is left alone."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=LONGEST_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables that make Prefect's clients use the server."""
+        return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}
+
+
+_ahead: list[ServerProcess] = []
+
+
+def start_ahead() -> None:
+    """Starts the server that the first flow of this process will use, unless the environment names another one."""
+    if not os.environ.get("PREFECT_API_URL") and not _ahead:
+        _ahead.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
+
+
+def taken() -> ServerProcess | None:
+    """Returns the server that was started ahead, the first time; None where there is none."""
+    return _ahead.pop() if _ahead else None
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind((LOOPBACK[0], 0))
+        port: int = trial.getsockname()[1]
+    return port
+
+
+def _start(port: int, *, user: str, settings: Mapping[str, str]) -> subprocess.Popen[Any]:
+    source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
+    environment = {
+        **os.environ,
+        **settings,
+        "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+        "PREFECT_UI_ENABLED": "0",
+        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        "PREFECT_API_AUTH_STRING": user,
+        "PREFECT_SERVER_API_AUTH_STRING": user,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
+        ALLOWED_HOSTS: ",".join(LOOPBACK),
+    }
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ringmaster.flows.services.prefect_server",
+        "--port",
+        str(port),
+        "--until-stdin-ends",
+    ]
+    # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
+    # terminal reaches the run alone, which still has to report its final state to the server.
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
