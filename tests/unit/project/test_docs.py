@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.problems.families import families
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *PAGES]
 OURS = r"(?:flows|tasks|techniques|model_lineage|tests|examples|benchmarks|docs)/[\w./-]*"
 
 
