@@ -20,6 +20,8 @@ READY := .venv/.ready
 # What bench-gpu runs: a machine with a GPU may have its own torch and transformers, and nothing else.
 PYTHON_GPU ?= $(BIN)/python
 BENCH_READY := .venv-bench/.ready
+DOCS_READY := .venv-docs/.ready
+MKDOCS := NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # No phoning home, whatever of ours is started.
@@ -30,7 +32,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint check-style check-format check-types check-imports format bench \
+.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
 	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-lineage bench-execution bench-sweeps bench-adapters environment constraints clean
 
 help:  ## Say what can be made
@@ -87,7 +89,7 @@ endef
 	$(call resolved,.venv-lowest,lowest-direct)
 	@touch $@
 
-lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
+lint: check-style check-format check-types check-imports docs  ## Check style, format, types, who imports whom, and the documentation
 
 check-style: $(READY)
 	$(BIN)/ruff check .
@@ -100,6 +102,18 @@ check-types: $(READY)
 
 check-imports: $(READY)
 	$(BIN)/python -m pytest tests/unit/project/test_architecture.py
+
+docs: $(DOCS_READY)  ## Build the documentation site into site/; a broken link or an unknown reference fails
+	$(MKDOCS) build --strict --quiet
+
+docs-serve: $(DOCS_READY)  ## Serve the documentation site on loopback, and build it again after each change
+	$(MKDOCS) serve
+
+# The site is built from sources, which are not imported: its environment has no torch.
+$(DOCS_READY): docs/requirements.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement docs/requirements.txt
+	@touch $@
 
 format: $(READY)  ## Format the code, and mend what ruff can mend
 	$(BIN)/ruff format .
@@ -184,5 +198,5 @@ constraints: $(READY)  ## Write the versions that are installed now into constra
 	@touch $(READY)
 
 clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
-	rm -rf .venv .venv-bench .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+	rm -rf .venv .venv-bench .venv-docs .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build site src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import ringmaster
 from ringmaster.flows import cli
 from ringmaster.flows.commands.planning import plan
 from ringmaster.tasks.batch import parse_batch
@@ -98,3 +99,8 @@ def test_the_page_of_batch_files_is_what_the_schema_says():
     assert page.read_text() == reference(), (
         f"make it anew: python -m ringmaster.tasks.batch.reference > {page.relative_to(ROOT)}"
     )
+
+
+def test_the_reference_has_every_public_name():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    assert sorted(re.findall(r"^::: ringmaster\.(\w+)$", pages, re.MULTILINE)) == sorted(ringmaster.__all__)

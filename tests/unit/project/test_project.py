@@ -14,7 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("flows", "tasks", "techniques", "model_lineage", "tests", "examples", "benchmarks", "docs", ".ci")
+FOLDERS = ("flows", "tasks", "techniques", "model_lineage", "tests", "examples", "benchmarks", "docs", ".ci", ".github")
 TEXTS = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".svg", ".json", ""}
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -127,7 +127,17 @@ def test_make_lets_nothing_phone_home(name: str, tmp_path: Path):
 
 def test_hooks_check_what_make_lint_checks():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert [hook["entry"] for hook in hooks] == [f"make {target}" for target in rules()["lint"].split()]
+    commands = {f"check-{hook['id']}" if hook["id"] != "docs" else "docs": hook["entry"] for hook in hooks}
+    assert list(commands) == rules()["lint"].split()
+    for target, command in commands.items():
+        recipe = make("--dry-run", "--always-make", target).stdout.splitlines()[-1]
+        assert command == f"make {target}" or recipe == command.replace("--force-exclude", "."), target
+
+
+def test_workflows_run_lint_and_every_suite():
+    workflows = [yaml.safe_load(file.read_text()) for file in (ROOT / ".github" / "workflows").iterdir()]
+    told = set(re.findall(r"\b(lint|test(?:-[a-z]+)?)\b", str([workflow["jobs"] for workflow in workflows])))
+    assert told >= {"lint", *SUITES, *OTHER_VERSIONS}
 
 
 def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[str], str]:
