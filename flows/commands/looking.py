@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.cells import cell_len
 from rich.table import Table
-from rich.text import Text
 
-from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
-from ringmaster.flows.process.process_log import report_faults
-from ringmaster.text import printable
 
-MOST_IN_CELL = 500  # characters of a message; --json has all of it
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.pool.handed_over import Pending
-    from ringmaster.tasks.storage.journal import JobRecord
+FOLLOW_EVERY_S = 0.5
 
 
 def techniques(
@@ -65,135 +58,97 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how the newest run of each batch stands, and all runs that stand on a pool."""
-    rows = [row for run in _runs(batch) for row in run.rows]
+    from ringmaster.flows.reports.status_report import runs_of, status_table
+
+    rows = [row for run in runs_of(batch) for row in run.rows]
     if as_json:
         print_json(rows)
         return
     output_console().print(status_table(rows), end="", soft_wrap=True)
 
 
-def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
-    """Returns the table that `status` prints, as lines: a table of rich takes a millisecond a row. rows: of jobs."""
-    columns = ("batch", "run", "job", "status", "step", "message", "trained with")
-    cells = [
-        ["" if value is None else printable(str(value), limit=MOST_IN_CELL) for value in row.values()] for row in rows
-    ]
-    widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    text = Text(no_wrap=True)
-    for row_cells in (columns, *cells):
-        line = " ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row_cells, widths, strict=True))
-        text.append(f" {line.rstrip()}\n", "bold" if row_cells is columns else None)
-    return text
-
-
 def logs(
-    job: Annotated[str, typer.Argument(help="A job's name.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="[BATCH] JOB", help="A job's name, after its batch's where several have it.")
+    ],
     rank: Annotated[int, typer.Option(help="Which worker process of the gang.")] = 0,
-    batch: Annotated[str | None, typer.Option(help="The batch, where several have a job of that name.")] = None,
+    batch: Annotated[str | None, typer.Option(help="The batch, as an option.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job has ended, from gang to gang.")
+    ] = False,
 ) -> None:
-    """Print what a job's worker printed in its last segment."""
-    names = []
-    for run in sorted(_runs(batch), key=lambda run: run.folder.name, reverse=True):
-        names += [str(row["job"]) for row in run.rows]
-        every = sorted((run.folder / "gangs").glob("[0-9]*-*"))
-        leaders = {row["leader"] for row in run.rows if row["job"] == job}  # whose gang trained it, where one did
-        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
-        if gangs:
-            file = gangs[-1] / f"rank-{rank}.log"
-            if not file.exists():
-                ranks = sorted(path.stem.removeprefix("rank-") for path in gangs[-1].glob("rank-*.log"))
-                raise InputError([f"{job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
-            text = file.read_text(errors="replace")
-            write_document(text)
-            if not text:
-                error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
+    """Print what a job's worker logged and printed in its last segment."""
+    if len(names) > 2 or (len(names) == 2 and batch is not None):
+        raise InputError([f"logs are of one job, not of {' '.join(names)}. To fix: ringmaster logs BATCH JOB"])
+    batch, job = (names[0] if len(names) == 2 else batch), names[-1]
+    gang = _last_gang(batch, job)
+    if follow:
+        with suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
+            for text in _followed(gang, batch=batch, rank=rank):
+                write_document(text)
+                sys.stdout.flush()
+        return
+    text = gang.log(rank).read_text(errors="replace")
+    write_document(text)
+    if not text:
+        error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
+
+
+def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
+    """Yields a log and what is added to it, and then the logs of the job's next gangs, until the job has ended."""
+    clock = threading.Event()
+    while True:
+        with gang.log(rank).open(errors="replace") as file:
+            has_next = is_over = False
+            while not (has_next or is_over):
+                newest = _last_gang(batch, gang.job)  # before the log is read, so that no line of it is missed
+                text = file.read()
+                yield text
+                has_next = newest.folder != gang.folder and (newest.folder / f"rank-{rank}.log").exists()
+                is_over = newest.is_over
+                if not text:
+                    clock.wait(FOLLOW_EVERY_S)
+        if not has_next:
             return
-    raise InputError([f"no segment of a job {job!r} has run here; there are jobs {', '.join(names) or 'none'}"])
+        gang = newest
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
-    """A run of a batch, on this machine or on a pool. rows: of its jobs."""
+class _Gang:
+    """The newest gang of a job. is_over: whether the job has ended."""
 
-    batch: str
+    job: str
     folder: Path
-    rows: list[dict[str, Any]]
+    is_over: bool
+
+    def log(self, rank: int) -> Path:
+        """Returns the log of a rank. Raises InputError if there is none."""
+        file = self.folder / f"rank-{rank}.log"
+        if not file.exists():
+            ranks = sorted(path.stem.removeprefix("rank-") for path in self.folder.glob("rank-*.log"))
+            raise InputError([f"{self.job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
+        return file
 
 
-def _runs(batch: str | None) -> list[_Run]:
-    """The runs to look at: those of one batch, or of all. Raises InputError where there is no such batch."""
-    every = [*_runs_here(), *_runs_on_pool()]
-    runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
-    if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
-        error_console().print(f"no job of {batch} has been in a plan: its last run waits for that, or ended before")
-    elif batch is not None and not runs:
-        there = ", ".join(dict.fromkeys(run.batch for run in every)) or "none"
-        raise InputError([f"there is no batch {batch!r} under {settings.home()}; there are {there}"])
-    return runs
+def _last_gang(batch: str | None, job: str) -> _Gang:
+    """Returns the newest gang of a job. Raises InputError if there is none, with the reason or the names of jobs."""
+    from ringmaster.flows.reports.status_report import runs_of
+    from ringmaster.tasks.storage.journal import ENDED
 
-
-def _runs_here() -> Iterator[_Run]:
-    """The newest run of each batch that ran on this machine alone."""
-    from ringmaster.tasks.storage.database import DatabaseFault
-    from ringmaster.tasks.storage.journal import jobs_of_file
-
-    newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
-    for file in newest.values():
-        batch, folder = file.parent.parent.name, file.parent
-        try:
-            yield _Run(batch=batch, folder=folder, rows=_rows(jobs_of_file(file), batch, folder.name))
-        except DatabaseFault as error:  # the other batches are shown
-            report_faults(error.faults)
-
-
-def _runs_on_pool() -> Iterator[_Run]:
-    """The runs that stand on the pool that this machine belongs to, and the newest one of each batch."""
-    address = settings.pool()
-    if address is None:
-        return
-    from ringmaster.flows.pool.asking import open_database
-    from ringmaster.tasks.pool.handed_over import pending
-    from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
-    from ringmaster.tasks.storage.journal import Journal
-
-    with open_database(address) as database:
-        submissions = Submissions(database)
-        every = submissions.names()
-        newest = {name: key for key, name, _ in every}
-        shown = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED or newest[name] == key}
-        folders = submissions.folders()
-        records: dict[str, list[JobRecord]] = {key: [] for key in shown}
-        for qualified, record in Journal(database, batch=None).jobs(batches=list(shown)).items():
-            key, _, job = qualified.partition("/")
-            records[key].append(replace(record, name=job))
-        for key, name in shown.items():
-            yield _Run(batch=name, folder=Path(folders[key]), rows=_rows(records[key], name, key))
-        for found in pending(database):
-            yield _Run(batch=found.name, folder=settings.home() / "batches" / found.name, rows=_pending_rows(found))
-
-
-def _pending_rows(found: Pending) -> list[dict[str, Any]]:
-    """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    known = {"status": found.status, "step": 0, "message": found.message, "leader": None}
-    return [{"batch": found.name, "run": found.run, "job": job, **known} for job in found.jobs]
-
-
-def _rows(records: Iterable[JobRecord], batch: str, run: str) -> list[dict[str, Any]]:
-    """A row a job; leader: the job whose gang trained it too, None where it had its own."""
-    from ringmaster.tasks.storage.journal import LEADER
-
-    return [
-        {
-            "batch": batch,
-            "run": run,
-            "job": record.name,
-            "status": record.status,
-            "step": record.step,
-            "message": record.message,
-            "leader": record.details.get(LEADER),
-        }
-        for record in records
-    ]
+    names: list[str] = []
+    idle: list[str] = []  # why a job of that name has no gang
+    for run in sorted(runs_of(batch), key=lambda run: run.folder.name, reverse=True):
+        names += [str(row["job"]) for row in run.rows]
+        mine = [row for row in run.rows if row["job"] == job]
+        every = sorted((run.folder / "gangs").glob("[0-9]*-*"))
+        leaders = {row["leader"] for row in mine}  # whose gang trained it, where one did
+        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
+        if gangs:
+            return _Gang(job=job, folder=gangs[-1], is_over=all(row["status"] in ENDED for row in mine))
+        for row in mine:
+            why = f": {row['message']}" if row["message"] else ""
+            idle.append(f"{job} of {run.batch} has no log here, as no gang has trained it; it is {row['status']}{why}")
+    raise InputError(idle or [f"there is no job {job!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}"])
 
 
 def watch(

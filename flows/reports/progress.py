@@ -1,22 +1,25 @@
-"""Progress of a running batch for a person: live bars on a terminal, plain lines elsewhere."""
+"""Progress of a running batch for a person: a live table of the running jobs on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.text import Text
+from rich.table import Table
 
 from ringmaster.flows.output import styled
 from ringmaster.flows.process.interrupts import said_by
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
@@ -27,10 +30,122 @@ from ringmaster.tasks.execution.events import (
     Waiting,
 )
 from ringmaster.tasks.execution.orders import called
+from ringmaster.tasks.execution.progress import TRAINING, JobProgress, whole_seconds
+from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metrics.registry import why_undefined
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, PhaseStarted
 from ringmaster.text import printable
+
+LINES_EVERY_S = 30.0  # between the lines about each running job in a log
+MOST_LINES = 20  # jobs of which a log says each time how they go on
+MOST_NAMED = 4  # devices of a gang whose numbers are shown
+WIDE, BAR = 120, 16  # columns from which on a terminal has room for bars, and of a bar
+
+
+@dataclass(kw_only=True)
+class RunningJob:
+    """A job whose gang runs.
+
+    option: its technique and devices. num_steps: all of its steps; None if unknown.
+    """
+
+    job: str
+    option: str
+    num_steps: int | None
+    progress: JobProgress
+
+    def activity(self, now_s: float) -> str:
+        """Returns when it ends at its present speed, or what its gang does other than to train: "saving, 3 s"."""
+        progress = self.progress
+        if progress.phase != TRAINING:
+            return f"{progress.phase}, {whole_seconds(now_s - progress.phase_s)}"
+        if (left_s := progress.left_s(self.num_steps)) is None:
+            return f"first step, {whole_seconds(now_s - progress.phase_s)}"
+        return f"{whole_seconds(left_s)} left"
+
+    def line(self, now_s: float) -> str:
+        """Returns its state as one line of a log."""
+        step = f"step {self.progress.step}" + (f" of {self.num_steps}" if self.num_steps else "")
+        return (
+            f"{self.job}: {', '.join(filter(None, (step, self.progress.figures().in_words(), self.activity(now_s))))}"
+        )
+
+
+class BatchProgress:
+    """The present activity of a batch and its running jobs, by its notices and an executor's events.
+
+    clock: monotonic seconds.
+    rows: the running jobs, by the number of the segment and the name.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now_s = clock
+        self.rows: dict[tuple[int, str], RunningJob] = {}
+        self._activity, self._activity_s = "starting", clock()
+        self._planned_s: float | None = None  # when training began
+        self._num_done = self._num_jobs = 0
+
+    def begin(self, activity: str) -> None:
+        """Notes what is done now, until the next event."""
+        self._activity, self._activity_s = activity, self.now_s()
+
+    def hear(self, event: ExecutionEvent) -> None:
+        """Takes in an event of an executor."""
+        now_s = self.now_s()
+        if not isinstance(event, GangSaid):
+            self._activity, self._activity_s = "", now_s
+        match event:
+            case Planned():
+                planned = sum(1 + len(job.members) for job in event.problem.jobs)
+                self._num_jobs = max(self._num_jobs, self._num_done + planned)
+                self._planned_s = now_s if self._planned_s is None else self._planned_s
+            case SegmentStarted():
+                self._start(event, now_s)
+            case GangSaid():
+                for row in self._rows_of(event):
+                    row.progress.hear(event.event, now_s=now_s)
+            case SegmentEnded():
+                self.rows = {key: row for key, row in self.rows.items() if key[0] != event.number}
+            case JobEnded():
+                self._num_done += 1
+                self.rows = {key: row for key, row in self.rows.items() if key[1] != event.job}
+
+    def _start(self, event: SegmentStarted, now_s: float) -> None:
+        jobs = (event.segment.job, *event.members)
+        totals = event.num_steps or (None,) * len(jobs)
+        option = f"{event.technique} on {_numbers(event.segment.devices)}"
+        for job, total in zip(jobs, totals, strict=True):
+            progress = JobProgress(step=event.first_step, phase_s=now_s, predicted_bytes=event.predicted_bytes)
+            if job != event.segment.job:
+                progress.step = 0  # it says where it begins
+            self.rows[event.number, job] = RunningJob(job=job, option=option, num_steps=total, progress=progress)
+
+    def _rows_of(self, event: GangSaid) -> list[RunningJob]:
+        """Returns the jobs that an event is about. A phase of a gang is one of all its jobs."""
+        if isinstance(event.event, PhaseStarted):
+            return [row for (number, _), row in self.rows.items() if number == event.number]
+        row = self.rows.get((event.number, event.job))
+        return [] if row is None else [row]
+
+    def headline(self) -> str:
+        """Returns how many jobs have ended, the time since training began, and what is done beside it."""
+        now_s, texts = self.now_s(), []
+        if self._num_jobs:  # a job may fail before there is a plan
+            texts.append(f"{self._num_done} of {counted(self._num_jobs, 'job')} ended")
+        if self._planned_s is not None:
+            texts.append(whole_seconds(now_s - self._planned_s))
+        if self._activity:
+            texts.append(f"{self._activity}, {whole_seconds(now_s - self._activity_s)}")
+        return " · ".join(texts)
+
+    def lines(self) -> list[str]:
+        """Returns a line for each running job, or for the present activity where none runs."""
+        now_s, rows = self.now_s(), list(self.rows.values())
+        if not rows:
+            return [f"still {self._activity}, {whole_seconds(now_s - self._activity_s)}"] if self._activity else []
+        more = [f"and {len(rows) - MOST_LINES} more jobs"] if len(rows) > MOST_LINES else []
+        return [row.line(now_s) for row in rows[:MOST_LINES]] + more
 
 
 class View:
@@ -64,13 +179,48 @@ current_view: ContextVar[View] = ContextVar("current_view", default=View())  # n
 
 
 class LinesView(View):
-    """Shows each event as a line, for logs."""
+    """Shows each event as a line, for logs, and a line for each running job every `every_s` seconds.
 
-    def __init__(self, console: Console, *, is_verbose: bool = False) -> None:
-        self._console, self._is_verbose = console, is_verbose
+    clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        is_verbose: bool = False,
+        every_s: float = LINES_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._is_verbose, self._every_s, self._clock = console, is_verbose, every_s, clock
+        self._batch = BatchProgress(clock=clock)
+        self._printed_s = clock()  # when there was a line for each running job
+        self._ticking = running(self._tick_on, name="progress lines")
+
+    def __enter__(self) -> Self:
+        self._ticking.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ticking.__exit__(kind, error, trace)
+
+    def _tick_on(self, over: threading.Event) -> None:
+        while not over.wait(self._every_s / 10):
+            self.tick()
+
+    def tick(self) -> None:
+        """Prints a line for each running job, or one about the present activity, where that is due."""
+        if self._clock() - self._printed_s < self._every_s:
+            return
+        self._printed_s = self._clock()
+        for line in self._batch.lines():
+            self._console.print(line, style="dim", soft_wrap=True)
 
     def notice(self, text: str) -> None:
         """Prints the line."""
+        self._begin(text)
         self._console.print(text, style="dim")
 
     def detail(self, text: str) -> None:
@@ -84,43 +234,29 @@ class LinesView(View):
 
     def listen(self, event: ExecutionEvent) -> None:
         """Prints a line about the event if it matters."""
+        self._batch.hear(event)
         if (said := describe(event)) is not None:
-            self._console.print(said.text, style=said.style)
+            self._console.print(said.text, style=said.style, soft_wrap=True)
 
-
-class _TaskText(ProgressColumn):
-    """A column of text. rich's own reads markup."""
-
-    def __init__(self, show: Callable[[Task], str], *, style: str = "") -> None:
-        super().__init__()
-        self._show, self._style = show, style
-
-    def render(self, task: Task) -> Text:
-        """Returns the text about a bar."""
-        return styled(self._show(task), self._style)
+    def _begin(self, activity: str) -> None:
+        self._batch.begin(activity)
+        if not self._batch.rows:
+            self._printed_s = self._clock()
 
 
 class LiveView(View):
-    """A bar for each running segment, with its devices, step, loss and the time left."""
+    """A table of the running jobs, with step, loss, speed, memory and the time left, above the present activity.
 
-    def __init__(self, console: Console, *, is_verbose: bool = False) -> None:
+    clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, console: Console, *, is_verbose: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console, self._is_verbose = console, is_verbose
-        self._status = Spinner("dots", text="starting")
-        self._bars = Progress(
-            _TaskText(lambda task: task.description, style="bold"),
-            _TaskText(lambda task: task.fields["option"], style="cyan"),
-            _TaskText(lambda task: task.fields["devices"], style="dim"),
-            BarColumn(bar_width=30),
-            _TaskText(lambda task: f"step {task.completed:.0f}/{task.total or 0:.0f}"),
-            _TaskText(lambda task: f"loss {task.fields['loss']}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._live = Live(Group(self._bars, self._status), console=console, refresh_per_second=5, transient=True)
-        self._bar_of: dict[int, TaskID] = {}
-        self._leads: dict[int, str] = {}  # by segment number, the job whose steps its bar shows
-        self._num_done = self._num_jobs = 0
+        self._batch = BatchProgress(clock=clock)
+        self._spinner = Spinner("dots")
+        self._live = Live(get_renderable=self._picture, console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -132,58 +268,57 @@ class LiveView(View):
         self._live.stop()
 
     def notice(self, text: str) -> None:
-        """Shows the current activity below the bars."""
-        self._status.update(text=styled(text))
+        """Shows the present activity below the jobs."""
+        self._batch.begin(text)
 
     def detail(self, text: str) -> None:
-        """Prints the line above the bars, with --verbose."""
+        """Prints the line above the jobs, with --verbose."""
         if self._is_verbose:
             self._live.console.print(text, style="dim", soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Prints the line above the bars."""
+        """Prints the line above the jobs."""
         self._live.console.print(text, style="bold", soft_wrap=True)
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Moves the bars; prints ends of segments and jobs above them."""
-        match event:
-            case Planned():
-                planned = sum(1 + len(job.members) for job in event.problem.jobs)
-                self._num_jobs = max(self._num_jobs, self._num_done + planned)
-            case SegmentStarted():
-                self._start(event)
-            case GangSaid():
-                self._move(event)
-            case SegmentEnded():
-                self._bars.remove_task(self._bar_of.pop(event.number))
-            case JobEnded():
-                self._num_done += 1
-        if self._num_jobs:  # a job may fail before there is a plan
-            self._status.update(text=styled(f"{self._num_done} of {self._num_jobs} jobs have ended"))
-        if not isinstance(event, (SegmentStarted, GangSaid)) and (said := describe(event)) is not None:
-            self._live.console.print(said.text, style=said.style)
+        """Changes the table; prints ends of segments and jobs, and evaluations, above it."""
+        self._batch.hear(event)
+        if not isinstance(event, SegmentStarted) and (said := describe(event)) is not None:
+            self._live.console.print(said.text, style=said.style, soft_wrap=True)
 
-    def _start(self, event: SegmentStarted) -> None:
-        segment = event.segment
-        self._leads[event.number] = segment.job
-        self._bar_of[event.number] = self._bars.add_task(
-            called(segment.job, event.members),
-            total=segment.last_step,
-            completed=event.first_step,
-            option=f"{event.technique} x{event.num_devices}",
-            devices=_devices(segment.devices),
-            loss="-",
-        )
+    def _picture(self) -> RenderableType:
+        self._spinner.update(text=styled(self._batch.headline()))
+        if not (rows := list(self._batch.rows.values())):
+            return self._spinner
+        most = max(1, self._console.height - 4)  # beside the heading, the spinner and a line of the shell
+        parts: list[RenderableType] = [self._jobs(rows[:most])]
+        if len(rows) > most:
+            parts.append(styled(f"and {len(rows) - most} more jobs", "dim"))
+        return Group(*parts, self._spinner)
 
-    def _move(self, event: GangSaid) -> None:
-        said = event.event
-        if isinstance(said, Steps) and event.number in self._bar_of and self._leads[event.number] == event.job:
-            self._bars.update(self._bar_of[event.number], completed=said.step, loss=f"{said.losses[-1]:.3f}")
+    def _jobs(self, rows: Sequence[RunningJob]) -> Table:
+        has_bars = self._console.width >= WIDE
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("job", style="bold", no_wrap=True, overflow="ellipsis", min_width=8)
+        table.add_column("technique", style="cyan", no_wrap=True, overflow="ellipsis")
+        if has_bars:
+            table.add_column("", width=BAR)
+        for heading in ("step", "loss", "samples/s", "tokens/s", "memory"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("now", no_wrap=True)
+        now_s = self._batch.now_s()
+        for row in rows:
+            progress = row.progress
+            step = f"{progress.step}/{row.num_steps}" if row.num_steps else str(progress.step)
+            bar = [ProgressBar(total=row.num_steps or 1, completed=progress.step, width=BAR)] if has_bars else []
+            cells = (step, *progress.figures().cells, row.activity(now_s))
+            table.add_row(styled(row.job), styled(row.option), *bar, *map(styled, cells))
+        return table
 
 
 @contextmanager
 def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
-    """Shows the progress of the enclosed work: live bars if the console is a terminal, lines elsewhere."""
+    """Shows the progress of the enclosed work: a live table if the console is a terminal, lines elsewhere."""
     make = LiveView if console.is_terminal else LinesView
     with make(console, is_verbose=is_verbose) as view, said_by(view.say):
         token = current_view.set(view)
@@ -217,6 +352,8 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
+        case GangSaid(job=job, event=Metrics(step=step, metrics=metrics)):
+            return f"{job} at step {step}: {_metrics(metrics)}", ""
         case GangSaid(event=CheckpointFailed(message=message)):
             return f"warning: {message}", "yellow"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
@@ -240,5 +377,12 @@ def _devices(devices: tuple[tuple[str, int], ...]) -> str:
     return "device " + ",".join(str(number) for _, number in devices)
 
 
-def _metrics(metrics: dict[str, Any]) -> str:
+def _numbers(devices: tuple[tuple[str, int], ...]) -> str:
+    """Returns the numbers of a gang's devices for a narrow column: "0,1"; of many devices their number."""
+    if len(devices) > MOST_NAMED:
+        return f"{len(devices)} devices"
+    return ",".join(str(number) for _, number in devices)
+
+
+def _metrics(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())

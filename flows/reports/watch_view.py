@@ -15,6 +15,8 @@ from ringmaster.tasks.planning.charts.gantt_text import Piece
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 from ringmaster.tasks.timeline.text import (
     FAULT_MARK,
+    FIGURES,
+    JOB_COLUMNS,
     KEY,
     Row,
     axis,
@@ -25,6 +27,7 @@ from ringmaster.tasks.timeline.text import (
     rows,
 )
 
+NUMBERS = ("step", *FIGURES, "ends after")  # columns of numbers
 HEADINGS = 11  # lines other than devices, jobs, nodes and notes
 INK, FAINT, DARK, RED = "#22303c", "#6b7680", "#3a444c", "#c1121f"
 STATUS_STYLES = {"running": "bold", "failed": RED, "done": "green", "paused": "yellow", "cancelled": "yellow"}
@@ -113,15 +116,14 @@ def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tupl
 
 
 def _jobs(run_timeline: RunTimeline, most: int) -> Table:
-    table = Table(
-        *("", Column("job", no_wrap=True), "status", Column("step", justify="right"), "technique"),
-        *(Column("ends after", justify="right"), "message"),
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
-    for text in job_texts(run_timeline, most):
-        table.add_row(*text, style=STATUS_STYLES.get(text[2]))
+    texts = job_texts(run_timeline, most)
+    # Columns of figures that no job has are left out.
+    shown = [i for i, name in enumerate(JOB_COLUMNS) if name not in FIGURES or any(text[i] for text in texts)]
+    columns = [Column(JOB_COLUMNS[i], justify="right" if JOB_COLUMNS[i] in NUMBERS else "left") for i in shown]
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.columns[1].no_wrap = True
+    for text in texts:
+        table.add_row(*(text[i] for i in shown), style=STATUS_STYLES.get(text[2]))
     left_out = len(run_timeline.jobs) - most
     if left_out > 0:
         table.add_row("", f"and {left_out} more", style=FAINT)

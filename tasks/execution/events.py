@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
@@ -12,7 +12,7 @@ from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.interface.values import stored_as
+from ringmaster.techniques.interface.values import SINCE_LATER, stored_as
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.text import printable_lines
@@ -36,6 +36,8 @@ class SegmentStarted:
     number: the segment's number in the journal.
     attempt: counts from 1.
     members: the other jobs that the gang trains.
+    num_steps: the steps of the job and of each member, from their first to their last; empty where unknown.
+    predicted_bytes: the memory that a device is predicted to need; None where unknown.
     """
 
     number: int
@@ -45,6 +47,8 @@ class SegmentStarted:
     first_step: int
     attempt: int
     members: tuple[str, ...] = stored_as("fellows", default=())
+    num_steps: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
+    predicted_bytes: int | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

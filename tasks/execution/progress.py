@@ -1,4 +1,4 @@
-"""The progress of a running segment as its gang reports it: the current step and the seconds of a step."""
+"""The progress of a running segment as its gang reports it: for the executor, and in figures for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.techniques import Profile
-from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Ready, Steps
+from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
 MOST_STEPS = 100  # the newest steps, over which a speed is measured
+MOST_REPORTS = 50  # the newest reports, over which rates for people are measured
+TRAINING = "training"  # the phase in which steps are taken
 
 
 def is_about(event: Event, job: str) -> bool:
@@ -125,3 +128,129 @@ class RunningSegment:
             return USUAL_DEVIATION
         squares = FEWEST_STEPS * USUAL_DEVIATION**2 + sum((step_s / mean_s - 1) ** 2 for step_s in self._steps_s)
         return math.sqrt(squares / (FEWEST_STEPS + num_steps - 1) / num_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFigures:
+    """What a running job does, in figures for people. None where a figure is unknown.
+
+    phase: what its gang does other than to train, such as "saving"; empty while it trains.
+    loss: of its newest step.
+    metrics: of its newest evaluation.
+    samples_per_s, tokens_per_s: over its newest steps, on all devices; tokens without padding.
+    peak_bytes: the most memory that its first device has held so far.
+    predicted_bytes: what a device was predicted to need.
+    """
+
+    phase: str = ""
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    peak_bytes: int | None = None
+    predicted_bytes: int | None = None
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """The texts of loss, samples/s, tokens/s and memory for a table; empty where unknown."""
+        loss = "" if self.loss is None else f"{self.loss:.4g}"
+        return loss, _rate(self.samples_per_s), _rate(self.tokens_per_s), memory_text(self)
+
+    def in_words(self) -> str:
+        """Returns the known figures: "loss 2.12, 512 samples/s, 65.5k tokens/s, memory 1.2 of 1.4 GiB predicted"."""
+        loss, samples, tokens, memory = self.cells
+        predicted = " predicted" if self.peak_bytes and self.predicted_bytes else ""
+        texts = (
+            loss and f"loss {loss}",
+            samples and f"{samples} samples/s",
+            tokens and f"{tokens} tokens/s",
+            memory and f"memory {memory}{predicted}",
+        )
+        return ", ".join(filter(None, texts))
+
+
+@dataclass
+class JobProgress:
+    """What the gang of a running job reports of it, to be shown.
+
+    phase: as its gang called it. phase_s: when it began, on the clock of whoever calls `hear`.
+    step_s: median seconds of a step of its newest report.
+    predicted_bytes: the memory that a device was predicted to need.
+    """
+
+    step: int = 0
+    step_s: float | None = None
+    phase: str = "starting"
+    phase_s: float = 0.0
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    predicted_bytes: int | None = None
+    _reports: deque[Steps] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
+    _is_warm: bool = False
+
+    def hear(self, event: Event, *, now_s: float = 0.0) -> None:
+        """Takes in an event."""
+        self.step = max(self.step, step_told(event) or 0)
+        match event:
+            case PhaseStarted() if event.phase != self.phase:
+                self.phase, self.phase_s = event.phase, now_s
+            case Ready() if self.phase != TRAINING:
+                self.phase, self.phase_s = TRAINING, now_s
+            case Steps() if event.seconds:
+                self._take_steps(event)
+            case Metrics():
+                self.metrics = event.metrics
+
+    def _take_steps(self, report: Steps) -> None:
+        self.step_s = statistics.median(report.seconds)
+        self.loss = report.losses[-1] if report.losses else self.loss
+        self.peak_bytes = max(self.peak_bytes or 0, report.peak_bytes) or None
+        if self._reports and not self._is_warm:  # the first report includes the first step, which is slow
+            self._reports.clear()
+            self._is_warm = True
+        self._reports.append(report)
+
+    def figures(self) -> JobFigures:
+        """Returns the present figures."""
+        return JobFigures(
+            phase="" if self.phase == TRAINING else self.phase,
+            loss=self.loss,
+            metrics=self.metrics,
+            samples_per_s=self._rate_of([report.num_samples for report in self._reports]),
+            tokens_per_s=self._rate_of([report.num_tokens for report in self._reports]),
+            peak_bytes=self.peak_bytes,
+            predicted_bytes=self.predicted_bytes,
+        )
+
+    def _rate_of(self, numbers: list[int]) -> float | None:
+        seconds = sum(sum(report.seconds) for report in self._reports)
+        return sum(numbers) / seconds if seconds and any(numbers) else None
+
+    def left_s(self, num_steps: int | None) -> float | None:
+        """Returns the seconds of the steps that are left of `num_steps` at its present speed; None if unknown."""
+        if self.step_s is None or num_steps is None:
+            return None
+        return max(0, num_steps - self.step) * self.step_s
+
+
+def memory_text(figures: JobFigures) -> str:
+    """Returns the memory that was held so far, of the predicted one: "1.2 of 1.4 GiB"; empty before the first step."""
+    if not figures.peak_bytes:
+        return ""
+    known = [number for number in (figures.peak_bytes, figures.predicted_bytes) if number]
+    unit, factor = ("GiB", 2**30) if max(known) >= 999 * 2**20 else ("MiB", 2**20)
+    return f"{' of '.join(f'{number / factor:.3g}' for number in known)} {unit}"
+
+
+def _rate(value: float | None) -> str:
+    """Returns a rate of three digits: "0.25", "512", "65.5k", "1.2M"."""
+    if value is None:
+        return ""
+    factor, unit = next(((f, u) for f, u in ((1e6, "M"), (1e3, "k")) if value >= 0.9995 * f), (1.0, ""))
+    return f"{value / factor:.3g}{unit}"
+
+
+def whole_seconds(seconds: float) -> str:
+    """Returns a time that changes while one looks, without fractions of a second: "12 s", "5.1 min"."""
+    return seconds_text(float(round(max(0.0, seconds))))

@@ -226,6 +226,8 @@ class Starter:
                 first_step=first_step,
                 attempt=self._job_table.attempts.get(job, 0) + 1,
                 members=tuple(members),
+                num_steps=tuple(self._job_table.totals[name] for name in (job, *members)),
+                predicted_bytes=profile.peak_bytes or None,
             )
         )
         return SegmentCall(
@@ -253,6 +255,7 @@ class Starter:
             "first_step": records[segment.job].step,
             "last_step": segment.last_step,
             "planned_s": [segment.start_s, segment.end_s],
+            "predicted_bytes": profile.peak_bytes or None,
         }
         return what | ({"fellows": {self._local(name): records[name].step for name in members}} if members else {})
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.progress import is_about, step_told
+from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
@@ -27,27 +26,14 @@ from ringmaster.tasks.timeline.run_timeline import (
     Span,
 )
 from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
-from ringmaster.techniques.runtime.processes.events import Event, Ready, Steps
+from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come
 MOST_NOTES = 200
 MOST_EVENTS = 2000  # newest events to read at the first look
 INTERRUPTED = "interrupted"
-PACE_EVENTS = (Ready, Steps)  # the events that report progress
-
-
-@dataclass
-class _Pace:
-    """The step that a gang has reported, and the seconds of its newest steps."""
-
-    step: int = 0
-    step_s: float | None = None
-
-    def hear(self, event: Event) -> None:
-        self.step = max(self.step, step_told(event) or 0)
-        if isinstance(event, Steps) and event.seconds:
-            self.step_s = statistics.median(event.seconds)
+PACE_EVENTS = (Ready, Steps, Metrics, PhaseStarted)  # the events that report progress
 
 
 class TimelineReader:
@@ -68,8 +54,8 @@ class TimelineReader:
         self._began = 0
         self._makespans_s: dict[int, float] = {}
         self._nodes: dict[str, int] = {}
-        self._paces: dict[int, _Pace] = {}
-        self._beside: dict[tuple[int, str], _Pace] = {}  # of members, by segment and name within the batch
+        self._paces: dict[int, JobProgress] = {}
+        self._beside: dict[tuple[int, str], JobProgress] = {}  # of members, by segment and name within the batch
         self._heard = 0
         self._inbox: deque[tuple[int, Event]] = deque()
 
@@ -198,10 +184,12 @@ class TimelineReader:
         while self._inbox:
             events.append(self._inbox.popleft())
         for number, event in events:
+            if not isinstance(event, PACE_EVENTS):
+                continue
             if is_about(event, running.get(number, "")):
-                self._paces.setdefault(number, _Pace()).hear(event)
-            elif isinstance(event, PACE_EVENTS) and event.job is not None:
-                self._beside.setdefault((number, event.job), _Pace()).hear(event)
+                self._paces.setdefault(number, JobProgress()).hear(event)
+            elif isinstance(event, JobEvent) and event.job is not None:
+                self._beside.setdefault((number, event.job), JobProgress()).hear(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
         self._beside = {key: pace for key, pace in self._beside.items() if key[0] in running}
 
@@ -233,7 +221,7 @@ class TimelineReader:
         self, record: SegmentRecord, records: Mapping[str, JobRecord], totals: Mapping[str, int | None]
     ) -> int | None:
         """Returns the steps that a running gang has left by its reports, None if that is unknown."""
-        what, pace = record.what, self._paces.get(record.id, _Pace())
+        what, pace = record.what, self._paces.get(record.id, JobProgress())
         mine = max(0, int(what["last_step"]) - pace.step)
         at_once = what["config"].get(AT_ONCE)
         if at_once is None or what["last_step"] < (totals.get(record.job) or 0):  # it ends with its lead job
@@ -242,7 +230,7 @@ class TimelineReader:
         for member, first in _members(record).items():
             if (total := totals.get(member)) is None:
                 return None
-            told = self._beside.get((record.id, member.rpartition("/")[2]), _Pace()).step
+            told = self._beside.get((record.id, member.rpartition("/")[2]), JobProgress()).step
             is_over = records[member].status in ENDED
             left.append(0 if is_over else max(0, total - max(first, told, records[member].step)))
         return num_steps_of_gang(left, at_once=at_once)
@@ -270,6 +258,10 @@ class TimelineReader:
                         steps[member] = told.step
                     elif records[member].status == JobStatus.RUNNING:
                         waiting.add(member)
+        figures: dict[str, JobFigures] = {}
+        for segment in segments:
+            if segment.ended_s is None:
+                figures |= self._figures(segment)
         mine: dict[str, list[Span]] = {}
         for span in (*past, *running, *coming):
             for job in span.jobs:
@@ -289,9 +281,20 @@ class TimelineReader:
                     num_devices=len(show.devices) if show else 0,
                     ends_s=max((span.end_s for span in mine.get(name, ())), default=None),
                     message=record.message,
+                    figures=figures.get(name, JobFigures()),
                 )
             )
         return lines
+
+    def _figures(self, segment: SegmentRecord) -> dict[str, JobFigures]:
+        """Returns what a running gang has reported of each of its jobs. Its phases are those of all of them."""
+        lead = self._paces.get(segment.id, JobProgress())
+        found = {segment.job: lead}
+        found |= {m: self._beside.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in _members(segment)}
+        predicted, phase = segment.what.get("predicted_bytes"), lead.figures().phase
+        return {
+            job: replace(progress.figures(), phase=phase, predicted_bytes=predicted) for job, progress in found.items()
+        }
 
     def _notes(self, heads: Sequence[Head], past: Sequence[Span], zero_s: float) -> list[Note]:
         notes = []

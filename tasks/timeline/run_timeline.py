@@ -6,10 +6,11 @@ These are pure values. `reader.py` reads them from a journal's database; `svg.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.interface.values import stored_as, to_json
@@ -68,6 +69,7 @@ class JobLine:
     num_steps: the job's steps, None if unknown.
     technique, num_devices: those of its newest segment, or of the next one.
     ends_s: when it ended or is forecast to end, None if nothing is planned for it.
+    figures: its loss, speed and memory while it runs.
     """
 
     name: str
@@ -78,6 +80,7 @@ class JobLine:
     num_devices: int = 0
     ends_s: float | None = None
     message: str = ""
+    figures: JobFigures = field(default_factory=JobFigures)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from ringmaster.text import printable
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
 MOST_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan
+FIGURES = ("loss", "samples/s", "tokens/s", "memory")  # of running jobs
+JOB_COLUMNS = ("", "job", "status", "step", *FIGURES, "technique", "ends after", "message")
 KEY = f"letters: done  {RUNNING_FILL} running  {TO_COME_FILL} to come  {FAULT_MARK} failed  · idle"
 
 
@@ -99,7 +101,10 @@ def _marked(piece: Piece) -> Piece:
 
 
 def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
-    """Returns the rows of a table of jobs, running jobs first: letter, name, status, step, option, end, message."""
+    """Returns the rows of a table of jobs, running jobs first, with the cells of `JOB_COLUMNS`.
+
+    The message of a running job says what its gang does other than to train.
+    """
     letter = letters(run_timeline)
     order = {"running": 0, "failed": 1, "waiting": 2, "paused": 3, "cancelled": 4, "done": 5}
     found: list[tuple[str, ...]] = []
@@ -107,7 +112,7 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
         step = f"{job.step}/{job.num_steps}" if job.num_steps else str(job.step)
         option = f"{job.technique} x{job.num_devices}" if job.technique else ""
         ends = "" if job.ends_s is None else seconds_text(max(0.0, job.ends_s))
-        found.append(
-            (letter[job.name], printable(job.name), job.status, step, option, ends, printable(job.message, limit=60))
-        )
+        message = printable(job.message or job.figures.phase, limit=60)
+        name = printable(job.name)
+        found.append((letter[job.name], name, job.status, step, *job.figures.cells, option, ends, message))
     return found

@@ -122,8 +122,8 @@ class Account:
                     raise ValueError(f"the command failed with kind {event.kind!r}. To fix: give one of {kinds}")
                 self.end = event
 
-    def tell_steps(self, num_told: int) -> None:
-        """Forwards the steps after the first `num_told`."""
+    def tell_steps(self, num_told: int, *, peak_bytes: int = 0) -> None:
+        """Forwards the steps after the first `num_told`. peak_bytes: the most memory that the command has held."""
         seconds = self.step_seconds[num_told:]
         if not seconds:
             return
@@ -132,7 +132,14 @@ class Account:
             return
         first_step, losses = self._step - len(seconds), self._losses[num_told:]
         self._reporter.send(
-            Steps(first_step=first_step, losses=tuple(losses), seconds=tuple(seconds), wall_s=time.time())
+            Steps(
+                first_step=first_step,
+                losses=tuple(losses),
+                seconds=tuple(seconds),
+                wall_s=time.time(),
+                num_samples=len(seconds) * self._order.job.global_batch_size,
+                peak_bytes=peak_bytes,
+            )
         )
         self._be_patient(max(seconds))
 

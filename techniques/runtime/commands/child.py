@@ -111,10 +111,10 @@ class Child:
                 num_told = len(self.account.step_seconds)
                 for event in self._report.events():
                     self.account.note(event)
-                self.account.tell_steps(num_told)
                 seconds = self.account.step_seconds[num_told:]
                 if seconds:
                     self._seen_peak_bytes = max(self._seen_peak_bytes, _peak_bytes(self._kept.processes()))
+                self.account.tell_steps(num_told, peak_bytes=self.account.reported_peak_bytes or self._seen_peak_bytes)
                 yield seconds
 
     def terminate(self) -> None:

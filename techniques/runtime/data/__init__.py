@@ -6,7 +6,7 @@ samples of a step's global batch, and `fetch` stacks them. Importing this packag
 
 from ringmaster.techniques.interface.data_source import Dataset, PreparedData
 from ringmaster.techniques.runtime.data.loading import open_data, prepare
-from ringmaster.techniques.runtime.data.samples import Indices, fetch, width_of
+from ringmaster.techniques.runtime.data.samples import Indices, fetch, num_tokens_of, width_of
 from ringmaster.techniques.runtime.data.sampling import batch_indices, sampler_of
 from ringmaster.techniques.runtime.data.sources.registry import SOURCES
 
@@ -17,6 +17,7 @@ __all__ = [
     "PreparedData",
     "batch_indices",
     "fetch",
+    "num_tokens_of",
     "open_data",
     "prepare",
     "sampler_of",

@@ -90,6 +90,16 @@ def width_of(dataset: Dataset, indices: Indices, *, multiple_of: int) -> int | N
     return min(-(-dataset.longest(indices) // multiple_of) * multiple_of, dataset.width)
 
 
+def num_tokens_of(batch: Mapping[str, torch.Tensor]) -> int:
+    """Returns the number of input tokens of a batch: those of its mask, without padding, or all where it has none.
+
+    0 where the samples are no tokens, such as images.
+    """
+    if "attention_mask" in batch:
+        return int(batch["attention_mask"].sum())
+    return batch["input_ids"].numel() if "input_ids" in batch else 0
+
+
 def fetch(
     dataset: Dataset,
     indices: Indices,

@@ -32,12 +32,14 @@ class MemberReport:
     loss: the mean loss over the job's batch; NaN if `count` is 0.
     count: the number of labels (or rows) that the mean is over.
     seconds: the job's share of the group's step time.
+    num_tokens: of the job's batch, by `num_tokens_of`.
     """
 
     step: int
     loss: float
     count: float
     seconds: float
+    num_tokens: int
 
 
 class Group:
@@ -80,10 +82,12 @@ class Group:
         learnt = self.stem.learn(parts, losses)
         sums: list[float] = torch.stack([each.loss_sum for each in learnt]).tolist() if learnt else []
         counts = [each.count for each in learnt]
+        tokens: list[float] = [member.num_tokens for member in self.members]
         if self._ranks is not None and learnt:
             sum_gradients([member.row for member in self.members])
-            summed = self._ranks.sum([*sums, *counts])
-            sums, counts = summed[: len(sums)], summed[len(sums) :]
+            summed = self._ranks.sum([*sums, *counts, *tokens])
+            num = len(sums)
+            sums, counts, tokens = summed[:num], summed[num : 2 * num], summed[2 * num :]
         steps = [member.next_step for member in self.members]
         for member, loss_sum, count, each in zip(self.members, sums, counts, learnt, strict=True):
             if count and math.isfinite(loss_sum):
@@ -93,9 +97,13 @@ class Group:
         seconds = (time.perf_counter() - started_s) / max(len(self.members), 1)
         return {
             member.name: MemberReport(
-                step=step, loss=loss_sum / count if count else math.nan, count=count, seconds=seconds
+                step=step,
+                loss=loss_sum / count if count else math.nan,
+                count=count,
+                seconds=seconds,
+                num_tokens=round(num_tokens),
             )
-            for member, step, loss_sum, count in zip(self.members, steps, sums, counts, strict=True)
+            for member, step, loss_sum, count, num_tokens in zip(self.members, steps, sums, counts, tokens, strict=True)
         }
 
     def _lay_out(self, batches: Sequence[Batch]) -> None:

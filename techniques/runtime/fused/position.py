@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.runtime.fused.group import MemberReport
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, Ready
 from ringmaster.techniques.runtime.processes.ranks import Ranks
@@ -21,7 +22,7 @@ class Position:
     def __init__(self, member: Member, ranks: Ranks, reporter: Reporter) -> None:
         self.member, self.first_step, self.last_step = member, member.next_step, member.order.last_step
         self._reporter, self._sender = reporter, reporter.about(member.name)
-        self._progress = Progress(self._sender)
+        self._progress = Progress(self._sender, ranks)
         self._saver = Saver(member, member.store(), self._sender, ranks=ranks)
         self._saved_s, self._saved_step = time.monotonic(), member.next_step
         self._seconds: dict[str, float] = {}
@@ -60,9 +61,18 @@ class Position:
         self._sender.send(Ready(step=self.first_step, startup_s=startup_s))
         tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
 
-    def stepped(self, *, step: int, loss: float, seconds: float) -> None:
+    def stepped(self, report: MemberReport, *, seconds: float) -> None:
         """Reports a step. seconds: the duration of the gang's step."""
-        self._progress.add(StepReport(step=step, loss=loss, seconds=seconds, asked=()))
+        self._progress.add(
+            StepReport(
+                step=report.step,
+                loss=report.loss,
+                seconds=seconds,
+                asked=(),
+                num_samples=self.member.job.global_batch_size,
+                num_tokens=report.num_tokens,
+            )
+        )
 
     def measured(self, metrics: Mapping[str, float], *, seconds: float) -> None:
         """Reports metrics, or stores them for the outcome at the job's end. seconds: its share of the evaluation."""

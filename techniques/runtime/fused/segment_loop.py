@@ -59,7 +59,7 @@ class _Segment:
     def __init__(self, order: GangOrder, reporter: Reporter, *, rank: int) -> None:
         self._order, self._reporter = order, reporter
         self._ranks = join_group(order, rank)
-        reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
+        reporter.phase("loading the base", patience_s=BUILD_PATIENCE_S)
         self._group = open_group(order, self._ranks)
         self._waiting = orders_of(order)
         self._at_once = order.config.get(AT_ONCE) or len(self._waiting)
@@ -103,7 +103,7 @@ class _Segment:
         seconds = time.perf_counter() - started_s
         for name, report in reports.items():
             if math.isfinite(report.loss):
-                self._positions[name].stepped(step=report.step, loss=report.loss, seconds=seconds)
+                self._positions[name].stepped(report, seconds=seconds)
             else:
                 lost = lost_loss(report.loss, step=report.step) if report.count else NOTHING.format(step=report.step)
                 self._end(self._positions[name], OutcomeStatus.INVALID, message=lost)
@@ -204,7 +204,10 @@ class _Segment:
             seconds = (time.perf_counter() - started_s) / len(measured)
             for name, found in metrics.items():
                 self._positions[name].measured(found, seconds=seconds)
-        for position in [position for position in self._positions.values() if position.is_done]:
+        done = [position for position in self._positions.values() if position.is_done]
+        if any(position.is_at_its_end for position in done):
+            self._reporter.phase("exporting the models", patience_s=SAVE_PATIENCE_S)
+        for position in done:
             if not position.is_at_its_end or self._try(position, position.export):
                 self._end(position, OutcomeStatus.DONE)
             self._reporter.beat()

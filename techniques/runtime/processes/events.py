@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.interface.metric import checked_values
 from ringmaster.techniques.interface.preflight import Preflight
@@ -228,6 +228,8 @@ class Steps(JobEvent):
     losses, seconds: of each step; the losses are empty where only the progress is stored.
     rewards: the mean reward of each step's completions; empty for losses that generate none.
     wall_s: the time of the report in seconds since the epoch.
+    num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
+    peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
     """
 
     NAME = "steps"
@@ -236,10 +238,16 @@ class Steps(JobEvent):
     losses: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
     rewards: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
     wall_s: float = field(default=0.0, metadata=SINCE_LATER)
+    num_samples: int = field(default=0, metadata=SINCE_LATER)
+    num_tokens: int = field(default=0, metadata=SINCE_LATER)
+    peak_bytes: int = field(default=0, metadata=SINCE_LATER)
 
     def __post_init__(self) -> None:
         _check_step(self.first_step)
         _check_seconds(*self.seconds, self.wall_s)
+        for number in (self.num_samples, self.num_tokens, self.peak_bytes):
+            if type(number) is not int or number < 0:
+                raise ValueError(f"numbers of samples, tokens and bytes are whole numbers from 0, not {number!r:.100}")
         if self.losses and len(self.losses) != len(self.seconds):
             raise ValueError(f"{len(self.losses)} losses are of {len(self.seconds)} steps")
         if not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in self.losses):
@@ -249,6 +257,20 @@ class Steps(JobEvent):
     def step(self) -> int:
         """The step that the job has reached."""
         return self.first_step + len(self.seconds)
+
+    def newest(self, most: int) -> Self:
+        """Returns the report of its newest steps, at most so many, without their rewards."""
+        num_left_out = max(0, len(self.seconds) - most)
+        share = 1 - num_left_out / max(1, len(self.seconds))
+        return replace(
+            self,
+            first_step=self.first_step + num_left_out,
+            seconds=self.seconds[num_left_out:],
+            losses=self.losses[num_left_out:],
+            rewards=(),
+            num_samples=round(self.num_samples * share),
+            num_tokens=round(self.num_tokens * share),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

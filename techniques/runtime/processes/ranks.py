@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,12 +24,14 @@ class Ranks:
 
     device: where its tensors are.
     mesh: the gang's devices; None for a single process.
+    first_bytes: what the process held when it joined: Python and libraries, which all ranks of a machine share.
     """
 
     rank: int
     num_ranks: int
     device: torch.device
     mesh: DeviceMesh | None
+    first_bytes: int = 0
 
     def sum(self, values: list[float]) -> list[float]:
         """Returns the element-wise sum over all ranks."""
@@ -64,14 +67,28 @@ class Ranks:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return float(largest)
 
+    def peak_bytes(self) -> int:
+        """Returns the most bytes that this rank has held: of a GPU's allocator, or of a CPU rank's process.
+
+        What the process held before it joined does not count, as it does not in predictions.
+        """
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return max(0, _held_bytes() - self.first_bytes)
+
     def agree(self, yes: bool) -> bool:
         """Returns whether all ranks pass True; it is also a barrier."""
         return self.sum([float(not yes)])[0] == 0
 
 
+def _held_bytes() -> int:
+    """Returns the most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def alone(device: torch.device) -> Ranks:
     """Returns the `Ranks` of a process without peers."""
-    return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+    return Ranks(rank=0, num_ranks=1, device=device, mesh=None, first_bytes=_held_bytes())
 
 
 def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
@@ -110,4 +127,4 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
         timeout=timeout,
     )
     mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)
+    return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh, first_bytes=_held_bytes())

@@ -21,7 +21,7 @@ from ringmaster.techniques.runtime.processes.events import RankFailed, RankResul
 from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
-from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.runtime.processes.reporter import RankLog, Reporter
 from ringmaster.techniques.runtime.training import segment_loop, trial_loop
 from ringmaster.techniques.runtime.training.segment_loop import BUILD_PATIENCE_S
 from ringmaster.techniques.runtime.training.trainer import Trainer
@@ -61,11 +61,13 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
                 store_model(Path(order.model_dir or ""), order.model_url)
         reporter.send(RankResult(result=result))
         _leave(0)
+    if rank == 0 and order.purpose == TRAIN:
+        reporter.log = RankLog()
     slot = order.slots[0]
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
     num_ranks = technique.num_ranks(shape)
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
-    reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
+    reporter.phase("loading data and model", patience_s=BUILD_PATIENCE_S)
     trainer = Trainer(order, technique, ranks, beat=reporter.beat)
     loop = {TRAIN: segment_loop.train, TRIAL: trial_loop.trial}[order.purpose]
     result = loop(trainer, order, reporter)

@@ -13,6 +13,7 @@ from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
 from ringmaster.techniques.runtime.training.trainer import StepReport, Trainer
 
@@ -48,6 +49,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
         result["metrics"] = trainer.evaluate()
+        reporter.phase("exporting the model", patience_s=SAVE_PATIENCE_S)
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
         if order.job.adaptation is not None:
@@ -97,7 +99,7 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
 
 def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver) -> bool:
     """Trains the steps of the segment; returns whether a command stopped it early."""
-    progress = Progress(reporter)
+    progress = Progress(reporter, trainer.ranks)
     patience = StepTimeout(reporter)
     every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
     is_first = trainer.ranks.rank == 0
@@ -132,7 +134,9 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             patience.announce()
         if evaluation_due(order, trainer.next_step):
             progress.flush()
+            reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
             reporter.send(Metrics(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
+            patience.announce()
     progress.flush()
     return False
 
@@ -151,8 +155,8 @@ def evaluation_due(order: GangOrder, step: int) -> bool:
 class Progress:
     """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
 
-    def __init__(self, reporter: EventSender) -> None:
-        self._reporter = reporter
+    def __init__(self, reporter: EventSender, ranks: Ranks) -> None:
+        self._reporter, self._ranks = reporter, ranks
         self._steps: list[StepReport] = []
         self._sent_s = time.monotonic()
 
@@ -172,6 +176,9 @@ class Progress:
                     rewards=tuple(report.reward for report in self._steps if report.reward is not None),
                     seconds=tuple(report.seconds for report in self._steps),
                     wall_s=time.time(),
+                    num_samples=sum(report.num_samples for report in self._steps),
+                    num_tokens=sum(report.num_tokens for report in self._steps),
+                    peak_bytes=self._ranks.peak_bytes(),
                 )
             )
         self._steps, self._sent_s = [], time.monotonic()

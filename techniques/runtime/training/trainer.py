@@ -41,6 +41,7 @@ from ringmaster.techniques.runtime.data import (
     Indices,
     PreparedData,
     fetch,
+    num_tokens_of,
     open_data,
     prepare,
     sampler_of,
@@ -89,6 +90,7 @@ class StepReport:
     """One global step: the mean loss over its batch, its seconds, and the sums of the values that the ranks passed.
 
     reward: the mean reward of the completions, of losses that generate them.
+    num_samples, num_tokens: of the global batch; tokens by `num_tokens_of`.
     """
 
     step: int
@@ -96,6 +98,8 @@ class StepReport:
     seconds: float
     asked: tuple[float, ...]
     reward: float | None = None
+    num_samples: int = 0
+    num_tokens: int = 0
 
 
 class Trainer:
@@ -186,7 +190,8 @@ class Trainer:
             reward = self._generate(work)
             work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
-        loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
+        sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
+        loss_sum, count, num_tokens, *asked = sums
         if not count:
             raise ValueError(
                 f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
@@ -199,6 +204,8 @@ class Trainer:
             seconds=time.perf_counter() - started_s,
             asked=tuple(asked),
             reward=reward,
+            num_samples=self.job.global_batch_size,
+            num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
         )
         self.next_step += 1
         self._beat()
@@ -407,6 +414,12 @@ class _Work:
         self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
         self.micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
         self.loss_function = trainer.adapting.loss
+        self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the micro-batches that were read."""
+        return sum(self._num_tokens.values())
 
     @property
     def num_micro_batches(self) -> int:
@@ -415,10 +428,12 @@ class _Work:
     def batch(self, index: int) -> dict[str, Tensor]:
         trainer, rows = self._trainer, self.micro_batches[index]
         if self.completions is not None:
+            self._num_tokens[index] = num_tokens_of(self.completions[index])
             return self.completed(self.completions[index])
         if not trainer._draws_by_hash:
             _seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
             batch = fetch(trainer._training, rows, width=self.width)
+            self._num_tokens[index] = num_tokens_of(batch)
             return self.completed(trainer._to_device(trainer._technique.part(batch)))
         samples, seed = self.places(index), _step_seed(trainer.job.seed, self._step)
         batch = fetch(
@@ -427,6 +442,7 @@ class _Work:
             before_each=lambda place: seed_generators(seed, samples[place]),
             width=self.width,
         )
+        self._num_tokens[index] = num_tokens_of(batch)
         batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
         use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
         return batch

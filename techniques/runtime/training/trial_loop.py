@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import statistics
 import time
@@ -76,7 +75,7 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
                 "step_s": median_s,
                 "spread": standard_error(seconds),
                 "startup_s": max(startup_s, 0.0),
-                "peak_bytes": _peak(trainer),
+                "peak_bytes": int(trainer.ranks.max(trainer.ranks.peak_bytes())),  # of the rank that held most
             }
             profile = {**measured, **_measure_saving(trainer, order)}
             reporter.send(Measured(profile=profile, mean_step_s=statistics.fmean(seconds)))
@@ -138,12 +137,3 @@ def _copy_s(trainer: Tried) -> float:
     started_s = time.perf_counter()
     trainer.pieces(copies=copies)
     return time.perf_counter() - started_s
-
-
-def _peak(trainer: Tried) -> int:
-    """Returns the most bytes that any rank's device held: of a GPU's allocator, or of a CPU rank's process."""
-    if trainer.ranks.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(trainer.ranks.max(peak))
