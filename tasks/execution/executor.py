@@ -133,18 +133,9 @@ class Executor:
             hold_back=self._starter.hold_back,
             forget_speed=self._plan_manager.forget_speed,
         )
-        every = [*listeners, *([] if steering is None else [steering.listen])]
-        if replanner is not None:
-            forecaster = Forecaster(
-                self.job_table,
-                journal,
-                seconds_left=lambda: replanner.seconds_left(self._plan_manager.state()),
-                surroundings=replanner.surroundings,
-                tell=self._tell,
-                clock=clock,
-            )
-            every.append(forecaster.listen)
-        self._listeners = Listeners(every)
+        self._forecaster = Forecaster(self._plan_manager, self.job_table, journal, tell=self._tell, clock=clock)
+        steers = [] if steering is None else [steering.listen]
+        self._listeners = Listeners([*listeners, *steers, self._forecaster.listen])
         self.job_table.add(entries)
 
     # -- running ------------------------------------------------------------------------------------------------------

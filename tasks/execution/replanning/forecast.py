@@ -30,7 +30,7 @@ no I/O, and its random numbers have a fixed seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
@@ -50,6 +50,7 @@ NU = 4  # the runs that the prior spread counts for
 LEAST_SPREAD = 0.08  # what no profile contains: records, evaluation beside training, a machine that drifts
 # The part of a load, as a logarithm, that may come or go before the batch ends.
 PASSING_SHARE = 0.1
+LEAST_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 
 Draws = NDArray[np.float64]
@@ -156,9 +157,9 @@ def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tup
     }
 
 
-def spread_of(left: Mapping[str, Draws], jobs: Collection[str] | None = None) -> float:
+def spread_of(left: Mapping[str, Draws]) -> float:
     """Returns the standard deviation of the logarithm of the seconds until the last job ends."""
-    return float(np.std(np.log(_last(left, jobs))))
+    return float(np.std(np.log(_last(left))))
 
 
 def predict(
@@ -187,7 +188,8 @@ def predict(
     factor = np.exp(common * _Normals()())
 
     def end_of(draws: Draws) -> PredictedEnd:
-        low, median, high = np.quantile(draws * factor, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2])
+        some = np.maximum(draws, LEAST_S) * factor
+        low, median, high = np.quantile(some, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2])
         centre_s = median * math.exp(centre * fade)
         ends = centre_s, centre_s * (low / median) ** stretch, centre_s * (high / median) ** stretch
         end_s, low_s, high_s = (made_s + float(seconds) for seconds in ends)
@@ -255,7 +257,7 @@ def t_quantile(probability: float, *, freedom: int) -> float:
     return sum(term / math.pow(freedom, power) for power, term in enumerate(terms))
 
 
-def _last(left: Mapping[str, Draws], jobs: Collection[str] | None = None) -> Draws:
-    """Returns draws of the seconds until the last of the jobs ends, of all or of some."""
-    found: Draws = np.maximum.reduce([draws for job, draws in left.items() if jobs is None or job in jobs])
-    return np.maximum(found, 1e-3)
+def _last(left: Mapping[str, Draws]) -> Draws:
+    """Returns draws of the seconds until the last of the jobs ends."""
+    found: Draws = np.maximum.reduce(list(left.values()))
+    return np.maximum(found, LEAST_S)

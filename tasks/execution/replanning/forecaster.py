@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, predict, spread_of
+from ringmaster.tasks.execution.replanning.plan_manager import PlanManager
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.runtime.processes.events import Steps
 
@@ -24,7 +25,7 @@ MOST_SHARE = 0.01  # of the executor's time
 class Forecaster:
     """Predicts the ends of each batch of an executor's job table; a listener of the executor.
 
-    seconds_left: returns draws of the seconds until each job ends; none for a job of which nothing is planned.
+    plan_manager: re-plans by what it believes of the jobs' speeds; nothing is predicted without a replanner.
     tell: receives a `PredictionUpdate` for each batch.
     clock: monotonic seconds.
     wall_clock: seconds since the epoch.
@@ -34,17 +35,16 @@ class Forecaster:
 
     def __init__(
         self,
+        plan_manager: PlanManager,
         job_table: JobTable,
         journal: Journal,
         *,
-        seconds_left: Callable[[], dict[str, Draws]],
-        surroundings: Surroundings,
         tell: Callable[[ExecutionEvent], None],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._job_table, self._journal, self._seconds_left = job_table, journal, seconds_left
-        self._surroundings, self._tell, self._clock, self._wall_clock = surroundings, tell, clock, wall_clock
+        self._plan_manager, self._job_table, self._journal = plan_manager, job_table, journal
+        self._tell, self._clock, self._wall_clock = tell, clock, wall_clock
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
         self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
@@ -54,37 +54,37 @@ class Forecaster:
         now_s = self._clock()
         is_learnt = isinstance(event, GangSaid) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
         if (is_learnt or isinstance(event, (Planned, SegmentEnded))) and now_s >= self._free_s:
-            self._predict()
+            self._predict_all()
             self._made_s = self._clock()
             self._free_s = self._made_s + (self._made_s - now_s) / MOST_SHARE
 
-    def _predict(self) -> None:
+    def _predict_all(self) -> None:
+        if (replanner := self._plan_manager.replanner) is None:
+            return
         of_batches: dict[str, dict[str, Draws]] = {}
-        for job, draws in self._seconds_left().items():
+        for job, draws in replanner.seconds_left(self._plan_manager.state()).items():
             if (entry := self._job_table.entries.get(job)) is not None:
                 of_batches.setdefault(entry.batch, {})[entry.local_job.name] = draws
         self._since_s = {batch: at_s for batch, at_s in self._since_s.items() if batch in of_batches}
         for batch, left in of_batches.items():
-            self._write(batch, left)
+            self._predict(batch, left, replanner.surroundings)
 
-    def _write(self, batch: str, left: dict[str, Draws]) -> None:
+    def _predict(self, batch: str, left: dict[str, Draws], surroundings: Surroundings) -> None:
         journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
         facts = {}
         if batch not in self._since_s:
             first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
             self._since_s[batch] = (first.since_s if first is not None else 0.0) or now_s
             self._first_spread[batch] = spread_of(left)
-            first = first or self._prediction(batch, left, now_s)
+            first = first or predict(left, surroundings=surroundings)
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
-        prediction = self._prediction(batch, left, now_s)
+        since_s = self._since_s[batch]
+        prediction = predict(
+            left,
+            surroundings=surroundings,
+            first_spread=self._first_spread[batch],
+            since_s=since_s,
+            made_s=now_s - since_s,
+        )
         journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
         self._tell(PredictionUpdate(batch=batch, prediction=prediction))
-
-    def _prediction(self, batch: str, left: dict[str, Draws], now_s: float) -> Prediction:
-        return predict(
-            left,
-            surroundings=self._surroundings,
-            first_spread=self._first_spread[batch],
-            since_s=self._since_s[batch],
-            made_s=now_s - self._since_s[batch],
-        )

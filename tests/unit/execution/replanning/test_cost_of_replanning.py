@@ -48,6 +48,7 @@ def test_forecasts_take_a_share_of_the_time(tmp_path, monkeypatch):
         return plain(state, left)
 
     monkeypatch.setattr(replanner, "timeline", slow)
+    monkeypatch.setattr(replanner, "seconds_left", lambda state: {})  # predictions have a share of their own
     monkeypatch.setattr("ringmaster.tasks.execution.replanning.replanner.could_gain", lambda *_, **__: False)
     monkeypatch.setattr(replanner._when, "planned", lambda now_s, ends_s: None)
     pool.serve(until_s=600.0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from ringmaster.tasks.execution.prediction import COVERAGE
+from ringmaster.tasks.execution.events import PredictionUpdate
+from ringmaster.tasks.execution.prediction import COVERAGE, FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.execution.replanning.forecast import (
     LEAST_SPREAD,
     NU,
@@ -23,11 +24,16 @@ from ringmaster.tasks.execution.replanning.forecast import (
     spread_of,
     t_quantile,
 )
+from ringmaster.tasks.execution.replanning.forecaster import EVERY_S, MOST_SHARE
+from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
 from ringmaster.techniques import Profile
+from tests.unit.execution.fakes import in_a_row
+from tests.unit.execution.fakes import profile as fake_profile
+from tests.unit.execution.replanning.test_replan_policy import bench_of
 
 SPREADS = st.floats(0.01, 1.0)
 RUNS = st.lists(st.builds(EarlierRun, error=st.floats(-2, 2), spread=SPREADS), max_size=20)
@@ -53,6 +59,49 @@ def plan_of(*rows, num_devices=2, after=None):
 
 def left_of(problem, plan, source=PREDICTED, beliefs=None):
     return plan_left(problem, plan, {job.id: [profile(source)] for job in problem.jobs}, beliefs=beliefs)
+
+
+def running_batch(folder, *, factors, num_steps=100, step_s=1.0, before=lambda bench: None):
+    """A batch of two jobs a device on the clock of its gangs, with the predictions that its executor has stated."""
+    profiles = {name: (replace(fake_profile(step_s=step_s), source=PREDICTED),) for name in "abcd"}
+    bench = bench_of(folder, profiles, factors, num_steps=num_steps, make_plan=in_a_row)
+    bench.executor._forecaster._wall_clock = lambda: 1e9 + bench.runner.now_s
+    before(bench)
+    assert bench.run()
+    return bench, [event.prediction for event in bench.told(PredictionUpdate)]
+
+
+def test_predictions_follow_what_running_segments_measure(tmp_path):
+    bench, predictions = running_batch(tmp_path, factors=dict.fromkeys("abcd", 1.5))
+    ended_s = bench.runner.now_s
+    first, newest = predictions_in({k: bench.journal.get(k) for k in (FIRST_PREDICTION, NEWEST_PREDICTION)})
+    assert first.jobs.keys() == {*"abcd"}
+    assert math.isclose(first.makespan_s, 200.0, rel_tol=0.15)
+    assert first.since_s == newest.since_s == 1e9
+    assert newest.made_s > 0.9 * ended_s
+    early = next(each for each in predictions if each.made_s > 0.1 * ended_s)
+    assert math.isclose(early.makespan_s, ended_s, rel_tol=0.06)
+    assert early.low_s < ended_s < early.high_s
+    assert math.isclose(early.jobs["a"].end_s, ended_s / 2, rel_tol=0.06)
+    assert all(each.makespan_s >= each.made_s for each in predictions)
+
+
+def test_predictions_are_made_every_few_seconds_only(tmp_path):
+    _, predictions = running_batch(tmp_path, factors={}, num_steps=1000, step_s=0.1)
+    assert len(predictions) <= 2 + 4 + 200 / EVERY_S
+
+
+def test_predictions_take_a_share_of_the_time(tmp_path, monkeypatch):
+    took_s, plain = 1.0, Replanner.seconds_left
+
+    def slow(self, state):
+        engines[0].now_s += took_s
+        return plain(self, state)
+
+    engines = []
+    monkeypatch.setattr(Replanner, "seconds_left", slow)
+    _, predictions = running_batch(tmp_path, factors={}, before=lambda bench: engines.append(bench.runner))
+    assert 1 <= len(predictions) <= 2 + MOST_SHARE * 200 / took_s
 
 
 # -- draws -----------------------------------------------------------------------------------------------------------
@@ -107,7 +156,7 @@ def test_what_was_measured_is_predicted_with_less_error():
 # -- predictions -----------------------------------------------------------------------------------------------------
 
 
-@given(SPREADS, RUNS)
+@given(st.floats(0.01, 0.5), st.lists(st.builds(EarlierRun, error=st.floats(-0.5, 0.5), spread=st.floats(0.1, 1.0))))
 def test_each_interval_contains_its_end(spread, earlier):
     draws = {"a": 50 * np.exp(spread * np.linspace(-2, 2, 200)), "b": 100 * np.exp(spread * np.linspace(2, -2, 200))}
     found = predict(draws, surroundings=Surroundings(earlier=earlier), made_s=7.0)
