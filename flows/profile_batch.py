@@ -11,7 +11,7 @@ from ringmaster.flows.batch.records import tell_refused
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
+from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.techniques.interface.values import to_json
 
 
@@ -61,6 +61,7 @@ def profile_batch(batch: str | dict[str, Any]) -> ProfiledBatch:
             known=node_context.known,
             notice=view.notice,
             lend=node_context.lend,
+            policy=TrialPolicy.THOROUGH,
         )
         tell_refused(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]

@@ -53,7 +53,7 @@ def start_batch(
     batch: BatchChoice = ExampleBatch(),
     name: RunName = "",
     mode: Mode = "train",
-    profiles: Profiles = "measure",
+    profiles: Profiles = "predict",
     answer_within_s: AnswerWithin = ANSWER_WITHIN_S,
     without_answer: WithoutAnswer = "stop",
     resume: Resume = False,

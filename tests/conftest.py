@@ -12,8 +12,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_CBWR", "AUTO")
 # Worker processes import the modules that the tests' jobs name, such as `tests.integration.stubs`.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-# Tests count trials. On a busy machine they would be repeated in each run (`tasks/profiling/reference.py`).
-os.environ["RINGMASTER_BUSY_LOAD"] = "inf"
 # A test that gives Prefect no server must fail, instead of making Prefect start its own, without a password.
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
 

@@ -38,7 +38,7 @@ from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
-from ringmaster.tasks.profiling.trial_runner import ProfileStore
+from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
@@ -312,4 +312,4 @@ def _known(ledger: Ledger) -> ProfileStore:
     def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
         ledger.record_profile(fingerprint, json.loads(json.dumps(profile)))
 
-    return ProfileStore(find=find, keep=keep)
+    return ProfileStore(find=find, keep=keep, newest=ledger.newest_profiles)

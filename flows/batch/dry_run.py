@@ -22,7 +22,7 @@ from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled
 from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
+from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
@@ -39,11 +39,11 @@ from ringmaster.tasks.planning.whatif.sentences import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.profiling.over_nodes import PREDICTED
-from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
+from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import markdown
 
@@ -142,30 +142,32 @@ class DryRun:
         }
 
 
-def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> DryRun:
+def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> DryRun:
     """Plans a batch for this machine or, if it belongs to a pool, for an otherwise idle pool.
 
-    profiles: for jobs without profiles, "measure" runs trials on the devices, "predict" predicts without any trial.
+    profiles: "predict" plans on what is known and predicted, as a run would; "measure" tries the options of each job
+        on the devices first.
 
     Raises InputError if the requested devices do not exist.
     """
     pool = settings.pool()
+    policy = TrialPolicy.THOROUGH if profiles == "measure" else TrialPolicy.NEEDED
     if pool is None:
         with open_node_context(batch, home=settings.home()) as node_context:
             node_context = with_weights(node_context, base_weights(batch, node_context.ledger, None, settings.home()))
-            found = _here(node_context, may_try=profiles == "measure", seed=seed)
+            found = _here(node_context, policy=policy, seed=seed)
     else:
         with closing(Database(pool.database)) as database:
-            profiled, cluster = _profile_on(database, batch, may_try=profiles == "measure")
+            profiled, cluster = _profile_on(database, batch, policy=policy)
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
         found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
     _write(found)
     return found
 
 
-def _here(node_context: NodeContext, *, may_try: bool, seed: int) -> DryRun:
+def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
-    profiled, load = _profile_here(node_context, may_try=may_try), load_now(node_context)
+    profiled, load = _profile_here(node_context, policy=policy), load_now(node_context)
     profiled = profiled_at(profiled, load)
     found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
     if found.plan is None or found.problem is None:
@@ -177,7 +179,7 @@ def _here(node_context: NodeContext, *, may_try: bool, seed: int) -> DryRun:
     )
 
 
-def _profile_here(node_context: NodeContext, *, may_try: bool) -> Profiled:
+def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profiled:
     notice = current_view.get().notice
     return profile_jobs(
         node_context.batch.jobs,
@@ -186,33 +188,22 @@ def _profile_here(node_context: NodeContext, *, may_try: bool) -> Profiled:
         known=node_context.known,
         notice=notice,
         lend=node_context.lend,
-        may_try=may_try,
+        policy=policy,
         share=node_context.batch.profiling_share,
     )
 
 
-def _profile_on(database: Database, batch: Batch, *, may_try: bool) -> tuple[Profiled, Cluster]:
+def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tuple[Profiled, Cluster]:
     """Returns the profiles for the pool's nodes, and those nodes."""
-    with keeping_a_node(Requests(database)):
-        return _profile_on_nodes(database, batch, may_try=may_try)
-
-
-def _profile_on_nodes(database: Database, batch: Batch, *, may_try: bool) -> tuple[Profiled, Cluster]:
-    cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
-    if not may_try:
-        with open_node_context(batch, home=settings.home()) as node_context:
-            kinds = {Cluster(nodes=(node,)).device_kind() for node in cluster.nodes}
-            if not node_context.is_pool_node or kinds != {node_context.cluster.device_kind()}:
-                remedy = "have it measured, or start it from Prefect's UI, on a node"
-                raise InputError([f"this machine cannot predict for the pool's {', '.join(kinds)}. To fix: {remedy}"])
-            return _profile_here(node_context, may_try=False), cluster
     key = f"dry-run-{uuid.uuid4().hex}"
     journal = Journal(database, batch=key)
-    journal.put("batch", batch.to_json())
-    try:
-        return profile_on_pool(batch, key=key, database=database), cluster
-    finally:
-        journal.drop_facts()
+    with keeping_a_node(Requests(database)):
+        cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
+        journal.put_all({"batch": batch.to_json(), TRIALS: policy})
+        try:
+            return profile_on_pool(batch, key=key, database=database), cluster
+        finally:
+            journal.drop_facts()
 
 
 def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, standing: int) -> DryRun:

@@ -54,7 +54,6 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 
-PASSING = "passing_profiles"  # the fact: what was measured for this run alone, as the machine was busy
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
@@ -113,7 +112,6 @@ class LocalRun:
         begun = self.journal.jobs()
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         failed = failures_told(but=are_over)
-        node_context.known.restore(self.journal.get(PASSING, {}))
         try:
             profiled = profile_jobs(
                 node_context.batch.jobs,
@@ -129,7 +127,6 @@ class LocalRun:
             )
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error
-        self.journal.put(PASSING, node_context.known.passing_json())
         tell_refused(profiled)
         if self.sweep_scheduler is not None:
             profiled = replace(profiled, jobs=self.sweep_scheduler.judged(profiled.jobs))

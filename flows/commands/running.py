@@ -56,8 +56,8 @@ def run(
     ask: Annotated[bool, typer.Option("--ask", help="Plan, show the plan, and train only if you then say so.")] = False,
     profiles: Annotated[
         Profiles,
-        typer.Option(help="For --dry-run and --ask: measure jobs that are not known, or predict without any trial."),
-    ] = "measure",
+        typer.Option(help="For --dry-run and --ask: predict what is not known, as a run does, or measure it."),
+    ] = "predict",
     engine: Annotated[
         str,
         typer.Option(

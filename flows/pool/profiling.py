@@ -30,7 +30,7 @@ from ringmaster.tasks.pool.handed_over import PROGRESS
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -38,6 +38,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
+TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual
 GONE = "it has left the pool"
 MOST_ATTEMPTS = 3  # failed measurements, on nodes that are lost or fail meanwhile
 
@@ -170,6 +171,7 @@ def _measure(node_context: NodeContext, journal: Journal) -> Profiled:
         notice=notice,
         lend=node_context.lend,
         num_nodes=_num_alike(node, kind, Nodes(journal.database)),
+        policy=TrialPolicy(journal.get(TRIALS, TrialPolicy.NEEDED)),
         share=node_context.batch.profiling_share,
     )
 

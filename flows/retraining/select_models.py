@@ -29,8 +29,6 @@ from ringmaster.tasks.promotion.stage import version_of
 from ringmaster.tasks.retraining.selection import Choice, Limits, Wanted, choose
 from ringmaster.techniques import Job
 
-PROFILING_SHARE = 1.0  # share of the batch's predicted time; each profile serves every later run too
-
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
@@ -133,7 +131,7 @@ def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> Profiled:
         notice=notice,
         lend=node_context.lend,
         failed=failures_told(),
-        share=max(node_context.batch.profiling_share, PROFILING_SHARE),
+        share=node_context.batch.profiling_share,
     )
 
 

@@ -15,6 +15,7 @@ The implementation is divided into modules: `connection` (the client, created la
 import json
 import time
 from collections.abc import Collection, Mapping
+from itertools import islice
 from typing import Any
 
 from ringmaster.model_lineage.ledger.connection import PROFILES, paged
@@ -38,8 +39,8 @@ class Profiles(Runs):
         missing, found = set(fingerprints), dict[str, dict[str, Any]]()
         if not missing or experiment_id is None:
             return found
-        newest_first = ["attributes.start_time DESC"]
-        for run in paged(self.client.search_runs, [experiment_id], max_results=_PAGE, order_by=newest_first):
+        runs = paged(self.client.search_runs, [experiment_id], max_results=_PAGE, order_by=_NEWEST_FIRST)
+        for run in islice(runs, _MOST_SEARCHED):  # most options were never measured, and would end no search
             tags = run.data.tags
             if tags.get(_FINGERPRINT) in missing:
                 missing.remove(tags[_FINGERPRINT])
@@ -47,6 +48,14 @@ class Profiles(Runs):
             if not missing:
                 break
         return found
+
+    def newest_profiles(self) -> list[dict[str, Any]]:
+        """Returns the profiles that were recorded last, of any fingerprint, the newest first."""
+        experiment_id = self.experiment_id(self.profiles_experiment, create=False)
+        if experiment_id is None:
+            return []
+        runs = self.client.search_runs([experiment_id], max_results=_NUM_NEWEST, order_by=_NEWEST_FIRST)
+        return [json.loads(_joined(run.data.tags)) for run in runs if _FINGERPRINT in run.data.tags]
 
     def record_profile(
         self, fingerprint: str, profile: Mapping[str, Any], *, tags: Mapping[str, str] | None = None
@@ -85,6 +94,8 @@ def _joined(tags: Mapping[str, str]) -> str:
 
 _FINGERPRINT = "ringmaster.fingerprint"
 _PAGE = 250  # wanted profiles are mostly recent
+_MOST_SEARCHED, _NUM_NEWEST = 5000, 100
+_NEWEST_FIRST = ["attributes.start_time DESC"]
 
 
 class Ledger(Profiles, Keeping):

@@ -49,7 +49,7 @@ from ringmaster.techniques.metrics.registry import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight", "user")
 """The keys of a job's entry that only the planner reads."""
-PROFILING_SHARE = 0.2
+PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
 
 
@@ -295,8 +295,7 @@ class BatchEntry(Section):
     )
     profiling_share: Annotated[float, Field(ge=0)] = Field(
         default=PROFILING_SHARE,
-        description="the most of the batch's predicted time that profiling its jobs may take, such as 0.2; 0 profiles "
-        "nothing",
+        description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     datasets: dict[str, Dataset] | str | None = Field(

@@ -1,25 +1,32 @@
-"""Profiles without trials: for gangs over several nodes, and for dry runs.
+"""Profiles without trials: the predicted step times, corrected by what other options and other jobs have taken.
 
-A trial over several nodes would occupy several of them at once, so none is made. The predictions assume that the
-network is as fast as the links within a node. Gangs over nodes are therefore offered only to jobs that no single node
-can train. The speed that is measured while such a gang runs corrects the prediction within a few steps.
+A job's options are those that were measured and, of each technique and gang size, the config that is predicted to be
+the fastest of the others. So that the mixture is not biased towards either, predictions are corrected by the model of
+`speed_beliefs`: by the measured options of jobs of the same speed, and by the newest measurements of other jobs on such
+devices. What running segments measure corrects them further.
+
+The predictions for gangs over several nodes assume that the network is as fast as the links within a node. Such gangs
+are therefore offered only to jobs that no single node can train.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ringmaster.tasks.profiling.search import ConfigSearch
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.technique import GangShape
 
 # Assumed if nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0
 GUESSED_STARTUP_S = 15.0
 GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
-PREDICTED = "predicted"
-"""The source of a profile that no trial has measured."""
+LEAST_MEASUREMENT_ERROR = 0.02  # relative, of a step time that an earlier run measured
 
 
 def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ...]:
@@ -46,20 +53,55 @@ def predicted_profiles(preflight: Preflight, *, shapes: Sequence[GangShape]) -> 
     )
 
 
-def foretold(searches: Sequence[ConfigSearch]) -> tuple[Profile, ...]:
-    """Returns the option with the shortest predicted step of each technique and gang size, as profiles without trials.
+def option_profiles(searches: Sequence[ConfigSearch], beliefs: SpeedBeliefs) -> tuple[Profile, ...]:
+    """Returns the options of a job: those that were measured, and the fastest-looking other one of each search.
 
-    Options that ran out of memory in an earlier trial are skipped.
+    An option that nothing predicts is offered only if nothing is known of any other one.
     """
-    firsts = (
-        next((c for f, c in zip(s.fingerprints, s.candidates, strict=True) if f not in s.results), None)
-        for s in searches
-    )
-    return tuple(
-        _profile(candidate, startup_s=candidate.startup_s or GUESSED_STARTUP_ON_A_NODE_S)
-        for candidate in firsts
-        if candidate is not None
-    )
+    measured = [profile for search in searches for profile in search.profiles]
+    found = [(search, *untried) for search in searches if (untried := search.untried) is not None]
+    if measured or any(candidate.step_s is not None for _, _, candidate in found):
+        found = [each for each in found if each[2].step_s is not None]
+    predicted = []
+    for search, fingerprint, candidate in found:
+        profile = _profile(candidate, startup_s=candidate.startup_s or GUESSED_STARTUP_ON_A_NODE_S)
+        profile = replace(profile, key=search.key_of(fingerprint))
+        if candidate.step_s is not None:
+            belief = beliefs.of(search.key, fingerprint, technique=candidate.technique, errors=OF_PREDICTIONS)
+            profile = replace(profile, step_s=candidate.step_s * belief.ratio(), spread=belief.spread)
+            if _is_slower(profile, search.best_s, belief):
+                continue
+        predicted.append(profile)
+    return (*measured, *predicted)
+
+
+def _is_slower(profile: Profile, best_s: float, belief: SpeedBelief) -> bool:
+    """Returns whether a predicted config is surely slower than a measured one of the same technique and gang size."""
+    return profile.step_s > best_s * math.exp(belief.spread)
+
+
+def known_speeds(searches: Iterable[ConfigSearch], newest: Iterable[Profile], *, device_kind: str) -> SpeedBeliefs:
+    """Returns the beliefs about the options of searches, given what they and earlier jobs have measured.
+
+    newest: measurements of earlier runs, at no load.
+    """
+    beliefs, listed = SpeedBeliefs(), list(searches)
+    own = {search.key for search in listed}
+    for number, profile in enumerate(newest):
+        key = profile.key
+        if key is not None and key.device_kind == device_kind and key.speed_class not in own:
+            _note(beliefs, key.speed_class, str(number), profile, predicted_s=profile.predicted_step_s)
+    for search in listed:
+        for fingerprint, candidate in zip(search.fingerprints, search.candidates, strict=True):
+            if isinstance(result := search.results.get(fingerprint), Profile):
+                _note(beliefs, search.key, fingerprint, result, predicted_s=candidate.step_s)
+    return beliefs
+
+
+def _note(beliefs: SpeedBeliefs, speed_class: str, option: str, profile: Profile, *, predicted_s: float | None) -> None:
+    if predicted_s and profile.step_s > 0:
+        errors = replace(OF_PREDICTIONS, measurement=max(profile.spread, LEAST_MEASUREMENT_ERROR))
+        beliefs.note(speed_class, option, profile.step_s / predicted_s, technique=profile.technique, errors=errors)
 
 
 def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> Profile:
@@ -78,6 +120,7 @@ def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> P
         export_s=candidate.export_s or 0.0,
         stall_s=candidate.stall_s,
         source=PREDICTED,
+        predicted_step_s=candidate.step_s,
     )
 
 

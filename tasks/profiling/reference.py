@@ -27,12 +27,8 @@ from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 TARGET = "ringmaster.techniques.runtime.estimates.reference_kernel:main"
 VERSION = 1  # incremented when the kernel changes
 BUSY_LOAD = 1.15
-"""The load above which a machine counts as busy with other work: what is measured then is not kept."""
-BUSY_LOAD_VARIABLE = "RINGMASTER_BUSY_LOAD"
-"""The environment variable that sets another one, `inf` where all that is measured is to be kept."""
+"""The load above which a machine counts as busy with other work, and its user is told."""
 NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
-CORRECTED = "corrected"
-"""The source of a profile that was measured on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +44,8 @@ class Load:
 
     @property
     def is_busy(self) -> bool:
-        """Whether measurements at this load are not kept."""
-        return self.ratio > busy_load()
-
-
-def busy_load() -> float:
-    """Returns the load above which a machine counts as busy. Raises ValueError where the environment has no number."""
-    text = os.environ.get(BUSY_LOAD_VARIABLE, "")
-    try:
-        return float(text) if text else BUSY_LOAD
-    except ValueError:
-        raise ValueError(
-            f"{BUSY_LOAD_VARIABLE} is {text!r}. To fix: set a number such as {BUSY_LOAD}, or inf"
-        ) from None
+        """Whether other work slows the machine down noticeably."""
+        return self.ratio > BUSY_LOAD
 
 
 class QuietTimes:
@@ -100,8 +85,7 @@ def without_load(measured: Measured, load: Load) -> dict[str, Any]:
     step_s = measured.profile["step_s"]
     if measured.mean_step_s is not None:
         step_s = min(step_s, measured.mean_step_s / load.ratio)
-    source = {"source": CORRECTED} if load.is_busy else {}
-    return {**measured.profile, **seconds, "step_s": step_s, **source}
+    return {**measured.profile, **seconds, "step_s": step_s}
 
 
 def at_load(profiles: Mapping[str, Sequence[Profile]], load: Load) -> dict[str, tuple[Profile, ...]]:

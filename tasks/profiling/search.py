@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.profiles import Profile
+from ringmaster.techniques.interface.profiles import Profile, ProfileKey
 
 MOST_TRIALS = 3  # per technique and number of devices
 # A technique that is slower than another by this factor is not refined: its next config would not make up for that.
@@ -19,18 +19,24 @@ FAR_BEHIND_PREDICTED = 1.6
 # job ends before more trials have paid for themselves.
 LONG_STEPS, THOROUGH_MISSES = 2000, 4
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
-FAILED, KILLED = "failed", "killed"
+OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT = "out_of_memory", "failed", "killed", "timed_out"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """A trial that gave no profile.
 
-    kind: "out_of_memory", which another attempt would repeat; "killed" from outside; "failed" in any other way.
+    kind: "out_of_memory", which another attempt would repeat; "killed" from outside; "timed_out", as it took longer
+        than a trial may; "failed" in any other way.
     """
 
     kind: str
     message: str
+
+    @property
+    def leaves_prediction(self) -> bool:
+        """Whether it says nothing of the option: its prediction stands."""
+        return self.kind in (KILLED, TIMED_OUT)
 
 
 Result = Profile | Failure
@@ -43,12 +49,17 @@ class ConfigSearch:
     After a config that runs out of memory the search continues with the next one. A config that is not faster than the
     best so far ends the search, because the configs after it are predicted to be even slower. A thorough search accepts
     a few such configs.
+
+    key: the speed class.
+    job: one of its jobs, with which trials are made.
+    device_kind: the kind of the devices.
     """
 
     key: str
     job: str
     candidates: Sequence[Candidate]
     fingerprints: Sequence[str]
+    device_kind: str = ""
     is_thorough: bool = False
     results: dict[str, Result] = field(default_factory=dict)
 
@@ -69,9 +80,25 @@ class ConfigSearch:
                 if num_misses == (THOROUGH_MISSES if self.is_thorough else 1):
                     return None
                 best_s = min(best_s, result.step_s)
-            elif result.kind != "out_of_memory":
+            elif result.kind != OUT_OF_MEMORY:
                 return None
         return None
+
+    def take(self, known: Mapping[str, Result]) -> None:
+        """Takes all known results of its configs."""
+        self.results |= {fingerprint: known[fingerprint] for fingerprint in self.fingerprints if fingerprint in known}
+
+    def key_of(self, fingerprint: str) -> ProfileKey:
+        """Returns the key under which the profile of a config is stored."""
+        return ProfileKey(fingerprint=fingerprint, speed_class=self.key, device_kind=self.device_kind)
+
+    @property
+    def untried(self) -> tuple[str, Candidate] | None:
+        """The first config of which nothing is known; None if there is none, or a trial has found the job at fault."""
+        if any(failure.kind == FAILED for failure in self.failures):
+            return None
+        every = zip(self.fingerprints, self.candidates, strict=True)
+        return next(((f, c) for f, c in every if f not in self.results), None)
 
     @property
     def predicted_s(self) -> float | None:

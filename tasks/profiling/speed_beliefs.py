@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.tasks.profiling.over_nodes import PREDICTED
 from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.profiles import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,28 @@ OF_PREDICTIONS = Errors(machine=0.2, technique=0.1, job=0.25, option=0.1)
 OF_MEASUREMENTS = Errors(machine=0.0, technique=0.0, job=0.1, option=0.03)
 LEAST_SPREAD = 1e-9  # of an option that has not run
 
+Option = int | str
+"""The number or the fingerprint of an option of a job."""
+
 
 def errors_of(profile: Profile) -> Errors:
-    """Returns the errors to expect of a profile's step time."""
-    return OF_PREDICTIONS if profile.source == PREDICTED else OF_MEASUREMENTS
+    """Returns the errors to expect of a profile's step time.
+
+    A prediction that measurements have corrected states its spread. That of the option itself is corrected last.
+    """
+    if profile.source != PREDICTED:
+        return OF_MEASUREMENTS
+    if not profile.spread:
+        return OF_PREDICTIONS
+    prior, option = OF_PREDICTIONS, min(OF_PREDICTIONS.option, profile.spread)
+    common = math.sqrt(profile.spread**2 - option**2) / math.hypot(prior.machine, prior.technique, prior.job)
+    return replace(
+        prior,
+        machine=common * prior.machine,
+        technique=common * prior.technique,
+        job=common * prior.job,
+        option=option,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +119,10 @@ class SpeedBeliefs:
     """The posterior of all step times, given the newest measurement of each option that has run."""
 
     def __init__(self) -> None:
-        self._measured: dict[str, dict[int, _Measurement]] = {}
+        self._measured: dict[str, dict[Option, _Measurement]] = {}
         self._posterior: _Posterior | None = None  # of the machine and the techniques, until something is measured
 
-    def note(self, job: str, option: int, ratio: float, *, technique: str, errors: Errors) -> None:
+    def note(self, job: str, option: Option, ratio: float, *, technique: str, errors: Errors) -> None:
         """Records the measured over the predicted seconds of a step under an option; replaces its last measurement.
 
         errors: the prior errors of the option's predicted step time.
@@ -120,7 +138,7 @@ class SpeedBeliefs:
         if self._measured.pop(job, None):
             self._posterior = None
 
-    def of(self, job: str, option: int, *, technique: str, errors: Errors) -> SpeedBelief:
+    def of(self, job: str, option: Option, *, technique: str, errors: Errors) -> SpeedBelief:
         """Returns the belief about an option."""
         posterior = self._posterior_now()
         known = self._measured.get(job, {})
@@ -218,7 +236,7 @@ class _Posterior:
     covariance: NDArray[np.float64]
 
     @classmethod
-    def of(cls, measured: Mapping[str, Mapping[int, _Measurement]]) -> _Posterior:
+    def of(cls, measured: Mapping[str, Mapping[Option, _Measurement]]) -> _Posterior:
         names = sorted({m.technique for known in measured.values() for m in known.values()})
         techniques = {name: number for number, name in enumerate(names, start=1)}
         precision, information = np.eye(1 + len(names)), np.zeros(1 + len(names))

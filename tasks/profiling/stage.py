@@ -1,32 +1,47 @@
-"""The profiling stage: runs the preflight of all jobs, reuses known measurements, and makes trials for the rest."""
+"""The profiling stage: runs the preflight of all jobs, reuses known measurements, and predicts the rest.
+
+No trials are made of what can be predicted: training itself measures it. Trials are left for jobs of which nothing
+could be planned without one, and for groups of jobs; both within limits of time. On request, a thorough search measures
+options of each job.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from enum import StrEnum
 from typing import Any
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.profiling.budget import TrialBudget, predicted_batch_s
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import Layout, layouts
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
+from ringmaster.tasks.profiling.groups.search import GroupSearch
 from ringmaster.tasks.profiling.lending import Lend
-from ringmaster.tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
-from ringmaster.tasks.profiling.preflight import Failed, Notice, data_lines, preflight_jobs, resolve_steps, untold
-from ringmaster.tasks.profiling.reasons import why_nothing_fits
-from ringmaster.tasks.profiling.search import (
-    LONG_STEPS,
-    ConfigSearch,
-    quickest_looking_first,
+from ringmaster.tasks.profiling.over_nodes import (
+    known_speeds,
+    option_profiles,
+    predicted_profiles,
+    shapes_over_nodes,
 )
-from ringmaster.tasks.profiling.trial_runner import ProfileStore, TrialRunner, run_trials, take_known
-from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
+from ringmaster.tasks.profiling.preflight import Failed, Notice, data_lines, preflight_jobs, resolve_steps, untold
+from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.reasons import why_nothing_fits
+from ringmaster.tasks.profiling.search import FAILED, LONG_STEPS, ConfigSearch, Result, quickest_looking_first
+from ringmaster.tasks.profiling.trial_runner import (
+    TrialLimits,
+    TrialRunner,
+    needed_trials,
+    predicted_batch_s,
+    search_thoroughly,
+    trial_of_config,
+)
+from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.values import to_json
 
 
@@ -69,6 +84,14 @@ class UnfitJobs(ValueError):
         self.faults = dict(faults)
 
 
+class TrialPolicy(StrEnum):
+    """Which trials may be made: none, only those without which nothing is known, or a thorough search."""
+
+    NONE = "none"
+    NEEDED = "needed"
+    THOROUGH = "thorough"
+
+
 def profile_jobs(
     jobs: Sequence[Job],
     *,
@@ -78,21 +101,20 @@ def profile_jobs(
     notice: Notice = lambda _: None,
     lend: Lend | None = None,
     num_nodes: int = 1,
-    may_try: bool = True,
+    policy: TrialPolicy = TrialPolicy.NEEDED,
     failed: Failed = untold,
     all_or_none: bool = False,
-    share: float | None = None,
+    share: float = 0.05,
 ) -> Profiled:
-    """Profiles every job under every technique and gang size that can train it, with as few trials as possible.
+    """Profiles every job under every technique and gang size that can train it: as measured before, or predicted.
 
     lend: lends devices for each wave of trials; None if all devices are free. If they stay busy, jobs are planned by
         known measurements or predictions.
     num_nodes: the nodes like this one over which a gang may be spread if a job needs it.
-    may_try: False for no trials at all. Jobs without earlier measurements then get predicted profiles.
+    policy: which trials may be made.
     failed: called for each job that cannot be trained.
     all_or_none: whether to raise UnfitJobs, before the first trial, if one of the jobs cannot take a step.
-    share: the share of the batch's predicted time that trials may take, None for no limit. With a limit, a job that got
-        no trial gets predicted profiles too.
+    share: the share of the batch's predicted time that needed trials may take.
     """
     known = known or ProfileStore()
     told = untold if all_or_none else failed
@@ -105,40 +127,36 @@ def profile_jobs(
         if why := preflight.facts.get("whole_batch"):
             notice(f"the batch of {name} stays whole: {why}")
     jobs = [resolve_steps(job, preflights[job.name]) for job in jobs if job.name in preflights]
-    searches, searches_of = _searches(jobs, preflights, cluster, import_paths=environment.import_paths)
-    every = sorted({f for search in searches.values() for f in search.fingerprints})
-    found = known.results(every)
-    by_name = {job.name: (job, preflights[job.name]) for job in jobs}
-    bench = TrialRunner(environment, known, notice, lend=lend or (lambda _: nullcontext(environment.devices)))
-    budget = TrialBudget(
-        share=share if may_try else 0.0,
-        num_devices=len(environment.devices),
-        batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(environment.devices)),
+    options = JobOptions(jobs, preflights, cluster=cluster, known=known, import_paths=environment.import_paths)
+    is_thorough = policy == TrialPolicy.THOROUGH
+    runner = TrialRunner(
+        environment,
+        known,
+        notice,
+        lend=lend or (lambda _: nullcontext(environment.devices)),
+        limits=None if is_thorough else TrialLimits(share=share, batch_s=options.batch_s),
     )
-    if may_try:
-        run_trials(searches, found, by_name, bench=bench, budget=budget)
-    else:
-        take_known(searches, found)
-    profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
-    if budget.share is not None or bench.is_closed:
-        left = [name for name, mine in searches_of.items() if not profiles[name] and not _has_failed(mine)]
-        profiles |= {name: foretold(searches_of[name]) for name in left}
-    keys = {name: mine[0].key for name, mine in searches_of.items() if mine}
+    if is_thorough:
+        search_thoroughly(options.searches, options.by_name, runner=runner)
+    elif policy == TrialPolicy.NEEDED:
+        options.take(runner.measure(needed_trials(options.searches, options.by_name)))
+        options.take(runner.measure(options.needed_group_trials(num_nodes=num_nodes)))
+    profiles = options.profiles(only_measured=is_thorough)
     groups = group_profiles(
-        group_searches(_classes(jobs, preflights, profiles, keys, cluster), cluster=cluster, num_nodes=num_nodes),
+        options.group_searches(profiles, num_nodes=num_nodes),
         num_jobs=len(jobs),
-        find=known.results,
-        measure=bench.measure if may_try else None,
+        find=options.results,
+        measure=runner.measure if is_thorough else None,
         notice=notice,
     )
     profiles |= _over_nodes(
-        _too_large(jobs, profiles, searches_of),
+        _too_large(jobs, profiles, options.searches_of),
         environment=environment,
         cluster=cluster,
         num_nodes=num_nodes,
         notice=notice,
     )
-    for name, mine in searches_of.items():
+    for name, mine in options.searches_of.items():
         if not profiles[name]:
             faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in mine for f in s.failures])
             failed(name, faults[name])
@@ -148,8 +166,79 @@ def profile_jobs(
         profiles=profiles,
         groups=groups,
         faults=faults,
-        num_trials=bench.num_trials,
+        num_trials=runner.num_trials,
     )
+
+
+class JobOptions:
+    """What is known of the options of a batch's jobs: measurements of now and before, and predictions.
+
+    searches: one for each speed class, technique and gang size; `searches_of`: those of each job.
+    by_name: each job with its preflight.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        preflights: Mapping[str, Preflight],
+        *,
+        cluster: Cluster,
+        known: ProfileStore,
+        import_paths: tuple[str, ...],
+    ) -> None:
+        self._jobs, self._preflights, self._cluster, self._known = jobs, preflights, cluster, known
+        self.by_name = {job.name: (job, preflights[job.name]) for job in jobs}
+        self.searches, self.searches_of = _searches(jobs, preflights, cluster, import_paths=import_paths)
+        self._keys = {name: mine[0].key for name, mine in self.searches_of.items() if mine}
+        self._newest = known.newest_profiles()
+        self._measured: dict[str, Result] = {}
+        self.take(known.results(sorted({f for search in self.searches.values() for f in search.fingerprints})))
+
+    def take(self, results: Mapping[str, Result]) -> None:
+        """Takes measurements, by fingerprint."""
+        self._measured |= results
+        for search in self.searches.values():
+            search.take(results)
+
+    def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
+        """Returns the known measurements, also those of now that are not stored."""
+        return self._known.results(fingerprints) | {f: self._measured[f] for f in fingerprints if f in self._measured}
+
+    def batch_s(self) -> float | None:
+        """Returns the seconds that the batch is predicted to take; None while nothing is known of one of its jobs."""
+        return predicted_batch_s(self._jobs, self.searches_of, num_devices=len(self._cluster.devices))
+
+    def profiles(self, *, only_measured: bool = False) -> dict[str, tuple[Profile, ...]]:
+        """Returns the options of each job. only_measured: no predicted ones where some are measured."""
+        kind = self._cluster.device_kind()
+        beliefs = known_speeds(self.searches.values(), self._newest, device_kind=kind)
+        found = {name: option_profiles(mine, beliefs) for name, mine in self.searches_of.items()}
+        if not only_measured:
+            return found
+        return {name: tuple(p for p in mine if p.source != PREDICTED) or mine for name, mine in found.items()}
+
+    def group_searches(self, profiles: Mapping[str, Sequence[Profile]], *, num_nodes: int) -> list[GroupSearch]:
+        """Returns a search for each class of jobs that can be trained together, in each layout."""
+        every = _classes(self._jobs, self._preflights, profiles, self._keys, self._cluster)
+        return group_searches(every, cluster=self._cluster, num_nodes=num_nodes)
+
+    def needed_group_trials(self, *, num_nodes: int) -> list[Trial]:
+        """Returns the trials that decide about groups: for each class one of a group, and one of a job of it alone.
+
+        Whether a group is faster than its jobs follows from both: one of them may not be predicted.
+        """
+        trials: list[Trial] = []
+        for search in self.group_searches(self.profiles(), num_nodes=num_nodes):
+            wanted = search.wanted(self.results(list(search.tried)), most=1)
+            if search.first is not search or len(self._jobs) <= search.num_slots or not wanted:
+                continue
+            lead = search.members[0]
+            key = lead.profile.key
+            if lead.profile.source == PREDICTED and key is not None:
+                own = next(s for s in self.searches_of[lead.job.name] if key.fingerprint in s.fingerprints)
+                trials.append(trial_of_config(own, key.fingerprint, self.by_name))
+            trials += wanted
+        return trials
 
 
 def groups_of_some(
@@ -195,7 +284,7 @@ def _too_large(
     return [
         job
         for job in jobs
-        if not profiles[job.name] and not any(failure.kind == "failed" for failure in failures[job.name])
+        if not profiles[job.name] and not any(failure.kind == FAILED for failure in failures[job.name])
     ]
 
 
@@ -240,13 +329,9 @@ def _searches(
                 for c in candidates
             ]
             search = searches.setdefault(
-                name, ConfigSearch(key=key, job=job.name, candidates=candidates, fingerprints=prints)
+                name,
+                ConfigSearch(key=key, job=job.name, candidates=candidates, fingerprints=prints, device_kind=kind),
             )
             search.is_thorough = search.is_thorough or job.total_steps >= LONG_STEPS
             of_job[job.name].append(search)
     return searches, of_job
-
-
-def _has_failed(searches: Sequence[ConfigSearch]) -> bool:
-    """Returns whether a trial has failed for another reason than lack of memory."""
-    return any(failure.kind != "out_of_memory" for search in searches for failure in search.failures)

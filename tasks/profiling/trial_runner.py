@@ -1,115 +1,124 @@
-"""Trials of a profiling stage: they are made in waves, counted, repeated where they were killed, and stored."""
+"""Trials of a profiling stage: those that are needed within limits, or a thorough search on request."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ringmaster.tasks.profiling.budget import TrialBudget
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
 from ringmaster.tasks.profiling.preflight import MAX_ATTEMPTS, Notice
-from ringmaster.tasks.profiling.reference import CORRECTED
-from ringmaster.tasks.profiling.search import (
-    KILLED,
-    ConfigSearch,
-    Failure,
-    Result,
-    worthwhile,
-)
+from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.search import KILLED, ConfigSearch, Failure, Result, worthwhile
 from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave, waves
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import from_json, to_json
+
+MOST_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
+LEAST_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileStore:
-    """The store of earlier measurements, in JSON forms of Profile and Failure.
+class TrialLimits:
+    """The limits of the trials of a batch.
 
-    find: returns the stored measurements among some fingerprints.
-    keep: stores a new measurement under its fingerprint.
-    passing: measurements of this process that are not stored, as the machine was busy with other work.
+    share: the share of the batch's predicted time that they may take, with all that belongs to them.
+    batch_s: returns the batch's time as it is predicted now; None while nothing is known of one of its jobs.
+    trial_s: the most seconds of a trial.
     """
 
-    find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
-    keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
-    passing: dict[str, Result] = field(default_factory=dict)
+    share: float
+    batch_s: Callable[[], float | None]
+    trial_s: float = MOST_TRIAL_S
 
-    def add(self, fingerprint: str, result: Result) -> None:
-        """Stores a measurement that other batches may use; holds one of a busy machine for this process alone."""
-        if isinstance(result, Profile) and result.source == CORRECTED:
-            self.passing[fingerprint] = result
-        elif isinstance(result, Profile) or result.kind == "out_of_memory":
-            self.keep(fingerprint, to_json(result))
+    def left_s(self, *, spent_s: float) -> float:
+        """Returns the seconds that the next trials may take."""
+        batch_s = self.batch_s()
+        return self.trial_s if batch_s is None else min(self.trial_s, self.share * batch_s - spent_s)
 
-    def passing_json(self) -> dict[str, Any]:
-        """Returns the measurements of a busy machine, for a run that is resumed by another process."""
-        return {name: to_json(result) for name, result in self.passing.items()}
-
-    def restore(self, passing: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes the measurements that an earlier process of the same run has made on a busy machine."""
-        self.passing.update({name: _result(data) for name, data in passing.items()})
-
-    def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
-        """Returns the known measurements, by fingerprint."""
-        passing = {name: self.passing[name] for name in fingerprints if name in self.passing}
-        return passing | {name: _result(data) for name, data in self.find(fingerprints).items()}
+    def __str__(self) -> str:
+        """Returns the limits for people."""
+        batch_s = self.batch_s()
+        share = "" if batch_s is None else f", and {self.share:.3g} of the predicted {batch_s:.0f} s in all"
+        return f"at most {self.trial_s:.0f} s each{share}"
 
 
 class TrialRunner:
     """Makes and counts trials.
 
+    limits: None for no limits. With limits, a trial that is killed or takes too long says nothing.
     num_trials: the number of trials that were made.
-    spent_s: the seconds that trials took, without the waiting for devices.
+    spent_s: the seconds that trials took, from the request of their devices to their return.
     is_closed: whether no devices are available, so that no more trials are made.
     """
 
-    def __init__(self, environment: TrialEnvironment, known: ProfileStore, notice: Notice, *, lend: Lend) -> None:
+    def __init__(
+        self,
+        environment: TrialEnvironment,
+        known: ProfileStore,
+        notice: Notice,
+        *,
+        lend: Lend,
+        limits: TrialLimits | None = None,
+    ) -> None:
         self._environment, self._known, self._notice, self._lend = environment, known, notice, lend
+        self._limits = limits
         self.num_trials = 0
         self.spent_s = 0.0
         self.is_closed = False
 
     def measure(self, trials: Sequence[Trial]) -> dict[str, Result]:
-        """Makes trials, smallest gangs first and several side by side; returns the results, by fingerprint."""
+        """Makes the trials that the limits allow, those of the smallest gangs first; returns results by fingerprint."""
         found: dict[str, Result] = {}
         left = sorted(trials, key=lambda trial: trial.candidate.num_devices)
         while left and not self.is_closed:
+            limit_s = math.inf if self._limits is None else self._limits.left_s(spent_s=self.spent_s)
+            if limit_s < LEAST_TRIAL_S:
+                self._notice(f"not tried, but predicted: {', '.join(map(str, left))} (trials take {self._limits})")
+                break
             try:
-                results = self._next_wave(left)
+                wave, results = self._next_wave(left, limit_s=limit_s)
             except DevicesBusy as error:
                 self._notice(f"{error}: what is left is planned by predictions")
                 self.is_closed = True
                 break
             found |= results
-            left = [trial for trial in left if trial.fingerprint not in results]
+            left = [trial for trial in left if trial not in wave]
         return found
 
-    def _next_wave(self, left: Sequence[Trial]) -> dict[str, Result]:
+    def _next_wave(self, left: Sequence[Trial], *, limit_s: float) -> tuple[list[Trial], dict[str, Result]]:
         """Makes the first trials of equal size that fit on idle devices; stores results that other batches may use."""
         size = left[0].candidate.num_devices
         alike = [trial for trial in left if trial.candidate.num_devices == size]
+        began_s = time.monotonic()
         with self._lend(DevicesWanted(least=size, most=size * len(alike), fills=True)) as devices:
             wave = waves(alike, num_devices=len(devices))[0]
-            names = ", ".join(str(trial) for trial in wave)
-            self._notice(f"trying {names} (trials so far: {self.num_trials})")
-            began_s = time.monotonic()
-            results = self._outcomes(replace(self._environment, devices=devices), wave)
-            self.spent_s += time.monotonic() - began_s
+            limits = f"trials so far: {self.num_trials}" if self._limits is None else str(self._limits)
+            self._notice(f"trying {', '.join(map(str, wave))} ({limits})")
+            results = self._outcomes(replace(self._environment, devices=devices), wave, limit_s=limit_s)
+        self.spent_s += time.monotonic() - began_s
         for name, result in results.items():
             self._known.add(name, result)
-        return results
+        found: dict[str, Result] = {}
+        for trial in wave:
+            result = results[trial.fingerprint]
+            if isinstance(result, Profile):
+                found[trial.fingerprint] = result.under_load(1.0)
+            elif self._limits is None or not result.leaves_prediction:
+                found[trial.fingerprint] = result
+            else:
+                self._notice(f"{trial}: its prediction stands: {result.message}")
+        return wave, found
 
-    def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
-        """Makes the trials of a wave; repeats those that were killed from outside, which is not the job's fault."""
+    def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float) -> dict[str, Result]:
+        """Makes the trials of a wave. Without limits, repeats those that were killed from outside."""
         found: dict[str, Result] = {}
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            found |= run_wave(environment, wave)
+            found |= run_wave(environment, wave, limit_s=limit_s)
             self.num_trials += len(wave)
             wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
-            if not wave:
+            if not wave or self._limits is not None:
                 break
             if attempt < MAX_ATTEMPTS:
                 names = ", ".join(str(trial) for trial in wave)
@@ -117,41 +126,64 @@ class TrialRunner:
         return found
 
 
-def run_trials(
-    searches: Mapping[str, ConfigSearch],
-    found: dict[str, Result],
-    jobs: Mapping[str, tuple[Job, Preflight]],
-    *,
-    bench: TrialRunner,
-    budget: TrialBudget,
+def search_thoroughly(
+    searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]], *, runner: TrialRunner
 ) -> None:
-    """Makes trials in waves until no search wants one, or the budget allows no more."""
-    while True:
-        take_known(searches, found)  # for all searches, before they are compared
-        trials = []
-        for search in worthwhile(searches.values()):
-            if (wanted := search.next_trial(found)) is not None:
-                job, preflight = jobs[search.job]
-                trials.append(Trial(fingerprint=wanted[0], job=job, data=preflight.data, candidate=wanted[1]))
-        measured = {search.key for search in searches.values() if search.profiles}
-        known = {search.job for search in searches.values() if search.key in measured}
-        trials = budget.affordable(trials, measured=known)
-        if not trials or bench.is_closed:
+    """Makes trials in waves until no search wants one."""
+    while not runner.is_closed:
+        wanted = ((search, search.next_trial({})) for search in worthwhile(searches.values()))
+        trials = [trial_of_config(search, each[0], jobs) for search, each in wanted if each is not None]
+        if not trials:
             return
-        before_s = bench.spent_s
-        found |= bench.measure(trials)
-        budget.spend(bench.spent_s - before_s, trials)
+        found = runner.measure(trials)
+        for search in searches.values():
+            search.take(found)
+
+
+def needed_trials(searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]]) -> list[Trial]:
+    """Returns the trials without which nothing would be known of a job on some gang size: at most one for each size.
+
+    A job that does not train is not tried, as a trial takes as long as the job.
+    """
+    groups: dict[tuple[str, int], list[ConfigSearch]] = {}
+    for search in searches.values():
+        groups.setdefault((search.key, search.num_devices), []).append(search)
+    trials = []
+    for group in groups.values():
+        first = next((search for search in group if search.predicted_s is None and search.untried is not None), None)
+        is_known = any(search.profiles or search.predicted_s is not None for search in group)
+        if first is not None and not is_known and jobs[first.job][0].trains:
+            assert first.untried is not None
+            trials.append(trial_of_config(first, first.untried[0], jobs))
+    return trials
+
+
+def predicted_batch_s(
+    jobs: Sequence[Job], searches_of: Mapping[str, Sequence[ConfigSearch]], *, num_devices: int
+) -> float | None:
+    """Returns the seconds that the jobs take if they fill the devices; None if nothing is known of one of them.
+
+    Each job counts with the option that takes the least device time, measured if possible, or else predicted.
+    """
+    total_s = 0.0
+    for job in jobs:
+        seconds = [
+            search.num_devices * step_s
+            for search in searches_of[job.name]
+            if (step_s := search.best_s if search.profiles else search.predicted_s) is not None
+        ]
+        if searches_of[job.name] and not seconds:
+            return None
+        total_s += min(seconds, default=0.0) * job.total_steps
+    return total_s / num_devices if math.isfinite(total_s) else None
+
+
+def trial_of_config(search: ConfigSearch, fingerprint: str, jobs: Mapping[str, tuple[Job, Preflight]]) -> Trial:
+    """Returns the trial of a config of a search."""
+    job, preflight = jobs[search.job]
+    candidate = search.candidates[list(search.fingerprints).index(fingerprint)]
+    return Trial(key=search.key_of(fingerprint), job=job, data=preflight.data, candidate=candidate)
 
 
 def _was_killed(result: Result) -> bool:
     return isinstance(result, Failure) and result.kind == KILLED
-
-
-def take_known(searches: Mapping[str, ConfigSearch], found: Mapping[str, Result]) -> None:
-    """Lets all searches take the measurements that are known."""
-    for search in searches.values():
-        search.next_trial(found)
-
-
-def _result(data: Mapping[str, Any]) -> Result:
-    return from_json(Failure, data) if "kind" in data else from_json(Profile, data)

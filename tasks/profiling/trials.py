@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.reference import QuietTimes, without_load
-from ringmaster.tasks.profiling.search import FAILED, KILLED, Failure, Result
+from ringmaster.tasks.profiling.search import FAILED, KILLED, OUT_OF_MEMORY, TIMED_OUT, Failure, Result
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.profiles import ProfileKey
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
@@ -26,19 +28,28 @@ from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
 
+READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed
+STOPPING_S = 5.0  # after the limit, for gangs to end
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One candidate of one job, to be measured on its prepared `data`.
 
+    key: under which the result is stored.
     members: the other jobs that the same gang trains, each with its data.
     """
 
-    fingerprint: str
+    key: ProfileKey
     job: Job
     data: Mapping[str, Any]
     candidate: Candidate
     members: tuple[tuple[Job, Mapping[str, Any]], ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of what it measures."""
+        return self.key.fingerprint
 
     def __str__(self) -> str:
         """Returns a description of the trial for people."""
@@ -86,8 +97,10 @@ def waves(trials: Sequence[Trial], *, num_devices: int) -> list[list[Trial]]:
     return result
 
 
-def run_wave(environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
+def run_wave(environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float = math.inf) -> dict[str, Result]:
     """Measures the trials of one wave at the same time; free devices run copies of them, as busy neighbours.
+
+    limit_s: the seconds after which what is not measured is killed.
 
     Returns a profile or a failure by fingerprint.
     """
@@ -100,7 +113,7 @@ def run_wave(environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, 
             _Run(environment, trial, position, Path(folder) / str(i))
             for i, (trial, position) in enumerate(zip(crowd, positions, strict=True))
         ]
-        outcomes = _Wave(runs, QuietTimes(environment.cache_dir)).conduct()
+        outcomes = _Wave(runs, QuietTimes(environment.cache_dir), limit_s=limit_s).conduct()
     return {trial.fingerprint: outcomes[i] for i, trial in enumerate(wave)}
 
 
@@ -127,15 +140,20 @@ class _Run:
 
 
 class _Wave:
-    """Starts the measurements of a wave together, and keeps all of its gangs busy until the last one is done."""
+    """Starts the measurements of a wave together, and keeps all of its gangs busy until the last one is done.
 
-    def __init__(self, runs: Sequence[_Run], quiet_times: QuietTimes) -> None:
-        self._runs, self._quiet_times = runs, quiet_times
+    A gang that is not ready after `READY_SHARE` of the limit is killed, so that the others are measured.
+    """
+
+    def __init__(self, runs: Sequence[_Run], quiet_times: QuietTimes, *, limit_s: float) -> None:
+        self._runs, self._quiet_times, self._limit_s = runs, quiet_times, limit_s
+        self._began_s = time.monotonic()
         self._heard: queue.Queue[tuple[int, Event | Outcome]] = queue.Queue()
         self._ready: set[int] = set()
         self._measured: dict[int, Measured] = {}
         self._timed: dict[int, list[ReferenceTimed]] = {}
         self._ended: dict[int, Outcome] = {}
+        self._killed: set[int] = set()  # as they took too long
 
     def conduct(self) -> list[Result]:
         with ExitStack() as stack:
@@ -145,52 +163,63 @@ class _Wave:
                 stack.callback(thread.join)
             for run in self._runs:
                 stack.callback(run.gang.kill)
-            self._listen(until=lambda: self._all(self._ready))
+            self._listen(until_in=self._ready, limit_s=READY_SHARE * self._limit_s)
             self._tell(MEASURE)
-            self._listen(until=lambda: self._all(self._measured))
+            self._listen(until_in=self._measured, limit_s=self._limit_s)
             self._tell(STOP)
-            self._listen(until=lambda: len(self._ended) == len(self._runs))
+            self._listen(until_in=self._ended, limit_s=self._limit_s + STOPPING_S)
         return [self._result(i) for i in range(len(self._runs))]
 
     def _wait(self, index: int) -> None:
         outcome = self._runs[index].gang.wait(lambda event: self._heard.put((index, event)))
         self._heard.put((index, outcome))
 
-    def _all(self, said: set[int] | dict[int, Measured]) -> bool:
-        return len(set(said) | set(self._ended)) == len(self._runs)
-
     def _tell(self, command: str) -> None:
         for run in self._runs:
             run.gang.send(command)
 
-    def _listen(self, *, until: Callable[[], bool]) -> None:
-        while not until():
-            index, said = self._heard.get()
-            if isinstance(said, Outcome):
-                self._ended[index] = said
-            elif isinstance(said, Ready):
+    def _listen(self, *, until_in: Collection[int], limit_s: float) -> None:
+        """Handles events until each run is in a collection or has ended; kills those that are not after `limit_s`."""
+        while left := {*range(len(self._runs))}.difference(until_in, self._ended):
+            left_s = self._began_s + limit_s - time.monotonic()
+            try:
+                index, heard = self._heard.get(timeout=max(left_s, 0.0) if left_s < math.inf else None)
+            except queue.Empty:
+                self._killed |= left
+                for number in left:
+                    self._runs[number].gang.kill()
+                limit_s = math.inf  # they end now
+                continue
+            if isinstance(heard, Outcome):
+                self._ended[index] = heard
+            elif isinstance(heard, Ready):
                 self._ready.add(index)
-            elif isinstance(said, Measured):
-                self._measured[index] = said
-            elif isinstance(said, ReferenceTimed):
-                self._timed.setdefault(index, []).append(said)
+            elif isinstance(heard, Measured):
+                self._measured[index] = heard
+            elif isinstance(heard, ReferenceTimed):
+                self._timed.setdefault(index, []).append(heard)
 
     def _result(self, index: int) -> Result:
         if index in self._measured:
             candidate = self._runs[index].trial.candidate
             load = self._quiet_times.load(self._timed.get(index, ()))
-            return Profile(
+            quiet = Profile(
                 technique=candidate.technique,
                 config=candidate.config,
                 num_devices=candidate.num_devices,
                 num_ranks=candidate.num_ranks,
+                predicted_step_s=candidate.step_s,
+                key=self._runs[index].trial.key,
                 **without_load(self._measured[index], load),
             )
+            return quiet.under_load(load.ratio)
+        if index in self._killed:
+            return Failure(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
         outcome = self._ended[index]
         return Failure(kind=_kind(outcome), message=outcome.message)
 
 
 def _kind(outcome: Outcome) -> str:
     if outcome.status == OutcomeStatus.OUT_OF_MEMORY:
-        return OutcomeStatus.OUT_OF_MEMORY
+        return OUT_OF_MEMORY
     return KILLED if outcome.was_killed else FAILED

@@ -10,6 +10,9 @@ from typing import Any, Self
 from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
 from ringmaster.techniques.interface.values import SINCE_LATER, stored_as
 
+MEASURED, PREDICTED = "measured", "predicted"
+"""The sources of a profile: a trial or a segment that trained has measured it, or nothing has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMember:
@@ -27,8 +30,22 @@ class GroupMember:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileKey:
+    """Under which a profile is stored.
+
+    fingerprint: of all that affects the option's speed and memory.
+    speed_class: equal for jobs that cannot differ in speed; of a group, of its jobs.
+    device_kind: the kind of device that it was measured on, or is predicted for.
+    """
+
+    fingerprint: str
+    speed_class: str
+    device_kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One measured (technique, config, gang size) of a job.
+    """One measured or predicted (technique, config, gang size) of a job.
 
     num_ranks: worker processes of the gang.
     num_nodes: nodes over which its devices are spread evenly.
@@ -37,9 +54,12 @@ class Profile:
     startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
         evaluation on held-out data, and of writing the finished model.
     stall_s: seconds for which a checkpoint that is written in the background holds up training; None for `save_s`.
-    source: "measured" by a trial; "corrected", measured on a machine that was busy with other work; or "predicted".
+    source: "measured" by a trial or by a segment that trained, or "predicted".
     spread: the standard error of `step_s`, relative to it; 0 where it is unknown.
     load: how many times as long as on a quiet machine the seconds are (`tasks/profiling/reference.py`).
+    predicted_step_s: the seconds of a step that the preflight predicted; None where it could not.
+    num_measured_steps: over how many steps `step_s` was measured; 0 where it was not, or by an earlier release.
+    key: under which it is stored; None if it is not.
     members: the jobs that are trained beside this one; empty except under `shared_base`. All other seconds are then
         those of this job in the group: a step takes `step_s`, plus `GroupMember.step_s` for each member that is
         present.
@@ -58,13 +78,16 @@ class Profile:
     evaluate_s: float = 0.0
     export_s: float = 0.0
     stall_s: float | None = None
-    source: str = "measured"
+    source: str = MEASURED
     device_type: str = ""
     num_nodes: int = 1
     members: tuple[GroupMember, ...] = stored_as("fellows", default=())
     own_step_s: float = 0.0
     spread: float = field(default=0.0, metadata=SINCE_LATER)
     load: float = field(default=1.0, metadata=SINCE_LATER)
+    predicted_step_s: float | None = field(default=None, metadata=SINCE_LATER)
+    num_measured_steps: int = field(default=0, metadata=SINCE_LATER)
+    key: ProfileKey | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def at_once(self) -> int | None:

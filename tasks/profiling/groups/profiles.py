@@ -1,10 +1,10 @@
-"""Profiles of groups of jobs that are trained on one base: a few sizes are tried, and all others are predicted.
+"""Profiles of groups of jobs that are trained on one base: few sizes are measured, and all others are predicted.
 
 Each class of jobs is considered in every layout that can hold it, the plainest first: one device, then several devices
 with the base whole or sharded, then all of these with recomputed activations. In the first layout in which a group
-fits, up to three sizes are tried. A later layout offers a group only if it fits in no plainer layout, or if it is
-faster than in the plainer ones and alone would take longer there than the whole class divided over all devices. One
-size is tried in a layout that offers groups.
+fits, one size is tried, by a thorough search up to three. A later layout offers a group only if it fits in no plainer
+layout, or if it is faster than in the plainer ones and alone would take longer there than the whole class divided over
+all devices. There, only a thorough search tries a size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ringmaster.tasks.profiling.groups.search import GroupSearch
 from ringmaster.tasks.profiling.search import Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
+
+MOST_SIZES = 3  # of a thorough search, in the first layout of a class
 
 
 def group_searches(classes: Mapping[Layout, Sequence[Group]], *, cluster: Cluster, num_nodes: int) -> list[GroupSearch]:
@@ -109,15 +111,11 @@ def _try(
     measure: Callable[[Sequence[Trial]], Mapping[str, Result]],
 ) -> None:
     """Makes the trials of the first layouts, then those of other layouts that are worth one; adds their results."""
-    left_s = {id(search.first): search.first.budget_s for search in searches}
     for is_first in (True, False):
-        wanted: dict[str, Trial] = {}
-        for search in searches:
-            if (search.first is search) is is_first and search.may_be_tried:
-                trials, left_s[id(search.first)] = search.affordable(found, budget_s=left_s[id(search.first)])
-                wanted |= {trial.fingerprint: trial for trial in trials}
-        if wanted:
-            found |= measure(list(wanted.values()))
+        chosen = [s for s in searches if (s.first is s) is is_first and s.may_be_tried]
+        trials = {trial.fingerprint: trial for search in chosen for trial in search.wanted(found, most=MOST_SIZES)}
+        if trials:
+            found |= measure(list(trials.values()))
         _take(searches, found)
 
 

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 from ringmaster.tasks.profiling.groups.candidates import Group, Solo
 from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, Layout
-from ringmaster.tasks.profiling.over_nodes import PREDICTED
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember
 from ringmaster.techniques.interface.turns import AT_ONCE
 from ringmaster.techniques.runtime.fused.requirements import NAME
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ringmaster.tasks.profiling.fingerprint import fingerprint
@@ -11,22 +11,19 @@ from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER, Group, c
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE, Layout
 from ringmaster.tasks.profiling.groups.scaling import Laws, laws_of, own_bytes, step_s_alone
 from ringmaster.tasks.profiling.options import num_evaluations
-from ringmaster.tasks.profiling.search import Failure, Result
+from ringmaster.tasks.profiling.search import FAILED, Failure, Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.profiles import ProfileKey
 from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.fused.requirements import NAME
 
 # The size of the first group that is tried, if a class has so many jobs. A pair and the largest power of two follow:
 # at most three trials.
 FIRST_SIZE = 8
-# The share of a class's least training time that its trials may take. With more, they cost as much as they can gain.
-TRIED_SHARE = 0.1
 # The least number of jobs at a time in a group whose jobs take turns; one at a time is no better than without a group.
 LEAST_AT_ONCE = 2
-# The least time of a trial's measurement; see `ringmaster.techniques.runtime.training.trial_loop`.
-MEASURED_S, MEASURED_STEPS = 1.5, 6
 
 
 @dataclass(kw_only=True)
@@ -57,11 +54,11 @@ class GroupSearch:
     def tried(self) -> dict[str, Group]:
         """The groups that may be tried, by fingerprint. Their sizes also occur in the classes of other batches."""
         largest = 2 ** (min(len(self.members), MOST_TOGETHER).bit_length() - 1)
-        sizes = [min(FIRST_SIZE, largest), 2, largest]  # the most informative first, as the budget may end
+        sizes = [min(FIRST_SIZE, largest), 2, largest]  # the most informative first, as often only that one is tried
         if any(search.tried for search in self.plainer):
             sizes = sizes[:1]
         groups = (sample(self.members, size) for size in dict.fromkeys(sizes))
-        return {self._fingerprint(group): group for group in groups if self._may_fit(group)}
+        return {self._key(group).fingerprint: group for group in groups if self._may_fit(group)}
 
     @property
     def may_be_tried(self) -> bool:
@@ -73,22 +70,10 @@ class GroupSearch:
         """The number of gangs that the devices can hold at once."""
         return max(1, self.num_devices // self.layout.num_devices)
 
-    @property
-    def budget_s(self) -> float:
-        """The seconds that all trials of the class may take."""
-        return TRIED_SHARE * sum(solo.runtime_s for solo in self.members) / self.num_slots
-
-    def affordable(self, found: Mapping[str, Result], *, budget_s: float) -> tuple[list[Trial], float]:
-        """Returns the trials without a known result that the seconds allow, and the seconds that are left."""
-        wanted = []
-        for name, group in self.tried.items():
-            if name in found:
-                continue
-            if (seconds := _trial_s(group)) > budget_s:
-                break
-            budget_s -= seconds
-            wanted.append(trial_of(group, fingerprint=name, layout=self.layout))
-        return wanted, budget_s
+    def wanted(self, found: Mapping[str, Result], *, most: int) -> list[Trial]:
+        """Returns the first trials without a known result, so that no more than `most` are known then."""
+        every = list(self.tried.items())[:most]
+        return [self._trial(group) for name, group in every if name not in found]
 
     def take(self, found: Mapping[str, Result]) -> None:
         """Takes the known results of its trials."""
@@ -103,7 +88,7 @@ class GroupSearch:
     @property
     def fault(self) -> str | None:
         """The reason why no group of this class is offered: a trial has failed, and so might a gang."""
-        failed = (r.message for r in self.results.values() if isinstance(r, Failure) and r.kind != "out_of_memory")
+        failed = (r.message for r in self.results.values() if isinstance(r, Failure) and r.kind == FAILED)
         return next(failed, None)
 
     @cached_property
@@ -143,6 +128,8 @@ class GroupSearch:
             may_wait = self.first is self and at_once >= LEAST_AT_ONCE
             if (may_wait or at_once == len(group)) and self._is_worth_it(group, fair_s):
                 profile = self.laws.profile(group, is_measured=len(group) in sizes, at_once=at_once)
+                if at_once == len(group):  # how long turns take depends on the steps of the jobs
+                    profile = replace(profile, key=self._key(group))
                 offered.append((group[0].job.name, profile))
         return offered, too_large
 
@@ -193,36 +180,33 @@ class GroupSearch:
             return False
         return self._may_fit(group) and (not self.is_gpu or self.laws.peak.at(own_bytes(group)) <= self.memory_bytes)
 
-    def _fingerprint(self, group: Group) -> str:
-        return fingerprint(
-            digest(sorted(solo.key for solo in group)),
+    def _key(self, group: Group) -> ProfileKey:
+        """Returns the key under which the profile of a group is stored."""
+        speed_class = digest(sorted(solo.key for solo in group))
+        name = fingerprint(
+            speed_class,
             technique=NAME,
             config=self.layout.config,
             num_devices=self.layout.num_devices,
             device_kind=self.device_kind,
             memory_bytes=self.memory_bytes,
         )
+        return ProfileKey(fingerprint=name, speed_class=speed_class, device_kind=self.device_kind)
 
-
-def trial_of(group: Group, *, fingerprint: str, layout: Layout = ONE_DEVICE) -> Trial:
-    """Returns the trial that measures a group."""
-    lead, *others = group
-    return Trial(
-        fingerprint=fingerprint,
-        job=lead.job,
-        data=lead.data,
-        candidate=Candidate(
-            technique=NAME,
-            config=layout.config,
-            num_devices=layout.num_devices,
-            num_ranks=layout.num_devices,
-            least_bytes=lead.base_bytes + own_bytes(group),
-        ),
-        members=tuple((solo.job, solo.data) for solo in others),
-    )
-
-
-def _trial_s(group: Group) -> float:
-    """Returns an approximate upper bound of a trial's seconds."""
-    ends_s = sum(solo.profile.save_s + solo.profile.evaluate_s + solo.profile.export_s for solo in group)
-    return group[0].profile.startup_s + max(MEASURED_S, MEASURED_STEPS * step_s_alone(group)) + ends_s
+    def _trial(self, group: Group) -> Trial:
+        """Returns the trial that measures a group."""
+        lead, *others = group
+        return Trial(
+            key=self._key(group),
+            job=lead.job,
+            data=lead.data,
+            candidate=Candidate(
+                technique=NAME,
+                config=self.layout.config,
+                num_devices=self.layout.num_devices,
+                num_ranks=self.layout.num_devices,
+                least_bytes=lead.base_bytes + own_bytes(group),
+                step_s=step_s_alone(group),
+            ),
+            members=tuple((solo.job, solo.data) for solo in others),
+        )

@@ -78,6 +78,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     first_s = sum(max(taken_s - step_s, 0.0) for taken_s in said.step_seconds[:WARM_UP_STEPS])
     measured = {
         "step_s": step_s,
+        "num_measured_steps": len(seconds),
         "startup_s": (said.startup_s or 0.0) + first_s,
         "peak_bytes": child.peak_bytes,
         "save_s": said.seconds.get("checkpoint", 0.0),

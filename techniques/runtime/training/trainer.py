@@ -78,8 +78,7 @@ WIDTH_MULTIPLE = 8
 """The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
 LONGEST = "longest"
 WARM_UP_STEPS = 2
-"""The first steps of a trial, which are not measured. Their samples are padded as far as those of any step may be, so
-that the trial uses as much memory as training will."""
+"""The first steps of a trial, which are not measured."""
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""
@@ -234,8 +233,7 @@ class Trainer:
         indices = self._sampler.indices(self.next_step)
         num_rows = size // self._dp_size
         rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
-        is_warm_up = self._order.purpose == TRIAL and self.next_step < WARM_UP_STEPS
-        return rows, None if is_warm_up else self._width(self._training, indices)
+        return rows, self._width(self._training, indices)
 
     def _width(self, dataset: Dataset, indices: Indices) -> int | None:
         """Returns the width to which the samples of a global batch are padded, the same on every rank."""

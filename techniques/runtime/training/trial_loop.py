@@ -74,6 +74,7 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
             measured = {
                 "step_s": median_s,
                 "spread": standard_error(seconds),
+                "num_measured_steps": len(seconds),
                 "startup_s": max(startup_s, 0.0),
                 "peak_bytes": int(trainer.ranks.max(trainer.ranks.peak_bytes())),  # of the rank that held most
             }

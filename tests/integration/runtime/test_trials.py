@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling.over_nodes import PREDICTED
-from ringmaster.tasks.profiling.reference import BUSY_LOAD, BUSY_LOAD_VARIABLE, CORRECTED, QuietTimes
+from ringmaster.tasks.profiling import trial_runner
+from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.reference import QuietTimes
 from ringmaster.tasks.profiling.stage import UnfitJobs, profile_jobs
-from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.runtime.processes.events import ReferenceTimed
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
@@ -46,7 +47,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
         replace(job, name="other-lr", optimizer=OptimizerSpec(name="sgd", lr=1.0)),
         bench.job(RESNET, name="r"),
     ]
-    first = profile_jobs(jobs, **here(), known=memory)
+    first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     assert first.faults == {}
     assert first.num_trials == len(kept) >= 4
     assert first.profiles["tiny"] == first.profiles["other-lr"]
@@ -68,28 +69,24 @@ def test_a_second_run_tries_nothing(bench, here, known):
     samples = first.preflights["tiny"].data["num_samples"]
     assert first.jobs[0].total_steps == round(2 * samples / 8)
 
-    second = profile_jobs(jobs, **here(), known=memory)
+    second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     assert second.num_trials == 0
     assert second.profiles == first.profiles
 
 
 @pytest.mark.full
-def test_what_a_busy_machine_measured_is_corrected_and_measured_again_by_the_next_run(
-    bench, here, known, tmp_path, monkeypatch
-):
-    monkeypatch.setenv(BUSY_LOAD_VARIABLE, str(BUSY_LOAD))
+def test_what_a_busy_machine_measured_is_stored_with_its_load(bench, here, known, tmp_path):
     place = here()
     place["environment"] = replace(place["environment"], cache_dir=tmp_path)
     # By this, the machine was far faster before.
     QuietTimes(tmp_path).load([ReferenceTimed(kind="cpu x1", mean_s=1e-6, fastest_s=1e-6)])
     memory, kept = known
     jobs = [bench.job(techniques=("single",), num_devices=(1,))]
-    first = profile_jobs(jobs, **place, known=memory)
-    assert {(profile.source, profile.load) for profile in first.profiles["tiny"]} == {(CORRECTED, 1.0)}
-    assert (kept, first.num_trials > 0) == ({}, True)
-    same = profile_jobs(jobs, **place, known=memory)
-    assert (same.num_trials, same.profiles) == (0, first.profiles)
-    assert profile_jobs(jobs, **place, known=replace(memory, passing={})).num_trials > 0
+    first = profile_jobs(jobs, **place, known=memory, policy="thorough")
+    assert {(profile.source, profile.load) for profile in first.profiles["tiny"]} == {("measured", 1.0)}
+    assert all(row["load"] > 1.0 for row in kept.values())
+    same = profile_jobs(jobs, **place, known=memory, policy="thorough")
+    assert same.num_trials == 0
 
 
 @pytest.mark.full
@@ -98,7 +95,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     job = bench.job(adapter=Adapter(rank=4), num_steps=10**6, techniques=("single", "shared_base"), num_devices=(1,))
     jobs = [replace(job, name=f"tiny-{i}", optimizer=OptimizerSpec(lr=10**-i)) for i in range(3)]
     jobs.append(replace(job, name="by-itself", num_steps=3, techniques=("single",)))
-    first = profile_jobs(jobs, **here(), known=memory)
+    first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     assert first.faults == {}
     (pair,) = (row for row in kept.values() if row.get("technique") == "shared_base")
     assert min(pair[key] for key in ("step_s", "startup_s", "save_s", "stall_s", "evaluate_s", "export_s")) > 0
@@ -107,7 +104,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     assert set(first.groups) <= {"tiny-0", "tiny-1"}
     assert "shared_base" not in {profile.technique for mine in first.profiles.values() for profile in mine}
     assert first.num_trials == len(kept)
-    second = profile_jobs(jobs, **here(), known=memory)
+    second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     assert second.num_trials == 0
     assert (second.profiles, second.groups) == (first.profiles, first.groups)
 
@@ -118,8 +115,8 @@ def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, know
     registry.register(Picky)
     try:
         jobs = [bench.job(techniques=("picky",), num_devices=(1,))]
-        first = profile_jobs(jobs, **here(), known=memory)
-        second = profile_jobs(jobs, **here(), known=memory)
+        first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
+        second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     finally:
         del registry._registered["picky"]
     assert [p.config["micro_batch"] for p in first.profiles["tiny"]][:1] == [2]
@@ -145,7 +142,7 @@ def test_a_job_that_fits_nowhere_says_why_and_the_others_are_profiled(bench, her
 def test_a_trial_that_fails_says_so(bench, here):
     job = bench.job(loss="tests.integration.stubs:loss_of_few", num_devices=(1,))
     told = {}
-    profiled = profile_jobs([job], **here(), failed=told.__setitem__)
+    profiled = profile_jobs([job], **here(), failed=told.__setitem__, policy="thorough")
     assert profiled.profiles["tiny"] == ()
     assert profiled.faults["tiny"] == told["tiny"] == "rank 0: RuntimeError: no such luck (in its trial)"
 
@@ -156,7 +153,8 @@ def test_what_is_killed_from_outside_is_tried_again(bench, here, tmp_path):
     job = bench.job(model, data=data, loss="tests.integration.stubs:squared_error", techniques=("single",))
     notices = []
     # With two devices, a copy of the trial runs on the other one, and might be killed instead.
-    profiled = profile_jobs([replace(job, num_devices=(1,))], **here(num_devices=1), notice=notices.append)
+    jobs = [replace(job, num_devices=(1,))]
+    profiled = profile_jobs(jobs, **here(num_devices=1), notice=notices.append, policy="thorough")
     assert profiled.faults == {}
     assert {profile.technique for profile in profiled.profiles["tiny"]} == {"single"}
     assert {file.name for file in tmp_path.iterdir()} == {"look", "trial"}
@@ -181,8 +179,25 @@ def test_jobs_that_cannot_take_a_step_are_all_named_before_any_trial(bench, here
     assert not any(notice.startswith("trying") for notice in notices)
 
 
-def test_a_batch_that_is_shorter_than_a_trial_is_planned_by_predictions(bench, here):
-    profiled = profile_jobs([bench.job()], **here(), share=0.2)
-    assert profiled.num_trials == 0
+def test_a_job_is_planned_on_predictions_without_any_trial(bench, here, known):
+    memory, kept = known
+    profiled = profile_jobs([bench.job(num_steps=10**6)], **here(), known=memory)
+    assert (profiled.num_trials, kept, profiled.faults) == (0, {}, {})
     assert {profile.source for profile in profiled.profiles["tiny"]} == {PREDICTED}
-    assert not profiled.faults
+    assert len({(p.technique, p.num_devices) for p in profiled.profiles["tiny"]}) == len(profiled.profiles["tiny"]) > 2
+
+
+def test_a_trial_that_hangs_is_killed_at_its_limit(bench, here, monkeypatch):
+    """A loss that sleeps: neither its gang nor that of its busy neighbour is waited for."""
+    monkeypatch.setattr(trial_runner, "LEAST_TRIAL_S", 0.1)
+    monkeypatch.setattr(trial_runner.TrialLimits, "left_s", lambda *_, **__: 4.0)
+    jobs = [bench.job(loss="tests.integration.stubs:loss_that_hangs", num_devices=(1,), techniques=("unpredicted",))]
+    registry.register(Unpredicted)
+    notices = []
+    try:
+        profiled = profile_jobs(jobs, **here(), notice=notices.append)
+    finally:
+        del registry._registered["unpredicted"]
+    assert profiled.num_trials == 1
+    assert {profile.source for profile in profiled.profiles["tiny"]} == {PREDICTED}
+    assert any("its prediction stands: it took more than 4 s" in line for line in notices)

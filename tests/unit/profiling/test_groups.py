@@ -124,16 +124,6 @@ def test_what_an_earlier_batch_measured_is_not_tried_again():
     assert trials.sizes == [8, 2, 16]
 
 
-def test_jobs_that_end_before_a_trial_would_are_not_tried():
-    trials = Trials(fixed_s=0.4, kappa=0.6)
-    (short,) = classes_of([job(f"job-{i:02}", num_steps=3) for i in range(16)])
-    assert by_size(trials.profiles(short))[16].source == "predicted"
-    assert trials.sizes == []
-    (longer,) = classes_of([job(f"job-{i:02}", num_steps=80) for i in range(16)])
-    trials.profiles(longer)
-    assert trials.sizes == [8]
-
-
 def test_groups_that_are_no_faster_than_their_jobs_one_after_another_are_not_offered():
     assert Trials(fixed_s=0.0, kappa=1.5).profiles(members(8)) == {}
     assert set(by_size(Trials(fixed_s=1.6, kappa=0.7).profiles(members(8)))) == {8}
@@ -214,7 +204,7 @@ def stage(monkeypatch, tmp_path):
     def look(jobs, **_):
         return {j.name: replace(preflight(j), data=data) for j in jobs}, {}
 
-    def wave(_, trials):
+    def wave(_, trials, *, limit_s):
         tried.extend(1 + len(trial.members) for trial in trials)
         return {trial.fingerprint: alone(0.4 + 0.6 * (1 + len(trial.members))) for trial in trials}
 
@@ -225,12 +215,14 @@ def stage(monkeypatch, tmp_path):
         lent.append((wanted.least, wanted.most))
         yield here[-1].devices
 
-    def profiled(jobs, *, num_devices=2, **options):
+    def profiled(jobs, *, num_devices=2, policy="thorough", **options):
         node = cluster(num_devices)
         here.append(node)
         environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
-        return stages.profile_jobs(jobs, environment=environment, cluster=node, known=known, lend=lend, **options)
+        return stages.profile_jobs(
+            jobs, environment=environment, cluster=node, known=known, lend=lend, policy=policy, **options
+        )
 
     def some_of(found, names, *, num_devices=2):
         node = cluster(num_devices)
@@ -269,7 +261,7 @@ def test_where_devices_stay_busy_jobs_are_planned_by_predictions(stage):
 def test_no_group_is_tried_where_nothing_may_be_or_every_job_has_a_device(stage):
     profiled, tried, lent = stage
     jobs = [job(f"job-{i}") for i in range(4)]
-    foretold = profiled(jobs, may_try=False)
+    foretold = profiled(jobs, policy="none")
     assert (tried, lent) == ([], [])
     assert {p.source for p in by_size(foretold.groups).values()} == {"predicted"}
     profiled(jobs, num_devices=4)

@@ -10,7 +10,6 @@ from ringmaster.tasks.profiling import trial_runner
 from ringmaster.tasks.profiling.groups.candidates import classes
 from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.groups.search import TRIED_SHARE
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.tasks.profiling.trials import TrialEnvironment
@@ -239,20 +238,6 @@ def test_activations_are_kept_where_memory_suffices():
     assert {p.config["recompute"] for p in found} == {"none"}
 
 
-def test_all_trials_of_a_class_share_one_budget():
-    def batch_of(num_steps):
-        jobs = [job(f"job-{i}", num_steps=num_steps) for i in range(3)]
-        return Batch(0, num_devices=2, jobs=jobs)
-
-    # A trial takes 2 s to start, six steps of each job, and 0.8 s for each to end.
-    first_s, second_s = 2 + 6 * 2 + 1.6, 2 + 6 * 2 * 0.6 + 1.6
-    steps = (first_s + second_s) * 2 / 3 / TRIED_SHARE - 2.8
-    enough, few = batch_of(int(steps) + 1), batch_of(int(steps) - 2)
-    enough.groups(law)
-    few.groups(law)
-    assert (enough.tried, few.tried) == ([(None, 1, 2), (WHOLE, 2, 2)], [(None, 1, 2)])
-
-
 def test_what_fails_on_two_devices_is_still_trained_on_one():
     batch = Batch(3, num_devices=2)
     found = batch.groups(lambda num_devices, size: law(1, size) if num_devices == 1 else "no such luck")
@@ -288,7 +273,7 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     data = dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))
     tried = []
 
-    def wave(_, trials):
+    def wave(_, trials, *, limit_s):
         found = {}
         for trial in trials:
             candidate, size = trial.candidate, 1 + len(trial.members)
@@ -305,7 +290,7 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     devices = cluster(2)
     jobs = [job(f"job-{i}") for i in range(3)]
     environment = TrialEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)
-    profiled = stages.profile_jobs(jobs, environment=environment, cluster=devices)
+    profiled = stages.profile_jobs(jobs, environment=environment, cluster=devices, policy="thorough")
     assert [each for each in tried if each[0] == "shared_base"] == [("shared_base", 1, 2), ("shared_base", 2, 2)]
     problem = planning_problem(jobs, profiled.profiles, devices, name="x", groups=profiled.groups)
     fusion = choose_groups(problem)

@@ -1,4 +1,4 @@
-"""The load of a machine: measurements are corrected by it, and those of a busy machine are not kept."""
+"""The load of a machine: measurements are corrected by it, and stored with it."""
 
 import math
 from dataclasses import replace
@@ -10,16 +10,12 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.reference import (
-    BUSY_LOAD,
-    BUSY_LOAD_VARIABLE,
-    CORRECTED,
     Load,
     QuietTimes,
     at_load,
     present_load,
     without_load,
 )
-from ringmaster.tasks.profiling.trial_runner import ProfileStore
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.runtime.estimates.reference_kernel import standard_error, time_reference
@@ -29,11 +25,6 @@ from ringmaster.techniques.runtime.processes.events import Measured, ReferenceTi
 SECONDS = {"step_s": 0.1, "startup_s": 2.0, "save_s": 1.0, "evaluate_s": 3.0, "export_s": 4.0, "stall_s": None}
 PROFILE = Profile(technique="single", num_devices=1, num_ranks=1, peak_bytes=7, **SECONDS)
 LOADS = st.floats(1.0, 20.0)
-
-
-@pytest.fixture(autouse=True)
-def as_for_users(monkeypatch):
-    monkeypatch.delenv(BUSY_LOAD_VARIABLE, raising=False)
 
 
 def timed(mean_s, fastest_s=1.0, spread=0.0, kind="cpu x1"):
@@ -65,13 +56,12 @@ def test_the_quiet_time_of_a_machine_that_changed_is_forgotten(tmp_path):
 
 
 @given(LOADS)
-def test_measurements_are_corrected_and_marked(ratio):
+def test_measurements_are_corrected(ratio):
     measured = Measured(profile={**SECONDS, "peak_bytes": 7, "spread": 0.1}, mean_step_s=0.1)
     found = without_load(measured, Load(ratio=ratio))
     assert math.isclose(found["step_s"], 0.1 / ratio)
     assert math.isclose(found["save_s"], 1.0 / ratio)
     assert (found["stall_s"], found["peak_bytes"], found["spread"]) == (None, 7, 0.1)
-    assert (found.get("source") == CORRECTED) == (ratio > BUSY_LOAD)
 
 
 def test_steps_that_are_shorter_than_a_time_slice_are_mostly_undisturbed():
@@ -90,29 +80,6 @@ def test_a_profile_at_a_load_takes_so_many_times_as_long(first, second):
     again = loaded.under_load(second)
     assert math.isclose(again.runtime_s(num_steps=5), second * group.runtime_s(num_steps=5))
     assert at_load({"a": [group]}, Load(ratio=first)) == {"a": (loaded,)}
-
-
-def test_what_a_busy_machine_measured_holds_for_this_run_alone():
-    kept = {}
-    find = lambda names: {name: kept[name] for name in names if name in kept}  # noqa: E731
-    store = ProfileStore(find=find, keep=kept.__setitem__)
-    corrected = replace(PROFILE, source=CORRECTED)
-    store.add("quiet", PROFILE)
-    store.add("busy", corrected)
-    assert set(kept) == {"quiet"}
-    assert store.results(["quiet", "busy"]) == {"quiet": PROFILE, "busy": corrected}
-    resumed, other = ProfileStore(find=find), ProfileStore(find=find)
-    resumed.restore(store.passing_json())
-    assert resumed.results(["busy"]) == {"busy": corrected}
-    assert other.results(["quiet", "busy"]) == {"quiet": PROFILE}
-
-
-def test_the_load_that_counts_as_busy_can_be_set(monkeypatch):
-    monkeypatch.setenv(BUSY_LOAD_VARIABLE, "3")
-    assert [Load(ratio=ratio).is_busy for ratio in (2.9, 3.1)] == [False, True]
-    monkeypatch.setenv(BUSY_LOAD_VARIABLE, "a lot")
-    with pytest.raises(ValueError, match=r"'a lot'.*To fix: set a number"):
-        _ = Load().is_busy
 
 
 class Answers:

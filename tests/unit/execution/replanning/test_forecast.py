@@ -27,7 +27,7 @@ from ringmaster.tasks.execution.replanning.forecast import (
 from ringmaster.tasks.execution.replanning.forecaster import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
-from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
 from ringmaster.techniques import Profile

@@ -1,0 +1,66 @@
+"""The store of measurements: what trials and running segments have measured, by the fingerprint of an option."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, Failure, Result
+from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.values import from_json, to_json
+
+TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
+MOST_STEPS = 200  # for which older measurements count: a machine may change
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileStore:
+    """Stored measurements, in the JSON forms of Profile and Failure.
+
+    find: returns the stored measurements among some fingerprints.
+    keep: stores a measurement under its fingerprint.
+    newest: returns the profiles that were stored last, of any jobs.
+
+    Profiles are stored with the load of the machine at which they were measured. What the methods return is as on a
+    quiet machine.
+    """
+
+    find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
+    keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+    newest: Callable[[], Sequence[Mapping[str, Any]]] = lambda: ()
+
+    def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
+        """Returns the known measurements, by fingerprint."""
+        return {name: _result(data) for name, data in self.find(fingerprints).items()}
+
+    def newest_profiles(self) -> list[Profile]:
+        """Returns the profiles that were stored last, of any jobs, the newest first."""
+        results = map(_result, self.newest())
+        return [result for result in results if isinstance(result, Profile)]
+
+    def add(self, fingerprint: str, result: Result) -> None:
+        """Stores a measurement for later runs: a profile beside what is known of its option, or a lack of memory."""
+        if isinstance(result, Failure):
+            if result.kind == OUT_OF_MEMORY:
+                self.keep(fingerprint, to_json(result))
+            return
+        known = self.results([fingerprint]).get(fingerprint)
+        self.keep(fingerprint, to_json(combined(known, result) if isinstance(known, Profile) else result))
+
+
+def combined(old: Profile, new: Profile) -> Profile:
+    """Returns a newer profile of an option whose step time is the mean of both, by the numbers of their steps."""
+    num_old = min(old.num_measured_steps or TRIAL_STEPS, MOST_STEPS)
+    num_new = new.num_measured_steps or TRIAL_STEPS
+    share = num_new / (num_old + num_new)
+    quiet = new.under_load(1.0)
+    ratio = (old.under_load(1.0).step_s / quiet.step_s) ** (1 - share) if min(old.step_s, quiet.step_s) > 0 else 1.0
+    spread = math.hypot(share * new.spread, (1 - share) * old.spread)
+    mean = replace(quiet.at_pace(ratio), num_measured_steps=num_old + num_new, spread=spread)
+    return mean.under_load(new.load)
+
+
+def _result(data: Mapping[str, Any]) -> Result:
+    return from_json(Failure, data) if "kind" in data else from_json(Profile, data).under_load(1.0)
