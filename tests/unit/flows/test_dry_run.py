@@ -10,13 +10,10 @@ from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling.over_nodes import GUESSED_STARTUP_ON_A_NODE_S, PREDICTED, foretold
 from ringmaster.tasks.profiling.reference import Load
-from ringmaster.tasks.profiling.search import ConfigSearch, Failure
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.interface.preflight import Candidate, Forecast
-from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))
@@ -101,9 +98,9 @@ def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
         num_trials=0,
     )
     monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
-    monkeypatch.setattr(rooms, "_profile_here", lambda node_context, *, may_try: profiled)
+    monkeypatch.setattr(rooms, "_profile_here", lambda node_context, *, policy: profiled)
     monkeypatch.setattr(rooms, "load_now", lambda node_context: Load(ratio=2.0))
-    found = rooms._here(node_context, may_try=True, seed=0)
+    found = rooms._here(node_context, policy="needed", seed=0)
     assert found.plan.makespan_s == pytest.approx(200.0, rel=0.01)
     assert found.prediction.low_s < found.plan.makespan_s < found.prediction.makespan_s < found.prediction.high_s
     assert "Predicted: " in found.markdown()
@@ -188,23 +185,6 @@ def test_where_nothing_can_be_trained_there_is_no_plan(tmp_path, monkeypatch):
     assert found.to_json()["plan"] is None
     assert "nightly cannot be planned" in found.markdown()
     assert "a cannot be trained: too large" in found.markdown()
-
-
-def candidate(step_s, **more):
-    return Candidate(technique="single", config={}, num_devices=1, num_ranks=1, least_bytes=10, step_s=step_s, **more)
-
-
-def test_the_option_that_looks_quickest_is_foretold_unless_it_is_known_to_be_too_large():
-    quick, slow = candidate(1.0), candidate(2.0, forecast=Forecast(device_bytes=99))
-    search = ConfigSearch(key="k", job="a", candidates=[quick, slow], fingerprints=["f1", "f2"])
-    (told,) = foretold([search])
-    assert (told.step_s, told.peak_bytes, told.source) == (1.0, 10, PREDICTED)
-    assert told.startup_s == GUESSED_STARTUP_ON_A_NODE_S
-    search.results["f1"] = Failure(kind="out_of_memory", message="")
-    (told,) = foretold([search])
-    assert (told.step_s, told.peak_bytes) == (2.0, 99)
-    search.results["f2"] = Failure(kind="out_of_memory", message="")
-    assert foretold([search]) == ()
 
 
 def test_a_dry_run_is_a_value(tmp_path):
