@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,9 @@ class Rates:
     wrapped_message_s: float
     parallel: float = 1.0
 
-    def with_devices(self, number: int) -> Rates:
-        """Returns the rates of `number` devices that one process drives (CPU slots: with threads).
-
-        One of the devices launches all operators, so their rate stays the same.
-        """
-        times = 1 + (self.parallel - 1) * (number - 1)
-        return replace(self, flops_per_s=self.flops_per_s * times, bytes_per_s=self.bytes_per_s * min(times, 2.0))
+    def times_of(self, number: int) -> float:
+        """Returns how many times as fast as one device `number` devices are that one process drives with threads."""
+        return 1 + (self.parallel - 1) * (number - 1)
 
 
 def rates(cores: tuple[tuple[int, ...], ...], *, cache_dir: Path) -> Rates:

@@ -9,13 +9,15 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 PATIENCE_S = 180.0
 
 
-def in_children(works: list[Callable[[], dict[str, Any]]], *, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+def in_children(
+    works: Sequence[Callable[[], dict[str, Any]]], *, patience_s: float = PATIENCE_S
+) -> list[dict[str, Any]]:
     """Runs each function in a child process, side by side, and returns their results.
 
     Raises RuntimeError where a child fails, which writes the reason to stderr, or exceeds the time limit, when it is

@@ -135,7 +135,7 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
     device = take_device((slots[which],), 0, num_ranks=1)
     model = skeleton(job.model, data)
     layers = [model.get_submodule(name) for name in layer_names(model)]
-    kinds = [_kind(layer) for layer in layers]
+    kinds = [kind_of(layer) for layer in layers]
     loss = loss_of(job.loss, model, job.model, options=job.loss_options)
     parts = {
         "nothing": Part(first=0, last=0, has_entry=False, has_exit=False),
@@ -162,7 +162,7 @@ def _beyond_nothing(seconds: Mapping[str, tuple[float, float]], kinds: Sequence[
     )
 
 
-def _kind(layer: nn.Module) -> str:
+def kind_of(layer: nn.Module) -> str:
     """Returns a key that is equal for layers that take equally long.
 
     Such layers have the same modules, with the same shapes and settings, such as the attention window.

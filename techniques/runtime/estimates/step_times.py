@@ -1,14 +1,15 @@
-"""Predicted seconds of a step: computation, memory traffic and communication over the measured rates of the devices.
+"""Predicted seconds of a step under an option: the job's step on one device, divided, and what is sent.
 
-Only the order and the ratios of the predictions matter: a search tries the options that look fastest first, and
-measures them. The mesh axes of a technique determine how it divides a step, so that a user's own technique is predicted
-as well.
+The step on one device is measured with few layers and rows (`measured_steps`), or computed from its operations and the
+measured rates of the device. The mesh axes of a technique determine how it divides a step, so that a user's own
+technique is predicted as well.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import WEIGHT_BYTES, Config, GangShape, Technique
 from ringmaster.techniques.runtime.estimates.device_rates import Rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes
@@ -22,9 +23,8 @@ from ringmaster.techniques.runtime.estimates.memory import (
 )
 from ringmaster.techniques.runtime.estimates.memory_cache import Fault
 
-# Share of a step that backward computes again: layers are nearly all of a forward, which is a third of a step.
-RECOMPUTED = {"none": 0.0, "selective": 0.03, "full": 1 / 3}
-FEWER_BYTES = {"none": 0.0, "selective": 0.2, "full": 1 / 3}
+FORWARD_SHARE = 1 / 3  # of a micro-batch, where it was not measured: backward has twice as many operations
+RECOMPUTED = 0.03  # the part of a micro-batch that selective recomputation computes again
 OPTIMIZER_PASSES = 7  # per weight: reads of weight, gradient and both moments, and three writes
 MEMORY_PREMIUM = 1.1  # for techniques that save memory: their exchanges are longer or finer than counted
 # Exchanges of activations per layer, forward and backward: in tensor-parallel layers, without and with sequence
@@ -53,6 +53,24 @@ class Outline:
     kept_bytes: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of a job's step on one device, undivided.
+
+    launch_s: of a micro-batch, whatever its rows.
+    row_s: of each row more, forward and backward.
+    update_s: of the optimizer, clipping included.
+    forward_share: the forward's part of a micro-batch.
+    layers_share: the part of a micro-batch that the forward of the repeated layers takes.
+    """
+
+    launch_s: float
+    row_s: float
+    update_s: float
+    forward_share: float
+    layers_share: float
+
+
 def outline(workload: Workload) -> Outline | None:
     """Returns the outline of a job's model from one estimate on one device, or None where the estimate fails."""
     found = estimate_alone(workload)
@@ -68,42 +86,57 @@ def outline(workload: Workload) -> Outline | None:
     )
 
 
+def times_by_operations(model: Outline, *, facts: ModelFacts, rates: Rates) -> StepTimes:
+    """Returns the times of a job's step by its operations, of which they are rough: kernels differ in their rates."""
+    return StepTimes(
+        launch_s=model.num_operators / rates.operators_per_s,
+        row_s=model.num_flops / rates.flops_per_s + model.num_bytes / rates.bytes_per_s,
+        update_s=OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES / rates.bytes_per_s,
+        forward_share=FORWARD_SHARE,
+        layers_share=FORWARD_SHARE,
+    )
+
+
 def predicted_step_s(
     technique: Technique,
     config: Config,
     shape: GangShape,
     *,
     workload: Workload,
-    model: Outline,
+    alone: StepTimes,
+    num_operators: float,
     rates: Rates,
     times: LayerTimes | None = None,
 ) -> float:
     """Returns the predicted seconds of one global step.
 
-    A rank has r rows in k micro-batches and computes the share c of each row. F, B, o and L are the device's
-    operations, bytes and operators per second, and the link's bytes per second; l is the seconds of a message. For a
-    pipeline of p stages:
-    t = (r c flops / F + r c bytes / B + k operators / o) (1 + (p - 1) / k) + optimizer / B + sent / L + messages * l
+    A rank has r rows in k micro-batches and computes the share c of each row. On one device a row takes w seconds, a
+    micro-batch l more, and the optimizer u; L is the link's bytes per second and m the seconds of a message. For a
+    pipeline of p stages with n-fold sharded weights:
+    t = (r c w + k l / p) (1 + recomputed) (1 + (p - 1) / k) + u / n + sent / L + messages * m
 
     All ranks of a pipeline wait for the slowest one: the measured `times` of layers say how much longer it computes.
+
+    alone: the step on one device. num_operators: of a micro-batch.
     """
-    job, facts = workload.job, workload.facts
+    job = workload.job
     axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
     slices, recompute = data_parallel(axes), config.get("recompute", "none")
     rows = job.global_batch_size / slices
     num_micro_batches = max(rows / max(int(config.get("micro_batch", rows)), 1), 1.0)
-    share, again = slices / num_ranks, 1 + RECOMPUTED.get(recompute, 0.0)
-    speed = rates.with_devices(shape.num_devices // num_ranks)
+    faster = rates.times_of(shape.num_devices // num_ranks)
     pipeline, schedule = axes.get("pp", 1), config.get("schedule", "1f1b")
-    operators = model.num_operators * num_micro_batches * MORE_OPERATORS.get(schedule, 1.0)
-    computing_s = rows * share * again * model.num_flops / speed.flops_per_s
-    computing_s += rows * share * (1 + FEWER_BYTES.get(recompute, 0.0)) * model.num_bytes / speed.bytes_per_s
-    launched_per_s = speed.watched_operators_per_s if recompute == "selective" else speed.operators_per_s / again
-    computing_s += operators / pipeline / launched_per_s
+    computing_s = rows * slices / num_ranks * alone.row_s / faster
+    computing_s += num_micro_batches * alone.launch_s * MORE_OPERATORS.get(schedule, 1.0) / pipeline
+    if recompute == "full":
+        computing_s *= 1 + alone.layers_share
+    elif recompute == "selective":
+        watching_s = 1 / rates.watched_operators_per_s - 1 / rates.operators_per_s
+        computing_s = computing_s * (1 + RECOMPUTED) + num_micro_batches * num_operators / pipeline * watching_s
     computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)
-    updating_s = OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES / sharding(axes) / speed.bytes_per_s
+    updating_s = alone.update_s / sharding(axes) / min(faster, 2.0)
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
     sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s

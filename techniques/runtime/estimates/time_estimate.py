@@ -20,13 +20,20 @@ from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, For
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import digest, from_json
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
-from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.data import PreparedData, open_data
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
+from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
 from ringmaster.techniques.runtime.estimates.memory import Workload, data_parallel, forecast_memory
 from ringmaster.techniques.runtime.estimates.segment_costs import disk_rates, segment_costs
-from ringmaster.techniques.runtime.estimates.step_times import Outline, outline, predicted_step_s
+from ringmaster.techniques.runtime.estimates.step_times import (
+    Outline,
+    StepTimes,
+    outline,
+    predicted_step_s,
+    times_by_operations,
+)
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
@@ -102,16 +109,13 @@ class Estimator:
 
     def _times(self, config: Config) -> LayerTimes | None:
         """The times of the layers for micro-batches of this config."""
-        memory_bytes = min(shape.memory_bytes for shape in self._order.shapes)
-        if not self._slots or self._facts.decoder is None:
-            return None
-        if MEASURED_LAYERS * self._facts.largest_layer_bytes > memory_bytes:
+        if not self._slots or self._facts.decoder is None or self._is_large:
             return None  # stages are then balanced by parameters
         num_rows = int(config["micro_batch"])
         if num_rows not in self._times_by_rows:
             self._times_by_rows[num_rows] = layer_times(
                 self._job,
-                data=from_json(PreparedData, self._workload.data),
+                data=self._data,
                 facts=self._facts,
                 num_rows=num_rows,
                 slots=self._slots,
@@ -139,7 +143,7 @@ class Estimator:
         if self._job.adaptation is None:
             return 0
         num_rows = int(config.get("micro_batch", self._job.global_batch_size))
-        return bytes_beside(self._job, num_rows=num_rows, data=from_json(PreparedData, self._workload.data))
+        return bytes_beside(self._job, num_rows=num_rows, data=self._data)
 
     def _activations(self, technique: Technique, config: Config, shape: GangShape) -> float:
         """Bytes of a micro-batch's activations: this device's share of what one device alone would store."""
@@ -169,7 +173,7 @@ class Estimator:
         costs = segment_costs(
             self._job,
             facts=self._facts,
-            data=from_json(PreparedData, self._workload.data),
+            data=self._data,
             num_ranks=num_ranks,
             step_s=step_s,
             disk=disk_rates(Path(self._order.cache_dir)),
@@ -192,16 +196,15 @@ class Estimator:
         return least_bytes + activations + WEIGHTS * self._facts.parameter_bytes > shape.memory_bytes
 
     def _step_s(self, technique: Technique, config: Config, shape: GangShape) -> float | None:
-        if self._rates is None or isinstance(technique, BlackBox) or self._outline is None:
+        if self._rates is None or isinstance(technique, BlackBox) or self._alone is None:
             return None
-        if reward_names(self._job.loss, self._job.loss_options):
-            return None  # most of a step is generation, which only a trial measures
         return predicted_step_s(
             technique,
             config,
             shape,
             workload=self._workload,
-            model=self._outline,
+            alone=self._alone,
+            num_operators=0.0 if self._outline is None else self._outline.num_operators,
             rates=self._rates,
             times=self._times(config) if "stage_layers" in config else None,
         )
@@ -211,6 +214,40 @@ class Estimator:
         """The available devices, on which layers are measured."""
         gpus = (Slot(kind="gpu", index=0, uuid=self._order.gpu),) if self._order.gpu else ()
         return gpus or tuple(Slot(kind="cpu", index=i, cores=cores) for i, cores in enumerate(self._order.slots))
+
+    @cached_property
+    def _alone(self) -> StepTimes | None:
+        """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
+        if reward_names(self._job.loss, self._job.loss_options) or self._job.model.command is not None:
+            return None  # most of a step is generation, or a command's own
+        alone = None
+        if not self._is_large and not self._order.describe_data:
+            alone = measured_step_times(
+                self._job,
+                data=self._data,
+                facts=self._facts,
+                width=self._widths.training,
+                slots=self._slots,
+                cache_dir=Path(self._order.cache_dir),
+            )
+        if alone is None and self._outline is not None and self._rates is not None:
+            alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
+        return alone
+
+    @cached_property
+    def _widths(self) -> Widths:
+        training, held_out = open_data(self._job.data, cache_dir=Path(self._order.cache_dir), prepared=self._data)
+        return mean_widths(self._job, training, held_out)
+
+    @cached_property
+    def _data(self) -> PreparedData:
+        return from_json(PreparedData, self._workload.data)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether the model's layers are too large to be measured on a device."""
+        memory_bytes = min(shape.memory_bytes for shape in self._order.shapes)
+        return MEASURED_LAYERS * self._facts.largest_layer_bytes > memory_bytes
 
     @cached_property
     def _outline(self) -> Outline | None:

@@ -32,7 +32,7 @@ class Reference:
     def __init__(
         self, *, model: nn.Module | None, loss: Loss, autocast: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        self._model, self._loss, self._autocast = model, loss, autocast
+        self.model, self._loss, self._autocast = model, loss, autocast
 
     @torch.no_grad()
     def before_forward(
@@ -44,7 +44,7 @@ class Reference:
         inner: what the technique unwraps of it. Some techniques hide it, and some compute with copies of its modules.
         forward: runs the model as in an evaluation; it returns None on ranks that have no output.
         """
-        if self._model is not None:
+        if self.model is not None:
             return batch
         was_training = trained.training
         trained.eval()
@@ -56,10 +56,10 @@ class Reference:
     @torch.no_grad()
     def before_loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Completes a batch by the frozen copy, where its loss is computed."""
-        if self._model is None:
+        if self.model is None:
             return batch
         with self._autocast():
-            output = self._model(**self._loss.forward_inputs(batch))
+            output = self.model(**self._loss.forward_inputs(batch))
         return self._completed(batch, output)
 
     def _completed(self, batch: Batch, output: Any) -> dict[str, Tensor]:

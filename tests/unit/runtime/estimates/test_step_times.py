@@ -11,7 +11,12 @@ from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.estimates.device_rates import Rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes
 from ringmaster.techniques.runtime.estimates.memory import Workload
-from ringmaster.techniques.runtime.estimates.step_times import Outline, predicted_step_s
+from ringmaster.techniques.runtime.estimates.step_times import (
+    Outline,
+    StepTimes,
+    predicted_step_s,
+    times_by_operations,
+)
 
 FACTS = ModelFacts(
     num_parameters=1_000_000,
@@ -47,11 +52,21 @@ RATES = Rates(
 FREE = replace(RATES, operators_per_s=1e15, watched_operators_per_s=1e15, message_s=0.0, wrapped_message_s=0.0)
 
 
-def step_s(technique, *, rates=RATES, times=None, num_devices=2, **config):
+def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, **config):
     shape = GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
     config = {"micro_batch": 16 // num_devices, "recompute": "none", **config}
     laid_out = registry.load(registry.BUILTIN[technique])
-    return predicted_step_s(laid_out, config, shape, workload=WORKLOAD, model=OUTLINE, rates=rates, times=times)
+    alone = alone or times_by_operations(OUTLINE, facts=FACTS, rates=rates)
+    return predicted_step_s(
+        laid_out,
+        config,
+        shape,
+        workload=WORKLOAD,
+        alone=alone,
+        num_operators=OUTLINE.num_operators,
+        rates=rates,
+        times=times,
+    )
 
 
 def test_small_micro_batches_begin_more_operators():
@@ -110,3 +125,15 @@ def test_the_slowest_stage_is_waited_for():
     even, balanced = (step_s("pipeline", stage_layers=cut, **options) for cut in ([2, 2], [3, 1]))
     assert even > 1.2 * balanced
     assert balanced == pytest.approx(step_s("pipeline", micro_batch=2, schedule="1f1b", rates=FREE))
+
+
+def test_what_was_measured_on_one_device_is_divided_and_recomputed_as_measured():
+    alone = StepTimes(launch_s=0.01, row_s=0.02, update_s=0.1, forward_share=0.4, layers_share=0.3)
+    options = {"rates": replace(FREE, parallel=1.8), "alone": alone}
+    whole = step_s("single", num_devices=1, micro_batch=16, **options)
+    assert whole == pytest.approx(0.01 + 16 * 0.02 + 0.1)
+    assert step_s("single", num_devices=1, micro_batch=4, **options) == pytest.approx(whole + 3 * 0.01)
+    again = step_s("single", num_devices=1, micro_batch=16, recompute="full", **options)
+    assert again == pytest.approx(whole + 0.3 * (0.01 + 16 * 0.02))
+    threads = step_s("single", num_devices=2, micro_batch=16, **options)
+    assert threads == pytest.approx(0.01 + 16 * 0.02 / 1.8 + 0.1 / 1.8)

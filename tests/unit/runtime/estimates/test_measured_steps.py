@@ -1,0 +1,112 @@
+"""The times of a job's step on one device: few layers and rows tell those of the whole model, at the data's widths."""
+
+import json
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.estimates import measured_steps as measuring
+from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
+from ringmaster.techniques.runtime.models import model_facts
+from ringmaster.techniques.runtime.processes.order import Slot
+from tests.integration.workbench import RESNET, write_prose
+
+TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+DEEP = ModelSpec(architecture="LlamaForCausalLM", config={**TINY, "num_hidden_layers": 6})
+SLOTS = (Slot(kind="cpu", index=0),)
+
+
+class Marks:
+    """A clock that is a second further at each reading, so that a step's seconds are the number of its marks."""
+
+    def __init__(self):
+        self._readings = count()
+
+    def now(self):
+        return float(next(self._readings))
+
+    def seconds(self, first, last):
+        return last - first
+
+
+@pytest.fixture
+def measure(tmp_path):
+    prose = DataSpec(path=str(write_prose(tmp_path / "prose.txt")), seq_len=24, vocab_size=300)
+
+    def of(model=DEEP, *, data=prose, slots=SLOTS, **changes):
+        job = replace(Job(name="a", model=model, data=data, global_batch_size=8, num_steps=1), **changes)
+        prepared = prepare(data, cache_dir=tmp_path)
+        facts = model_facts(model, data=prepared, adapter=job.adapter, frozen=job.freeze)
+        return measured_step_times(job, data=prepared, facts=facts, width=None, slots=slots, cache_dir=tmp_path)
+
+    return of
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter": Adapter(rank=2)}], ids=["full", "lora"])
+def test_few_layers_tell_the_times_of_all(measure, tmp_path, monkeypatch, changes):
+    monkeypatch.setattr(measuring, "_CpuClock", Marks)
+    few = measure(**changes)
+    (file,) = tmp_path.glob("step-times-*")
+    file.unlink()
+    monkeypatch.setattr(measuring, "tiny_config", lambda config, **_: config)
+    whole = measure(**changes)
+    assert few.launch_s == pytest.approx(whole.launch_s, rel=0.2)
+    assert few.forward_share == pytest.approx(whole.forward_share, rel=0.2)
+    assert few.layers_share == pytest.approx(whole.layers_share, rel=0.2)
+
+
+def test_times_are_measured_once_for_all_jobs_that_differ_in_the_learning_rate_alone(measure, tmp_path):
+    found = measure()
+    assert found.row_s > 0
+    assert found.update_s > 0
+    (file,) = tmp_path.glob("step-times-*")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "row_s": 7.0}))
+    assert measure(seed=5, num_steps=9).row_s == 7.0
+    assert measure(global_batch_size=4).row_s != 7.0
+
+
+def test_models_without_equal_layers_are_measured_whole(measure):
+    found = measure(RESNET, data=DataSpec(source="digits"))
+    assert found.launch_s + found.row_s > 0
+
+
+def test_what_cannot_be_measured_is_told(measure, capfd):
+    assert measure(loss="nowhere:loss") is None
+    assert "steps are predicted by operations" in capfd.readouterr().err
+
+
+class Padded:
+    """Samples of these lengths."""
+
+    def __init__(self, lengths, width=64):
+        self._lengths, self.width = np.array(lengths), width
+
+    def __len__(self):
+        return len(self._lengths)
+
+    def lengths(self):
+        return self._lengths
+
+    def longest(self, indices):
+        return int(self._lengths[np.asarray(indices)].max())
+
+    def rows(self, indices, *, width=None):
+        raise AssertionError("no sample is read")
+
+
+def test_widths_are_those_of_the_jobs_batches():
+    job = Job(name="a", model=DEEP, data=DataSpec(), global_batch_size=4, num_steps=1)
+    uneven = Padded([5] * 63 + [60])
+    widths = mean_widths(job, uneven, Padded([9] * 6))
+    assert widths.held_out == 16  # a multiple of 8
+    assert widths.training == pytest.approx((15 * 8 + 64) / 16)  # one batch of sixteen has the long sample
+    larger = mean_widths(replace(job, global_batch_size=16), uneven, uneven)
+    assert larger.training == pytest.approx((3 * 8 + 64) / 4)
+    grouped = mean_widths(replace(job, data=replace(job.data, sampling="length-grouped")), Padded(range(1, 65)), uneven)
+    assert grouped.training < mean_widths(job, Padded(range(1, 65)), uneven).training
+    assert mean_widths(replace(job, data=replace(job.data, padding="max_length")), uneven, uneven) == Widths()
+    assert mean_widths(job, [0] * 8, [0]) == Widths()
