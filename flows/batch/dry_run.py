@@ -29,6 +29,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -64,7 +65,7 @@ class DryRun:
     fused: a sentence about which jobs would be trained together, and what that saves.
     late: jobs whose deadlines no plan meets.
     gains: what more devices would gain, in sentences.
-    prediction: the predicted makespan with its interval; None on a pool, where batches share the devices.
+    prediction: the predicted ends of the batch and its jobs; on a pool, without other batches.
     standing: number of jobs of other batches that the pool trains too, which the plan leaves out.
     """
 
@@ -161,6 +162,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
             profiled, cluster = _profile_on(database, batch, policy=policy)
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
         found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
+        found = _with_prediction(found, profiled, Surroundings())
     _write(found)
     return found
 
@@ -170,13 +172,15 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRu
     profiled, load = _profile_here(node_context, policy=policy), load_now(node_context)
     profiled = profiled_at(profiled, load)
     found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
+    return _with_prediction(found, profiled, surroundings_of(node_context, load))
+
+
+def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundings) -> DryRun:
     if found.plan is None or found.problem is None:
         return found
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
-    return replace(
-        found, prediction=prediction_of(found.plan, found.problem, options, surroundings_of(node_context, load))
-    )
+    return replace(found, prediction=prediction_of(found.plan, found.problem, options, surroundings))
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profiled:

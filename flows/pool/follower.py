@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,7 +24,9 @@ from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Listeners, Planned
+from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Listeners, Planned, PredictionUpdate
+from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, predictions_in
+from ringmaster.tasks.execution.replanning.forecaster import EVERY_S
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
@@ -139,6 +142,7 @@ class BatchFollower:
     ) -> None:
         self._journal, self.recorder, self._preflights = run.journal, recorder, preflights
         self._events, self._listeners, self._is_left = events, listeners, is_left
+        self._looked_s = time.monotonic()  # for a newer prediction
 
     def follow_to_plan(self) -> None:
         """Follows the batch until the pool has a plan with it, or it has ended without one."""
@@ -170,6 +174,11 @@ class BatchFollower:
         if isinstance(event, Planned):
             self._keep_first_plan(event)
         self._listeners.tell(event)
+        if isinstance(event, Planned) or time.monotonic() - self._looked_s >= EVERY_S:
+            self._looked_s = time.monotonic()
+            _, prediction = predictions_in({NEWEST_PREDICTION: self._journal.get(NEWEST_PREDICTION)})
+            if prediction is not None:
+                self._listeners.tell(PredictionUpdate(batch="", prediction=prediction))
 
     def _keep_first_plan(self, event: Planned) -> None:
         """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""

@@ -13,6 +13,7 @@ from ringmaster.flows.batch.run_folder import fresh_folder, was_being_started
 from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.requests import Requests
@@ -80,6 +81,8 @@ def reopen(run: PoolRun, submission: Submission) -> Position:
         run.journal.write_job(name, status=JobStatus.WAITING, message="")
     last = BatchEvents(run.database, run.id).newest()
     if again:
+        for key in (FIRST_PREDICTION, NEWEST_PREDICTION):
+            run.journal.remove(key)
         run.journal.put_all({"since_s": time.time(), "is_recorded": False, IS_OVER: False})
         run.submissions.reopen(run.id)
     return last

@@ -16,6 +16,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
 from ringmaster.flows.pool.asking import open_database
 from ringmaster.flows.process.process_log import report_faults
+from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.handed_over import Pending, pending
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
@@ -31,7 +32,7 @@ from ringmaster.tasks.storage.journal import (
 )
 from ringmaster.tasks.timeline.queries import Archive
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.run_timeline import JobLine
+from ringmaster.tasks.timeline.run_timeline import JobLine, end_text
 from ringmaster.tasks.timeline.text import FIGURES
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.text import printable
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 MOST_NAMED = 4  # devices whose numbers are shown
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
-STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "message", "trained with")
+STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,7 @@ def _rows(
             option=options.get(record.name, ""),
         )
         if line is not None:
-            row |= {"num_steps": line.num_steps, "figures": to_json(line.figures)}
+            row |= {"num_steps": line.num_steps, "figures": to_json(line.figures), "ends_in": to_json(line.predicted)}
         found.append(row)
     return found
 
@@ -146,7 +147,7 @@ def _row(
 ) -> dict[str, Any]:
     """Returns a row. leader: the job whose gang trained it too. option: technique and devices of its newest segment."""
     row = {"batch": batch, "run": run, "job": job, "status": status, "step": step, "message": message}
-    return {**row, "leader": leader, "option": option, "num_steps": None, "figures": {}}
+    return {**row, "leader": leader, "option": option, "num_steps": None, "figures": {}, "ends_in": None}
 
 
 def _options(segments: Sequence[SegmentRecord]) -> dict[str, str]:
@@ -171,8 +172,9 @@ def _is_running(records: Iterable[JobRecord]) -> bool:
 
 
 def _lines(reader: TimelineReader) -> dict[str, JobLine]:
-    """Returns what is known of the jobs of a batch or a pool that runs, by name."""
-    return {line.name: line for line in reader.read().jobs}
+    """Returns what is known of the jobs of a batch or a pool that runs, by name. Their ends count from now."""
+    run_timeline = reader.read()
+    return {line.name: line for line in run_timeline.later(run_timeline.now_s).jobs}
 
 
 def _of_batch(values: Mapping[str, T], batch: str) -> dict[str, T]:
@@ -183,10 +185,11 @@ def _of_batch(values: Mapping[str, T], batch: str) -> dict[str, T]:
 def status_table(rows: Iterable[Mapping[str, Any]]) -> Text:
     """Returns the table that `status` prints, as lines: a table of rich takes a millisecond a row. rows: of jobs.
 
-    Columns of figures that no job has are left out.
+    Columns of figures, and of predicted ends, that no job has are left out.
     """
     every = [_cells(row) for row in rows]
-    columns = [name for name in STATUS_COLUMNS if name not in FIGURES or any(row[name] for row in every)]
+    may_lack = (*FIGURES, "ends in")
+    columns = [name for name in STATUS_COLUMNS if name not in may_lack or any(row[name] for row in every)]
     cells = [[printable(row[name], limit=MOST_IN_CELL) for name in columns] for row in every]
     widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
     text = Text(no_wrap=True)
@@ -205,6 +208,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
         **plain,
         "step": f"{row['step']}/{row['num_steps']}" if row.get("num_steps") else str(row["step"]),
         **dict(zip(FIGURES, figures.cells, strict=True)),
+        "ends in": "" if row.get("ends_in") is None else end_text(from_json(PredictedEnd, row["ends_in"])),
         "message": row["message"] or figures.phase,
         "trained with": " ".join(filter(None, (row.get("option"), leader))),
     }

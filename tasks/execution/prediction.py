@@ -23,6 +23,14 @@ class PredictedEnd:
     low_s: float
     high_s: float
 
+    def later(self, seconds: float) -> PredictedEnd:
+        """Returns the same end in seconds that count from `seconds` earlier."""
+        return PredictedEnd(end_s=self.end_s + seconds, low_s=self.low_s + seconds, high_s=self.high_s + seconds)
+
+    def not_before(self, now_s: float) -> PredictedEnd:
+        """Returns the end of something that has not ended at `now_s`."""
+        return PredictedEnd(end_s=max(self.end_s, now_s), low_s=max(self.low_s, now_s), high_s=max(self.high_s, now_s))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Select, func, or_, select
 
+from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
@@ -58,6 +59,12 @@ class Archive:
         """Returns a fact of a batch that runs alone."""
         found = self._rows(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == key))
         return found[0].value[0] if found else default
+
+    def predictions(self, batches: Collection[str]) -> dict[str, Prediction]:
+        """Returns the newest prediction for each of some batches."""
+        query = select(FACTS.c.batch, FACTS.c.value).where(FACTS.c.batch.in_(batches), FACTS.c.key == NEWEST_PREDICTION)
+        found = {row.batch: predictions_in({NEWEST_PREDICTION: row.value[0]})[1] for row in self._rows(query)}
+        return {batch: prediction for batch, prediction in found.items() if prediction is not None}
 
     def window(self, batch: str | None) -> tuple[float, Collection[str]]:
         """Returns the batches of a pool to show, and the time from which on.

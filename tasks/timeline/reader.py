@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -105,6 +106,7 @@ class TimelineReader:
         status = None if archive.is_pool else archive.fact("status")
         is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
+        ends = {} if is_over else self._predicted(records, batches, zero_s, now_s)
         nodes = Nodes(archive.database).all() if archive.is_pool else ()
         run_timeline = RunTimeline(
             name=self._name,
@@ -114,7 +116,7 @@ class TimelineReader:
             past=tuple(past),
             running=tuple(running),
             coming=tuple(coming),
-            jobs=tuple(self._lines(records, (past, running, coming), segments, totals)),
+            jobs=tuple(self._lines(records, (past, running, coming), segments, totals, ends)),
             notes=tuple(self._notes(heads, past, zero_s)),
             nodes=tuple(
                 NodeLine(
@@ -123,6 +125,7 @@ class TimelineReader:
                 for n in nodes
             ),
             is_over=is_over,
+            predicted={batch: ends[batch, None] for batch in batches if (batch, None) in ends},
         )
         return _with_rows(run_timeline, self._nodes)
 
@@ -243,6 +246,7 @@ class TimelineReader:
         spans: tuple[Sequence[Span], Sequence[Span], Sequence[Span]],
         segments: Sequence[SegmentRecord],
         totals: Mapping[str, int | None],
+        ends: Mapping[tuple[str, str | None], PredictedEnd],
     ) -> list[JobLine]:
         past, running, coming = spans
         steps = {r.job: max(r.what["first_step"], self._paces[r.id].step) for r in segments if r.id in self._paces}
@@ -270,7 +274,8 @@ class TimelineReader:
         newest |= {job: span for span in (*past, *running) for job in span.jobs}  # ... or the last to begin
         lines = []
         for name, record in records.items():
-            show = newest.get(name)
+            show, is_left = newest.get(name), record.status not in (*ENDED, JobStatus.PAUSED)
+            batch, _, own = name.rpartition("/")
             lines.append(
                 JobLine(
                     name=name,
@@ -282,6 +287,7 @@ class TimelineReader:
                     ends_s=max((span.end_s for span in mine.get(name, ())), default=None),
                     message=record.message,
                     figures=figures.get(name, JobFigures()),
+                    predicted=ends.get((batch, own)) if is_left else None,
                 )
             )
         return lines
@@ -295,6 +301,20 @@ class TimelineReader:
         return {
             job: replace(progress.figures(), phase=phase, predicted_bytes=predicted) for job, progress in found.items()
         }
+
+    def _predicted(
+        self, records: Mapping[str, JobRecord], batches: Collection[str], zero_s: float, now_s: float
+    ) -> dict[tuple[str, str | None], PredictedEnd]:
+        """Returns the predicted end of each job, by batch and name within it, and of each batch, under the name None.
+
+        What was to have ended by now ends now at the earliest.
+        """
+        found: dict[tuple[str, str | None], PredictedEnd] = {}
+        left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in ENDED}
+        for batch, prediction in self._archive.predictions(left.intersection(batches)).items():
+            for name, end in ((None, prediction.end), *prediction.jobs.items()):
+                found[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)
+        return found
 
     def _notes(self, heads: Sequence[Head], past: Sequence[Span], zero_s: float) -> list[Note]:
         notes = []

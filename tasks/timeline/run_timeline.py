@@ -5,12 +5,13 @@ These are pure values. `reader.py` reads them from a journal's database; `svg.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.progress import JobFigures
+from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.interface.values import stored_as, to_json
@@ -70,6 +71,7 @@ class JobLine:
     technique, num_devices: those of its newest segment, or of the next one.
     ends_s: when it ended or is forecast to end, None if nothing is planned for it.
     figures: its loss, speed and memory while it runs.
+    predicted: its predicted end with the interval, of a job that has not ended.
     """
 
     name: str
@@ -81,6 +83,7 @@ class JobLine:
     ends_s: float | None = None
     message: str = ""
     figures: JobFigures = field(default_factory=JobFigures)
+    predicted: PredictedEnd | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,7 @@ class RunTimeline:
     rows: the nodes with their numbers of devices, from top to bottom.
     first, past, running, coming: the spans of the first plan, and those that have ended, run, and are to come.
     is_over: whether all jobs have ended, or no executor continues them.
+    predicted: the predicted end of each batch that has not ended, by its id; empty of a batch that runs alone.
     """
 
     name: str
@@ -126,6 +130,7 @@ class RunTimeline:
     notes: tuple[Note, ...] = ()
     nodes: tuple[NodeLine, ...] = ()
     is_over: bool = False
+    predicted: Mapping[str, PredictedEnd] = field(default_factory=dict)
 
     @property
     def real(self) -> tuple[Span, ...]:
@@ -166,6 +171,7 @@ class RunTimeline:
             coming=of(self.coming),
             jobs=lines,
             is_over=is_over,
+            predicted={key: end for key, end in self.predicted.items() if key == batch},
         )
         begins_s = min((span.start_s for span in (*one.first, *one.real)), default=0.0)
         return one.later(begins_s)
@@ -176,7 +182,14 @@ class RunTimeline:
         def of(spans: Sequence[Span]) -> tuple[Span, ...]:
             return tuple(replace(s, start_s=s.start_s - seconds, end_s=s.end_s - seconds) for s in spans)
 
-        lines = [j if j.ends_s is None else replace(j, ends_s=j.ends_s - seconds) for j in self.jobs]
+        lines = [
+            replace(
+                job,
+                ends_s=None if job.ends_s is None else job.ends_s - seconds,
+                predicted=None if job.predicted is None else job.predicted.later(-seconds),
+            )
+            for job in self.jobs
+        ]
         notes = [replace(note, at_s=note.at_s - seconds) for note in self.notes if note.at_s >= seconds]
         return replace(
             self,
@@ -188,6 +201,7 @@ class RunTimeline:
             coming=of(self.coming),
             jobs=tuple(lines),
             notes=tuple(notes),
+            predicted={batch: end.later(-seconds) for batch, end in self.predicted.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -203,11 +217,23 @@ def headline(run_timeline: RunTimeline) -> list[str]:
         counts[job.status] = counts.get(job.status, 0) + 1
     said = [", ".join(f"{number} {status}" for status, number in counts.items()) or "no jobs yet"]
     ends_s, planned_s = run_timeline.ends_s, run_timeline.planned_end_s
-    if ends_s is not None:
+    if len(run_timeline.predicted) == 1 and not run_timeline.is_over:
+        (predicted,) = run_timeline.predicted.values()
+        ends_s = predicted.end_s
+        said.append(f"predicted end after {end_text(predicted)}")
+    elif ends_s is not None:
         said.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
     if ends_s is not None and planned_s:
         said.append(f"planned first {seconds_text(planned_s)} ({ends_s / planned_s - 1:+.1%})")
     return said
+
+
+def end_text(predicted: PredictedEnd) -> str:
+    """Returns a predicted end with its interval: "21 s (18 to 25 s)"."""
+    low, end, high = (
+        seconds_text(max(0.0, s), like=predicted.high_s) for s in (predicted.low_s, predicted.end_s, predicted.high_s)
+    )
+    return f"{end} ({low} to {high})"
 
 
 def _renamed(span: Span, mark: str) -> Span:

@@ -22,11 +22,12 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
+from ringmaster.tasks.timeline.run_timeline import RunTimeline, end_text, headline
 from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0
+MOST_ENDS = 100  # jobs whose predicted ends a page lists
 
 
 @contextmanager
@@ -131,7 +132,12 @@ class GanttArtifact:
 def markdown(run_timeline: RunTimeline) -> str:
     """Returns a run timeline as markdown. Prefect's UI shows pictures only as images within markdown."""
     picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
-    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{foreign(' · '.join(headline(run_timeline)))}"
+    lines = [f"![Gantt chart](data:image/svg+xml;base64,{picture})", "", foreign(" · ".join(headline(run_timeline)))]
+    ends = [(job.name, end_text(job.predicted)) for job in run_timeline.jobs if job.predicted is not None]
+    if ends:
+        lines += ["", "| job | predicted end after |", "| --- | --- |"]
+        lines += [f"| {foreign(name)} | {text} |" for name, text in ends[:MOST_ENDS]]
+    return "\n".join(lines)
 
 
 def _create_markdown(text: str) -> UUID:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import LETTERS, Bar, Piece, pieces
-from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, end_text
 from ringmaster.text import printable
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
@@ -112,6 +112,8 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
         step = f"{job.step}/{job.num_steps}" if job.num_steps else str(job.step)
         option = f"{job.technique} x{job.num_devices}" if job.technique else ""
         ends = "" if job.ends_s is None else seconds_text(max(0.0, job.ends_s))
+        if job.predicted is not None:
+            ends = end_text(job.predicted)
         message = printable(job.message or job.figures.phase, limit=60)
         name = printable(job.name)
         found.append((letter[job.name], name, job.status, step, *job.figures.cells, option, ends, message))

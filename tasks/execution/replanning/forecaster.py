@@ -10,12 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned, PredictionUpdate, SegmentEnded
+from ringmaster.tasks.execution.events import (
+    ExecutionEvent,
+    GangSaid,
+    JobEnded,
+    Planned,
+    PredictionUpdate,
+    SegmentEnded,
+)
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, predict, spread_of
 from ringmaster.tasks.execution.replanning.plan_manager import PlanManager
-from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques.runtime.processes.events import Steps
 
 EVERY_S = 5.0  # while speeds are measured
@@ -52,6 +59,10 @@ class Forecaster:
     def listen(self, event: ExecutionEvent) -> None:
         """Predicts anew if an event may have changed what is known, and that has not been done lately."""
         now_s = self._clock()
+        if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
+            jobs = self._job_table.of_batch(batch)
+            if all(self._job_table.records[job].status in ENDED for job in jobs):
+                del self._since_s[batch]  # it may be resumed, and begins anew then
         is_learnt = isinstance(event, GangSaid) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
         if (is_learnt or isinstance(event, (Planned, SegmentEnded))) and now_s >= self._free_s:
             self._predict_all()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from ringmaster.tasks.execution.events import PredictionUpdate
+from ringmaster.tasks.execution.events import JobEnded, PredictionUpdate
 from ringmaster.tasks.execution.prediction import COVERAGE, FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.execution.replanning.forecast import (
     LEAST_SPREAD,
@@ -30,6 +30,8 @@ from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, 
 from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
+from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
 from tests.unit.execution.fakes import in_a_row
 from tests.unit.execution.fakes import profile as fake_profile
@@ -84,6 +86,28 @@ def test_predictions_follow_what_running_segments_measure(tmp_path):
     assert early.low_s < ended_s < early.high_s
     assert math.isclose(early.jobs["a"].end_s, ended_s / 2, rel_tol=0.06)
     assert all(each.makespan_s >= each.made_s for each in predictions)
+
+
+def test_a_timeline_has_the_predicted_ends_of_the_batch_and_of_jobs_that_have_not_ended(tmp_path):
+    lines, texts = [], []
+
+    def look(bench):
+        reader = TimelineReader(bench.journal.database, name="batch", clock=lambda: 1e9 + bench.runner.now_s)
+
+        def listen(event):
+            if isinstance(event, JobEnded):
+                run_timeline = reader.read()
+                lines.append({line.name: line for line in run_timeline.jobs})
+                texts.append(headline(run_timeline))
+
+        bench.other_listeners.append(listen)
+
+    running_batch(tmp_path, factors=dict.fromkeys("abcd", 1.5), before=look)
+    first = lines[0]
+    assert [name for name, line in first.items() if line.predicted is None] == ["a"]
+    assert first["c"].predicted.low_s <= first["c"].predicted.end_s <= first["c"].predicted.high_s
+    assert any("predicted end after" in text for text in texts[0])
+    assert all(line.predicted is None for line in lines[-1].values())
 
 
 def test_predictions_are_made_every_few_seconds_only(tmp_path):
