@@ -27,6 +27,7 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.faults import LedgerError
@@ -38,6 +39,7 @@ from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
+from ringmaster.tasks.profiling.preflight import PreflightAhead, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
@@ -162,6 +164,35 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
         raise InputError([str(error)]) from error
 
 
+def start_preflight(batch: Batch, *, home: Path) -> None:
+    """Starts to inspect the jobs of a batch in its fork server, which was started ahead of the flow that will use it.
+
+    Jobs that adapt models which are not in the batch are inspected later, once the records have been asked for these.
+    Raises InputError if the requested devices do not exist.
+    """
+    cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}
+    if all(names.issuperset(job.parents) for job in batch.jobs):
+        server = first_processes.fork_server_ahead(batch)
+        order = preflight_order(
+            batch.jobs, environment=_environment(batch, cluster, server=server, home=home), cluster=cluster
+        )
+        _preflights[batch.name] = PreflightAhead(order, server=server, notice=announce)
+
+
+_preflights: dict[str, PreflightAhead] = {}  # that were started ahead of the flow that will use them, by batch name
+
+
+def _environment(batch: Batch, cluster: Cluster, *, server: ForkServerClient, home: Path) -> TrialEnvironment:
+    ahead = _preflights.pop(batch.name, None)
+    return TrialEnvironment(
+        server=server,
+        devices=cluster.nodes[0].devices,
+        cache_dir=home / "cache",
+        import_paths=(str(batch.folder),),
+        preflight_ahead=None if ahead is None else ahead.result,
+    )
+
+
 @contextmanager
 def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
     """Opens the resources for profiling, the slow ones in parallel; ends all workers on exit.
@@ -169,7 +200,6 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
     If this machine is a node of a pool, its devices are those that the pool has of it. Raises InputError if the
     requested devices do not exist.
     """
-    cache = home / "cache"
     with ExitStack() as stack:
         node = stack.enter_context(own_node())
         cluster = _cluster(batch, home) if node is None else node.cluster
@@ -185,15 +215,12 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             stack.callback(server.close)
         ledger = ledger_of(home)
         _together(server.start, partial(warm_up_ledger, ledger, batch))
-        paths = (str(batch.folder),)
         yield NodeContext(
             batch=batch,
             cluster=cluster,
             ledger=ledger,
             server=server,
-            environment=TrialEnvironment(
-                server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths
-            ),
+            environment=_environment(batch, cluster, server=server, home=home),
             known=_known(ledger),
             leases=leases,
             lend=lend,

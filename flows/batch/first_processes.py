@@ -28,6 +28,11 @@ def start_first_processes(batch: Batch) -> None:
     server_process.start_ahead()
 
 
+def fork_server_ahead(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch; its user will take it later."""
+    return _fork_servers[batch.name]
+
+
 def fork_server_of(batch: Batch) -> ForkServer:
     """Returns the fork server that was started ahead for a batch, or a new one; the caller closes it."""
     return _fork_servers.pop(batch.name, None) or _fork_server(batch)

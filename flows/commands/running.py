@@ -130,8 +130,9 @@ def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
             stack.callback(close_unused)
             start_first_processes(batch)
             announce(STARTING_SERVERS)
-            from ringmaster.flows.batch.context import ledger_of, warm_up_ledger
+            from ringmaster.flows.batch.context import ledger_of, start_preflight, warm_up_ledger
 
+            start_preflight(batch, home=settings.home())
             warm_up_ledger(ledger_of(settings.home()), batch)
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,8 +65,25 @@ def preflight_jobs(
     shapes: the shapes of gangs; by default the first n devices of one node, for every n.
     evaluated: the names of jobs whose data is only evaluated on.
     """
+    order = preflight_order(jobs, environment=environment, cluster=cluster, shapes=shapes, evaluated=evaluated)
+    if environment.preflight_ahead is not None:
+        found = environment.preflight_ahead(order, notice=notice, failed=failed)
+        if found is not None:
+            return found
+    return run_preflight(order, server=environment.server, notice=notice, failed=failed)
+
+
+def preflight_order(
+    jobs: Sequence[Job],
+    *,
+    environment: TrialEnvironment,
+    cluster: Cluster,
+    shapes: Sequence[GangShape] | None = None,
+    evaluated: Sequence[str] = (),
+) -> PreflightOrder:
+    """Returns the order for the preflight of jobs on one node; the arguments are those of `preflight_jobs`."""
     node = cluster.nodes[0]
-    order = PreflightOrder(
+    return PreflightOrder(
         jobs=tuple(jobs),
         shapes=tuple(shapes or (gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1))),
         techniques=registry.dotted_paths(),
@@ -76,7 +95,35 @@ def preflight_jobs(
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
         gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )
-    return run_preflight(order, server=environment.server, notice=notice, failed=failed)
+
+
+class PreflightAhead:
+    """A preflight that runs in a thread while the run of its batch is still being opened.
+
+    notice: shows progress until the result is asked for.
+    """
+
+    def __init__(self, order: PreflightOrder, *, server: ForkServerClient, notice: Notice) -> None:
+        self._order, self._server, self._notice = order, server, notice
+        self._found: tuple[dict[str, Preflight], dict[str, str]] | None = None
+        self._thread = threading.Thread(target=self._run, name="preflight", daemon=True)
+        self._thread.start()
+
+    def result(
+        self, order: PreflightOrder, *, notice: Notice, failed: Failed
+    ) -> tuple[dict[str, Preflight], dict[str, str]] | None:
+        """Waits for the result of `order`; None where another one was carried out, or where that was not possible."""
+        if order != self._order:
+            return None
+        self._notice = notice
+        self._thread.join()
+        for job, why in (self._found or ({}, {}))[1].items():
+            failed(job, why)
+        return self._found
+
+    def _run(self) -> None:
+        with suppress(OSError, RuntimeError):  # whoever needs the result carries the order out, and gets the error
+            self._found = run_preflight(self._order, server=self._server, notice=lambda text: self._notice(text))
 
 
 def run_preflight(

@@ -19,7 +19,7 @@ from ringmaster.tasks.profiling.reference import QuietTimes, without_load
 from ringmaster.tasks.profiling.search import FAILED, KILLED, OUT_OF_MEMORY, TIMED_OUT, Failure, Result
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from ringmaster.techniques.interface.profiles import ProfileKey
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
@@ -63,6 +63,7 @@ class TrialEnvironment:
     """The environment of trials and segments: fork server, the devices of one node, and the folders of workers.
 
     weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
+    preflight_ahead: `PreflightAhead.result` of a preflight that was begun before the run was opened.
     """
 
     server: ForkServerClient
@@ -70,6 +71,7 @@ class TrialEnvironment:
     cache_dir: Path
     import_paths: tuple[str, ...] = ()
     weights: Mapping[str, Path] = field(default_factory=dict)
+    preflight_ahead: Callable[..., tuple[dict[str, Preflight], dict[str, str]] | None] | None = None
 
 
 def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:

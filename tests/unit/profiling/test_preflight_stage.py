@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,40 @@ def test_jobs_that_differ_in_nothing_that_is_inspected_are_inspected_once(prepar
     assert sorted(faults if is_refused else found) == ["first", "lr", "other"]
     assert sorted(told) == sorted(faults)
     assert all(name == each.job for name, each in found.items())
+
+
+def test_a_preflight_that_was_started_ahead_is_not_made_again(prepared, tmp_path, monkeypatch):
+    first, data, inspected, lines, told = job("first"), prepared("one", "ab"), [], [], []
+
+    def inspect(order, preflights, fail, *, notice, **_):
+        inspected.extend(each.name for each in order.jobs)
+        preflights["first"] = replace(preflight(first), data=data)
+        fail("second", "no")
+        notice("inspecting")
+        return 0
+
+    monkeypatch.setattr(stage, "_preflight", inspect)
+    order = PreflightOrder(
+        jobs=(first, replace(first, name="second", global_batch_size=3)),
+        shapes=(),
+        techniques={},
+        cache_dir=str(tmp_path),
+    )
+    ahead = stage.PreflightAhead(order, server=None, notice=lines.append)
+    other = replace(order, jobs=(first,))
+    assert ahead.result(other, notice=print, failed=print) is None
+    found, faults = ahead.result(order, notice=print, failed=lambda name, why: told.append((name, why)))
+    assert (list(found), faults, told) == (["first"], {"second": "no"}, [("second", "no")])
+    assert (inspected, lines) == (["first", "second"], ["inspecting"])
+
+
+def test_a_preflight_that_could_not_be_made_ahead_has_no_result(tmp_path):
+    def spawn(**_):
+        raise RuntimeError("the fork server did not start")
+
+    order = PreflightOrder(jobs=(job("first"),), shapes=(), techniques={}, cache_dir=str(tmp_path))
+    ahead = stage.PreflightAhead(order, server=SimpleNamespace(spawn=spawn), notice=print)
+    assert ahead.result(order, notice=print, failed=print) is None
 
 
 def test_jobs_with_other_bases_are_inspected_each():
