@@ -17,7 +17,11 @@ _fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will
 
 
 def start_first_processes(batch: Batch) -> None:
-    """Starts the fork server of a batch and Prefect's server; waits for neither."""
+    """Starts Prefect's server and the fork server of a batch; waits for neither.
+
+    Raises InputError where Prefect's database cannot be used.
+    """
+    server_process.start_ahead()
     server = _fork_servers[batch.name] = _fork_server(batch)
 
     def start() -> None:
@@ -25,7 +29,6 @@ def start_first_processes(batch: Batch) -> None:
             server.start()
 
     threading.Thread(target=start, name="fork server", daemon=True).start()
-    server_process.start_ahead()
 
 
 def fork_server_ahead(batch: Batch) -> ForkServer:

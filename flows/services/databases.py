@@ -12,9 +12,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ringmaster.flows.faults import InputError
-from ringmaster.model_lineage.sqlite_files import alone_in, fault_of, path_of, sqlite_url
+from ringmaster.model_lineage.sqlite_files import path_of, sqlite_url
 
-PREFECT_MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
 DEFAULT_NAME = "ringmaster"
 MAINTENANCE = ("postgres", "template1")  # every server has them
 
@@ -39,15 +38,6 @@ def prefect_database() -> Path | None:
     url = "" if secret is None else secret.get_secret_value()
     file = path_of(url) if url.startswith("sqlite") else ""
     return Path(file).absolute() if file and ":memory:" not in file else None
-
-
-def check_prefect_database(file: Path | None) -> None:
-    """Raises InputError, with a remedy, where Prefect's server cannot use its SQLite file."""
-    if file is not None and file.parent.is_dir():
-        with alone_in(file.parent):  # no other process is about to create it
-            fault = fault_of(file, contents="the pages of earlier runs in Prefect", versions=PREFECT_MIGRATIONS)
-        if fault:
-            raise InputError([f"Prefect's database {fault}"])
 
 
 def databases(url: str | None, *, home: Path) -> PoolDatabases:

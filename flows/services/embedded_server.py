@@ -25,8 +25,8 @@ from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
 from ringmaster.flows.services import server_process
-from ringmaster.flows.services.databases import check_prefect_database, prefect_database
-from ringmaster.flows.services.server_process import ServerProcess
+from ringmaster.flows.services.databases import prefect_database
+from ringmaster.flows.services.server_process import ServerProcess, check_prefect_database
 
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
 TOLD_EVERY_S = 30.0
@@ -110,13 +110,13 @@ def _answering_server() -> ServerProcess:
     """Returns a server that answers: the one that was started ahead of the first flow, or a new one."""
     server = server_process.taken()
     if server is None:
+        check_prefect_database(prefect_database())
         variables = get_current_settings().to_environment_variables(exclude_unset=True)
         server = ServerProcess.start(user=PREFECT_API_AUTH_STRING.value() or "", settings=variables)
     try:
         _wait_until_it_answers(f"{server.api}/health", server.process)
     except ServerNotStarted:
         server.stop()
-        check_prefect_database(prefect_database())  # a cause that has a remedy, of which the server itself is silent
         raise
     return server
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
 
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.parents import end_with_parent
 from ringmaster.flows.process.process_log import Role
-from ringmaster.flows.services.databases import check_prefect_database, prefect_database
+from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
-from ringmaster.flows.services.serving import STARTUP_FAILURE, checked, serve, server_of
+from ringmaster.flows.services.serving import checked, serve, server_of
 from ringmaster.model_lineage.sqlite_files import alone_in
 
 
@@ -38,10 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ownership.set_umask()
     if asked.until_stdin_ends:
         end_with_parent()
-        try:
-            check_prefect_database(prefect_database())
-        except InputError:
-            sys.exit(STARTUP_FAILURE)  # the parent process tells of it
     if (file := prefect_database()) is not None:
         asyncio.run(create_database(file))
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK

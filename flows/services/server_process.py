@@ -16,10 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringmaster.flows.faults import InputError
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
 
 LONGEST_STOP_S = 5
+MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
+"""Environment variables with the URL of another database than the SQLite file in Prefect's home."""
+
+
+def check_prefect_database(file: Path | None) -> None:
+    """Raises InputError, with a remedy, where Prefect's server cannot use its SQLite file."""
+    if file is not None and file.parent.is_dir():
+        with alone_in(file.parent):  # no other process is about to create it
+            fault = fault_of(file, contents="the pages of earlier runs in Prefect", versions=MIGRATIONS)
+        if fault:
+            raise InputError([f"Prefect's database {fault}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +76,15 @@ _ahead: list[ServerProcess] = []
 
 
 def start_ahead() -> None:
-    """Starts the server that the first flow of this process will use, unless the environment names another one."""
-    if not os.environ.get("PREFECT_API_URL") and not _ahead:
-        _ahead.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
+    """Starts the server that the first flow of this process will use, unless the environment names another one.
+
+    Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
+    """
+    if os.environ.get("PREFECT_API_URL") or _ahead:
+        return
+    if not any(map(os.environ.get, DATABASE)):
+        check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
+    _ahead.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
 
 
 def taken() -> ServerProcess | None:

@@ -23,7 +23,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.process.proxies import open_directly
-from ringmaster.flows.services.databases import check_prefect_database, make_databases
+from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.engine_preflight import engine_faults
 from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
 from ringmaster.flows.services.needed import (
@@ -37,6 +37,7 @@ from ringmaster.flows.services.needed import (
 )
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import KILL_PATIENCE_S, ProcessId
+from ringmaster.flows.services.server_process import check_prefect_database
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.tasks.cluster import Cluster

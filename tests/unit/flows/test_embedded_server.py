@@ -10,8 +10,10 @@ from prefect import flow
 from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
+from ringmaster.flows.faults import InputError
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import embedded_server as module
+from ringmaster.flows.services import server_process
 from ringmaster.flows.services.embedded_server import (
     LocalFlow,
     ServerNotStarted,
@@ -142,3 +144,25 @@ def test_a_local_flow_keeps_what_the_flow_has():
     assert [*add.parameters.properties] == ["a", "b"]
     other = add.with_options(name="other")
     assert isinstance(other, LocalFlow) and other.name == "other"
+
+
+def test_the_server_that_was_started_ahead_is_the_one_that_runs_use(answering, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    server_process.start_ahead()
+    server_process.start_ahead()
+    with embedded_server():
+        api, _ = settings_now()
+    ((command, _),) = answering
+    assert api == f"http://127.0.0.1:{command[command.index('--port') + 1]}/api"
+    assert server_process.taken() is None
+
+
+def test_no_server_is_started_ahead_where_another_is_named_or_its_database_is_damaged(started, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api")
+    server_process.start_ahead()
+    monkeypatch.delenv("PREFECT_API_URL")
+    (tmp_path / "prefect.db").write_text("not a database " * 99)
+    with pytest.raises(InputError, match=r"Prefect's database .*damaged.*To fix"):
+        server_process.start_ahead()
+    assert not started and server_process.taken() is None

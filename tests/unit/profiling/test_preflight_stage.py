@@ -94,7 +94,7 @@ def test_a_preflight_that_was_started_ahead_is_not_made_again(prepared, tmp_path
     ahead = stage.PreflightAhead(order, server=None, notice=lines.append)
     other = replace(order, jobs=(first,))
     assert ahead.result(other, notice=print, failed=print) is None
-    found, faults = ahead.result(order, notice=print, failed=lambda name, why: told.append((name, why)))
+    found, faults = ahead.result(order, notice=lines.append, failed=lambda name, why: told.append((name, why)))
     assert (list(found), faults, told) == (["first"], {"second": "no"}, [("second", "no")])
     assert (inspected, lines) == (["first", "second"], ["inspecting"])
 
