@@ -51,6 +51,15 @@ def loss_of_few(output, batch):
     return loss_of_some_tokens(output, batch)
 
 
+def loss_that_hangs(outputs, batch):
+    """Takes forever once it is to train more than the samples of an inspection."""
+    try:
+        return loss_of_few(outputs, batch)
+    except RuntimeError:
+        time.sleep(600)
+        raise
+
+
 def loss_that_is_wrong(output, batch):
     raise ValueError("no such luck: the labels are of other classes")
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling import trial_runner
+from ringmaster.tasks.profiling import stage, trial_runner
+from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.reference import QuietTimes
 from ringmaster.tasks.profiling.stage import UnfitJobs, profile_jobs
@@ -63,7 +64,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
         assert profile.source == "measured"
         assert min(profile.step_s, profile.save_s, profile.stall_s, profile.export_s, profile.evaluate_s) > 0
         assert profile.startup_s >= 0
-        assert 50e6 < profile.peak_bytes < 4e9  # a process with torch
+        assert 1e6 < profile.peak_bytes < 4e9
     reasons = {(r.technique, r.num_devices): r.reason for r in first.preflights["r"].refusals}
     assert "dividing a batch changes its gradients" in reasons["ddp", 2]
     samples = first.preflights["tiny"].data["num_samples"]
@@ -99,7 +100,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     assert first.faults == {}
     (pair,) = (row for row in kept.values() if row.get("technique") == "shared_base")
     assert min(pair[key] for key in ("step_s", "startup_s", "save_s", "stall_s", "evaluate_s", "export_s")) > 0
-    assert 50e6 < pair["peak_bytes"] < 4e9
+    assert 1e6 < pair["peak_bytes"] < 4e9
     # Whether groups save time depends on the machine.
     assert set(first.groups) <= {"tiny-0", "tiny-1"}
     assert "shared_base" not in {profile.technique for mine in first.profiles.values() for profile in mine}
@@ -189,15 +190,19 @@ def test_a_job_is_planned_on_predictions_without_any_trial(bench, here, known):
 
 def test_a_trial_that_hangs_is_killed_at_its_limit(bench, here, monkeypatch):
     """A loss that sleeps: neither its gang nor that of its busy neighbour is waited for."""
-    monkeypatch.setattr(trial_runner, "LEAST_TRIAL_S", 0.1)
+
+    def unpredicted(*args, **options):
+        preflights, faults = preflight_jobs(*args, **options)
+        for name, preflight in preflights.items():
+            candidates = tuple(replace(each, step_s=None) for each in preflight.candidates)
+            preflights[name] = replace(preflight, candidates=candidates)
+        return preflights, faults
+
+    monkeypatch.setattr(stage, "preflight_jobs", unpredicted)
     monkeypatch.setattr(trial_runner.TrialLimits, "left_s", lambda *_, **__: 4.0)
-    jobs = [bench.job(loss="tests.integration.stubs:loss_that_hangs", num_devices=(1,), techniques=("unpredicted",))]
-    registry.register(Unpredicted)
     notices = []
-    try:
-        profiled = profile_jobs(jobs, **here(), notice=notices.append)
-    finally:
-        del registry._registered["unpredicted"]
+    jobs = [bench.job(loss="tests.integration.stubs:loss_that_hangs", num_devices=(1,))]
+    profiled = profile_jobs(jobs, **here(), notice=notices.append)
     assert profiled.num_trials == 1
     assert {profile.source for profile in profiled.profiles["tiny"]} == {PREDICTED}
     assert any("its prediction stands: it took more than 4 s" in line for line in notices)

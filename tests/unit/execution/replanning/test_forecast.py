@@ -27,12 +27,12 @@ from ringmaster.tasks.execution.replanning.forecast import (
 from ringmaster.tasks.execution.replanning.forecaster import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
-from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.profiles import PREDICTED
 from tests.unit.execution.fakes import in_a_row
 from tests.unit.execution.fakes import profile as fake_profile
 from tests.unit.execution.replanning.test_replan_policy import bench_of
