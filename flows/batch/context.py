@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -43,6 +43,7 @@ from ringmaster.tasks.profiling.preflight import PreflightAhead, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
@@ -221,7 +222,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             ledger=ledger,
             server=server,
             environment=_environment(batch, cluster, server=server, home=home),
-            known=_known(ledger),
+            known=profile_store(ledger),
             leases=leases,
             lend=lend,
             is_pool_node=node is not None,
@@ -330,13 +331,3 @@ def _together(*actions: Callable[[], Any]) -> None:
         thread.join()
     if errors:
         raise errors[0]
-
-
-def _known(ledger: Ledger) -> ProfileStore:
-    def find(fingerprints: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        return ledger.find_profiles(fingerprints)
-
-    def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
-        ledger.record_profile(fingerprint, json.loads(json.dumps(profile)))
-
-    return ProfileStore(find=find, keep=keep, newest=ledger.newest_profiles)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,6 +45,7 @@ from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
+from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.stage import Profiled, UnfitJobs, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
@@ -53,7 +54,10 @@ from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
+from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.interface.values import from_json, to_json
 
+INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
@@ -107,14 +111,16 @@ class LocalRun:
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     def profile(self) -> None:
-        """Measures what is not known of the jobs. Raises InputError if jobs cannot take a step."""
+        """Finds the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
         node_context, began_s = self._context.node_context, time.monotonic()
         begun = self.journal.jobs()
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         failed = failures_told(but=are_over)
+        # A placeholder of a sweep may take the profiles of any trial.
+        ended = {} if self.sweep_scheduler is not None else self._inspected_before(are_over)
         try:
             profiled = profile_jobs(
-                node_context.batch.jobs,
+                [job for job in node_context.batch.jobs if job.name not in ended],
                 environment=node_context.environment,
                 cluster=node_context.cluster,
                 known=node_context.known,
@@ -128,6 +134,8 @@ class LocalRun:
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)
+        profiled = profiled.beside(ended, jobs=node_context.batch.jobs)
+        self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
         if self.sweep_scheduler is not None:
             profiled = replace(profiled, jobs=self.sweep_scheduler.judged(profiled.jobs))
         self._load = load_now(node_context)
@@ -215,6 +223,11 @@ class LocalRun:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _inspected_before(self, jobs: Collection[str]) -> dict[str, Preflight]:
+        """Returns the preflights of jobs that an earlier process of this run has inspected."""
+        alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]
+        return {name: replace(each.preflight, job=name) for each in alike for name in each.names if name in jobs}
 
     def _prepare(self, profiled: Profiled) -> None:
         """Opens the engine, whose nodes are planned for, and begins the records."""

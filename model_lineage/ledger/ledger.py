@@ -39,7 +39,8 @@ class Profiles(Runs):
         missing, found = set(fingerprints), dict[str, dict[str, Any]]()
         if not missing or experiment_id is None:
             return found
-        runs = paged(self.client.search_runs, [experiment_id], max_results=_PAGE, order_by=_NEWEST_FIRST)
+        asked = f"tags.`{_FINGERPRINT}` = '{next(iter(missing))}'" if len(missing) == 1 else ""
+        runs = paged(self.client.search_runs, [experiment_id], asked, max_results=_PAGE, order_by=_NEWEST_FIRST)
         for run in islice(runs, _MOST_SEARCHED):  # most options were never measured, and would end no search
             tags = run.data.tags
             if tags.get(_FINGERPRINT) in missing:

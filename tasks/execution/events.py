@@ -12,6 +12,7 @@ from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.values import SINCE_LATER, stored_as
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
@@ -62,13 +63,18 @@ class GangSaid:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentEnded:
-    """A gang has ended and its devices are free. `decision` describes what follows."""
+    """A gang has ended and its devices are free. `decision` describes what follows.
+
+    profile: its option as it was measured; the option that ran out of memory, if that is the outcome; None if nothing
+        was measured.
+    """
 
     number: int
     segment: PlannedSegment
     outcome: Outcome
     decision: str
     members: tuple[str, ...] = stored_as("fellows", default=())
+    profile: Profile | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

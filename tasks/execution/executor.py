@@ -495,6 +495,7 @@ class Executor:
         self._leases.give_back(running.names)
         if running.segment.job not in self.job_table.entries:
             return
+        is_out_of_memory = outcome.status == OutcomeStatus.OUT_OF_MEMORY
         decision = self._decide(running, outcome)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
             self._plan_manager.want(f"{running.segment.job} has lost its devices")
@@ -505,6 +506,7 @@ class Executor:
                 outcome=outcome,
                 decision=decision,
                 members=tuple(running.beside),
+                profile=running.profile if is_out_of_memory else running.measured(outcome.result),
             )
         )
 

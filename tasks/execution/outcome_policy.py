@@ -73,7 +73,7 @@ class OutcomePolicy:
 
     def follow(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
         """Acts on a member's end in a gang. A repeated report changes nothing."""
-        running.members.discard(member)
+        running.lose(member)
         record = self._job_table.records[member]
         if record.status in ENDED:
             self._job_table.write(member, step=max(record.step, outcome.get("step", 0)))

@@ -6,12 +6,22 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.techniques import Profile
-from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.interface.profiles import MEASURED
+from ringmaster.techniques.runtime.processes.events import (
+    CheckpointSaved,
+    Event,
+    JobEvent,
+    Metrics,
+    PhaseStarted,
+    Ready,
+    Steps,
+)
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
@@ -71,6 +81,8 @@ class RunningSegment:
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     _mean_s: float | None = None  # of `_steps_s`, once it was asked for
     _is_warm: bool = False
+    _learnt: dict[str, Any] = field(default_factory=dict)  # what its gang has reported, as fields of a profile
+    _together: Profile | None = None  # what was measured of its whole group, once a member has left
 
     def __post_init__(self) -> None:
         self.members = set(self.beside)
@@ -89,13 +101,49 @@ class RunningSegment:
 
     def hear(self, event: Event) -> None:
         """Takes in an event of its gang about its own job."""
+        if isinstance(event, CheckpointSaved):
+            self._learnt |= {"save_s": event.seconds, "stall_s": event.stall_s}
         if (step := step_told(event)) is None:
             return
         self.is_ready, self.step = True, max(self.step, step)
-        if isinstance(event, Steps):
+        if isinstance(event, Ready):
+            self._learnt["startup_s"] = event.startup_s
+        elif isinstance(event, Steps):
+            self._learnt["peak_bytes"] = max(self._learnt.get("peak_bytes", 0), event.peak_bytes)
             self._steps_s.extend(event.seconds if self._is_warm else event.seconds[1:])
             self._mean_s = None
             self._is_warm = True
+
+    def lose(self, member: str) -> None:
+        """Records that a member has left. What its group takes together is measured until then."""
+        if member in self.members and self.members == set(self.beside):
+            self._together = self.measured({})
+        self.members.discard(member)
+
+    def measured(self, result: Mapping[str, Any]) -> Profile | None:
+        """Returns the profile of its option as it was measured; None if that says nothing.
+
+        Of a group, the step is that of all of its jobs, as in a trial.
+
+        result: of its gang, if it has ended in order.
+        """
+        if self.members != set(self.beside):
+            return self._together
+        if self.step_s is None or self.profile.key is None:
+            return None
+        ends = {name: result[name] for name in ("save_s", "evaluate_s", "export_s") if name in result}
+        learnt = {name: value for name, value in (self._learnt | ends).items() if value}
+        return replace(
+            self.profile,
+            step_s=self.step_s,
+            spread=self.step_error,
+            num_measured_steps=len(self._steps_s),
+            source=MEASURED,
+            device_type="",
+            members=(),
+            own_step_s=0.0,
+            **({} if self.beside else learnt),
+        )
 
     def hear_of(self, member: str, event: Event) -> None:
         """Takes in an event of its gang about a member."""

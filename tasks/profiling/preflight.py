@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringmaster.tasks.cluster import Cluster
@@ -167,6 +167,24 @@ def run_preflight(
         del preflights[name]
         fail(name, why)
     return preflights, faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlikeJobs:
+    """Jobs of which an inspection has found the same. preflight: without the options, whose times may change."""
+
+    names: tuple[str, ...]
+    preflight: Preflight
+
+
+def distinct(preflights: Mapping[str, Preflight]) -> list[AlikeJobs]:
+    """Returns each distinct result of an inspection with its jobs."""
+    names: dict[int, list[str]] = {}
+    for name, preflight in preflights.items():
+        names.setdefault(id(preflight.facts), []).append(name)
+    return [
+        AlikeJobs(names=tuple(mine), preflight=replace(preflights[mine[0]], candidates=())) for mine in names.values()
+    ]
 
 
 def inspection_key(job: Job, *, weights: Mapping[str, str]) -> str:

@@ -50,6 +50,44 @@ class ProfileStore:
         self.keep(fingerprint, to_json(combined(known, result) if isinstance(known, Profile) else result))
 
 
+class MeasuredOptions:
+    """What the segments of a batch measure, on its way into the store.
+
+    Jobs of one speed measure the same option: it is stored at first, and then once its steps have doubled.
+    """
+
+    def __init__(self, store: ProfileStore) -> None:
+        self._store = store
+        self._waiting: dict[str, Profile] = {}
+        self._num_stored: dict[str, int] = {}
+
+    def add(self, profile: Profile) -> None:
+        """Takes what a segment has measured."""
+        if profile.key is None or not profile.num_measured_steps:
+            return
+        name = profile.key.fingerprint
+        known = self._waiting.get(name)
+        self._waiting[name] = profile = profile if known is None else combined(known, profile)
+        if profile.num_measured_steps >= self._num_stored.get(name, 0):
+            self._keep(name)
+
+    def add_unfit(self, profile: Profile, *, message: str) -> None:
+        """Takes an option that has run out of memory, which is not tried again."""
+        if profile.key is not None:
+            self._store.add(profile.key.fingerprint, Failure(kind=OUT_OF_MEMORY, message=message))
+
+    def close(self) -> None:
+        """Stores what waits."""
+        for name in list(self._waiting):
+            self._keep(name)
+
+    def _keep(self, name: str) -> None:
+        profile = self._waiting[name]
+        self._store.add(name, profile)
+        del self._waiting[name]
+        self._num_stored[name] = self._num_stored.get(name, 0) + profile.num_measured_steps
+
+
 def combined(old: Profile, new: Profile) -> Profile:
     """Returns a newer profile of an option whose step time is the mean of both, by the numbers of their steps."""
     num_old = min(old.num_measured_steps or TRIAL_STEPS, MOST_STEPS)

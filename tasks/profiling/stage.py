@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -69,6 +69,17 @@ class Profiled:
     def unfit(self) -> tuple[str, ...]:
         """The jobs that cannot take a step, whatever the devices: their data, model or settings are at fault."""
         return tuple(job for job in self.faults if job not in self.preflights)
+
+    def beside(self, ended: Mapping[str, Preflight], *, jobs: Sequence[Job]) -> Profiled:
+        """Returns this result with jobs that have ended, and have no options, in the order of the batch's `jobs`."""
+        resolved = {job.name: job for job in self.jobs}
+        resolved |= {job.name: resolve_steps(job, ended[job.name]) for job in jobs if job.name in ended}
+        return replace(
+            self,
+            jobs=tuple(resolved[job.name] for job in jobs if job.name in resolved),
+            preflights={**self.preflights, **ended},
+            profiles={**self.profiles, **dict.fromkeys(ended, ())},
+        )
 
     def refused(self, job: str) -> list[dict[str, Any]]:
         """Returns the options of a job that were refused before any trial, and why, as JSON forms of Refusal."""
@@ -192,7 +203,8 @@ class JobOptions:
         self._keys = {name: mine[0].key for name, mine in self.searches_of.items() if mine}
         self._newest = known.newest_profiles()
         self._measured: dict[str, Result] = {}
-        self.take(known.results(sorted({f for search in self.searches.values() for f in search.fingerprints})))
+        self._looked_up: set[str] = set()
+        self.take(self.results([f for search in self.searches.values() for f in search.fingerprints]))
 
     def take(self, results: Mapping[str, Result]) -> None:
         """Takes measurements, by fingerprint."""
@@ -201,8 +213,11 @@ class JobOptions:
             search.take(results)
 
     def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
-        """Returns the known measurements, also those of now that are not stored."""
-        return self._known.results(fingerprints) | {f: self._measured[f] for f in fingerprints if f in self._measured}
+        """Returns the known measurements, those of now and those that are stored."""
+        if unknown := sorted({*fingerprints} - self._looked_up):
+            self._looked_up.update(unknown)
+            self._measured = self._known.results(unknown) | self._measured
+        return {name: self._measured[name] for name in fingerprints if name in self._measured}
 
     def batch_s(self) -> float | None:
         """Returns the seconds that the batch is predicted to take; None while nothing is known of one of its jobs."""
@@ -228,8 +243,10 @@ class JobOptions:
         Whether a group is faster than its jobs follows from both: one of them may not be predicted.
         """
         trials: list[Trial] = []
-        for search in self.group_searches(self.profiles(), num_nodes=num_nodes):
-            wanted = search.wanted(self.results(list(search.tried)), most=1)
+        searches = self.group_searches(self.profiles(), num_nodes=num_nodes)
+        found = self.results([name for search in searches for name in search.known])
+        for search in searches:
+            wanted = search.wanted(found, most=1)
             if search.first is not search or len(self._jobs) <= search.num_slots or not wanted:
                 continue
             lead = search.members[0]
@@ -259,7 +276,7 @@ def groups_of_some(
     every = _classes(profiled.jobs, preflights, profiled.profiles, keys, cluster)
     searches = group_searches(every, cluster=cluster, num_nodes=1)
     for search in searches:
-        search.take(known.results(list(search.tried)))
+        search.take(known.results(list(search.known)))
     offered = [search for search in searches if search.has_any(profiled.groups)]
     return lambda names: groups_among(names, offered)
 

@@ -22,6 +22,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (
     end_details,
@@ -39,7 +40,13 @@ from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Event, Ready
+from ringmaster.techniques.runtime.processes.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    OutcomeStatus,
+    Ready,
+)
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
@@ -61,6 +68,15 @@ class JobsToRecord:
     jobs: Mapping[str, Job]
     preflights: Mapping[str, Preflight]
     profiles: Mapping[str, Sequence[Profile]]
+
+
+def profile_store(ledger: Ledger) -> ProfileStore:
+    """Returns the store of measurements in the ledger, which all batches share."""
+
+    def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
+        ledger.record_profile(fingerprint, profile)
+
+    return ProfileStore(find=ledger.find_profiles, keep=keep, newest=ledger.newest_profiles)
 
 
 class MlflowWriter:
@@ -90,6 +106,7 @@ class MlflowWriter:
         self._refused: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
         self._code_version = code_version(batch.folder)
+        self._measured = MeasuredOptions(profile_store(ledger))
         self.num_plans = num_plans
         self.faults: list[str] = []
 
@@ -148,9 +165,17 @@ class MlflowWriter:
                 self.flush()
                 for job in (event.segment.job, *event.members):
                     self._write_segments(job)
+                self._store_measured(event)
             case JobEnded():
                 self.flush()
                 self._end_job(event)
+
+    def _store_measured(self, event: SegmentEnded) -> None:
+        """Stores what a segment has measured of its option, for later runs of such jobs."""
+        if event.profile is not None and event.outcome.status == OutcomeStatus.OUT_OF_MEMORY:
+            self._measured.add_unfit(event.profile, message=event.outcome.message)
+        elif event.profile is not None:
+            self._measured.add(event.profile)
 
     def _note_waiting(self, job: str, event: Event) -> None:
         """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""
@@ -190,6 +215,7 @@ class MlflowWriter:
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
         self.flush()
+        self._measured.close()
         run_id = self.run_of()
         if run_id is None:
             return

@@ -62,7 +62,7 @@ def group_profiles(
     find: returns what earlier batches measured, by fingerprint.
     measure: makes trials; None if no trials may be made.
     """
-    names = [name for search in searches for name in search.tried]
+    names = [name for search in searches for name in search.known]
     found = dict(find(names)) if names else {}
     _take(searches, found)
     if measure is not None:

@@ -71,13 +71,20 @@ class GroupSearch:
         return max(1, self.num_devices // self.layout.num_devices)
 
     def wanted(self, found: Mapping[str, Result], *, most: int) -> list[Trial]:
-        """Returns the first trials without a known result, so that no more than `most` are known then."""
-        every = list(self.tried.items())[:most]
-        return [self._trial(group) for name, group in every if name not in found]
+        """Returns the first trials without a known result, so that no more than `most` groups are known then."""
+        num_known = sum(name in found for name in self.known)
+        left = [group for name, group in self.tried.items() if name not in found]
+        return [self._trial(group) for group in left[: max(most - num_known, 0)]]
+
+    @cached_property
+    def known(self) -> dict[str, Group]:
+        """The groups that may have been measured, by fingerprint: by a trial, or while a batch trained them."""
+        groups = candidate_groups(self.members, num_devices=self.num_slots) if self.tried else ()
+        return {self._key(group).fingerprint: group for group in groups} | self.tried
 
     def take(self, found: Mapping[str, Result]) -> None:
-        """Takes the known results of its trials."""
-        self.results = {name: found[name] for name in self.tried if name in found}
+        """Takes the known results of its groups."""
+        self.results = {name: found[name] for name in self.known if name in found}
         self.__dict__.pop("laws", None)  # computed from the results
 
     @property
@@ -159,7 +166,7 @@ class GroupSearch:
         return profile.runtime_s(num_steps=lead.total_steps, num_evaluations=num_evaluations(lead))
 
     def _measured(self) -> list[tuple[Group, Profile]]:
-        every = ((group, self.results.get(name)) for name, group in self.tried.items())
+        every = ((group, self.results.get(name)) for name, group in self.known.items())
         return [(group, result) for group, result in every if isinstance(result, Profile)]
 
     def _num_that_fit(self, group: Group) -> int:
@@ -175,7 +182,7 @@ class GroupSearch:
 
     def _fits(self, group: Group) -> bool:
         """Returns whether a group fits, as far as known. On a CPU slot only the memory that the jobs need counts."""
-        unfit = [own_bytes(self.tried[name]) for name, r in self.results.items() if isinstance(r, Failure)]
+        unfit = [own_bytes(self.known[name]) for name, r in self.results.items() if isinstance(r, Failure)]
         if unfit and own_bytes(group) >= min(unfit):
             return False
         return self._may_fit(group) and (not self.is_gpu or self.laws.peak.at(own_bytes(group)) <= self.memory_bytes)

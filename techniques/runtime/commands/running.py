@@ -43,7 +43,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         )
     if status == OutcomeStatus.DONE and said.saved_step == order.job.total_steps:
         result["metrics"] = said.metrics()
-        result["evaluate_s"] = said.seconds["metrics"] + said.seconds.get("model", 0.0)
+        result |= {"evaluate_s": said.seconds["metrics"], "export_s": said.seconds.get("model", 0.0)}
         _publish(child.export_to, Path(order.model_dir))
     return result
 

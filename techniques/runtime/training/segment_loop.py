@@ -49,12 +49,14 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
         result["metrics"] = trainer.evaluate()
+        result["evaluate_s"] = time.perf_counter() - started_s
         reporter.phase("exporting the model", patience_s=SAVE_PATIENCE_S)
+        started_s = time.perf_counter()
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
+        result["export_s"] = time.perf_counter() - started_s
         if order.job.adaptation is not None:
             result["compared"] = _compared(trainer, order, reporter)
-        result["evaluate_s"] = time.perf_counter() - started_s
     return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
 
 

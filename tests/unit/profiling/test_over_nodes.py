@@ -10,11 +10,12 @@ from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import (
     GUESSED_STARTUP_ON_A_NODE_S,
     GUESSED_STEP_S,
-    foretold,
+    option_profiles,
     predicted_profiles,
     shapes_over_nodes,
 )
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
 from ringmaster.techniques.interface.preflight import Candidate, Forecast, Preflight
 from ringmaster.techniques.interface.technique import GangShape
@@ -96,9 +97,9 @@ def test_such_a_job_is_planned_on_both_nodes_beside_others():
 
 def test_a_predicted_profile_has_the_predicted_seconds_beside_its_steps():
     beside = {"startup_s": 2.0, "save_s": 0.3, "stall_s": 0.1, "evaluate_s": 0.4, "export_s": 0.5}
-    (known,) = foretold([of_one(candidate(step_s=1.0, **beside))])
+    (known,) = option_profiles([of_one(candidate(step_s=1.0, **beside))], SpeedBeliefs())
     assert {name: getattr(known, name) for name in beside} == beside
-    (unknown,) = foretold([of_one(candidate())])
+    (unknown,) = option_profiles([of_one(candidate())], SpeedBeliefs())
     assert (unknown.startup_s, unknown.save_s, unknown.stall_s) == (GUESSED_STARTUP_ON_A_NODE_S, 0.0, None)
 
 
