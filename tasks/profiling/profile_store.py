@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,18 +58,18 @@ class MeasuredOptions:
 
     def __init__(self, store: ProfileStore) -> None:
         self._store = store
+        self._taken: set[int] = set()
         self._waiting: dict[str, Profile] = {}
         self._num_stored: dict[str, int] = {}
 
-    def add(self, profile: Profile) -> None:
-        """Takes what a segment has measured."""
-        if profile.key is None or not profile.num_measured_steps:
-            return
-        name = profile.key.fingerprint
-        known = self._waiting.get(name)
-        self._waiting[name] = profile = profile if known is None else combined(known, profile)
-        if profile.num_measured_steps >= self._num_stored.get(name, 0):
-            self._keep(name)
+    def add(self, profile: Profile, *, number: int) -> None:
+        """Takes what the segment with a number has measured; once, if it is called again after the store failed."""
+        if number not in self._taken and profile.key is not None and profile.num_measured_steps:
+            name = profile.key.fingerprint
+            known = self._waiting.get(name)
+            self._waiting[name] = profile if known is None else combined(known, profile)
+        self._taken.add(number)
+        self._keep(n for n, p in self._waiting.items() if p.num_measured_steps >= self._num_stored.get(n, 0))
 
     def add_unfit(self, profile: Profile, *, message: str) -> None:
         """Takes an option that has run out of memory, which is not tried again."""
@@ -78,14 +78,13 @@ class MeasuredOptions:
 
     def close(self) -> None:
         """Stores what waits."""
-        for name in list(self._waiting):
-            self._keep(name)
+        self._keep(self._waiting)
 
-    def _keep(self, name: str) -> None:
-        profile = self._waiting[name]
-        self._store.add(name, profile)
-        del self._waiting[name]
-        self._num_stored[name] = self._num_stored.get(name, 0) + profile.num_measured_steps
+    def _keep(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            self._store.add(name, self._waiting[name])
+            num_steps = self._waiting.pop(name).num_measured_steps
+            self._num_stored[name] = self._num_stored.get(name, 0) + num_steps
 
 
 def combined(old: Profile, new: Profile) -> Profile:

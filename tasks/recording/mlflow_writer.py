@@ -175,7 +175,7 @@ class MlflowWriter:
         if event.profile is not None and event.outcome.status == OutcomeStatus.OUT_OF_MEMORY:
             self._measured.add_unfit(event.profile, message=event.outcome.message)
         elif event.profile is not None:
-            self._measured.add(event.profile)
+            self._measured.add(event.profile, number=event.number)
 
     def _note_waiting(self, job: str, event: Event) -> None:
         """Notes on the page of a job's run that it waits for a disk or store, until it does no more."""

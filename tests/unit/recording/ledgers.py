@@ -15,7 +15,7 @@ class FakeLedger:
         self.away = 0
         self.num_refused = 0
         self.refused = threading.Event()
-        self.kept, self.notes, self.tags = [], {}, {}
+        self.kept, self.notes, self.tags, self.profiles = [], {}, {}, {}
         self.runs, self.points, self.models, self.tables, self.statuses = {}, [], {}, {}, {}
 
     def _answer(self):
@@ -42,6 +42,17 @@ class FakeLedger:
         self._answer()
         known = {(run, point) for run, point in self.points}
         self.points += [(run_id, point) for point in points if (run_id, point) not in known]
+
+    def find_profiles(self, fingerprints):
+        self._answer()
+        return {name: self.profiles[name] for name in fingerprints if name in self.profiles}
+
+    def record_profile(self, fingerprint, profile):
+        self._answer()
+        self.profiles[fingerprint] = profile
+
+    def newest_profiles(self):
+        return [*self.profiles.values()]
 
     def write_table(self, run_id, path, rows):
         self._answer()
