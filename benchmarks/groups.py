@@ -2,7 +2,7 @@
 
     python -m benchmarks.groups [--jobs 16] [--sizes 2 4 8 12 16] [--tokens 64] [--hidden 128] [--devices 2]
 
-The jobs are profiled as in a batch: alone, and in the two or three sizes that profiling measures. Then a new trial of
+The jobs are profiled as by `ringmaster profile`: alone, and in up to three sizes of groups. Then a new trial of
 each size runs, on all devices at once, and is compared with the prediction, also for sizes that profiling did not
 measure.
 """
@@ -22,9 +22,9 @@ from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_searches
-from ringmaster.tasks.profiling.groups.search import GroupSearch, trial_of
-from ringmaster.tasks.profiling.stage import profile_jobs
-from ringmaster.tasks.profiling.trial_runner import ProfileStore
+from ringmaster.tasks.profiling.groups.search import GroupSearch
+from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.stage import TrialPolicy, profile_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment, run_wave
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
@@ -53,7 +53,9 @@ def compare(
     """Returns for each size the seconds of a step, of the start and of the end, and bytes; predicted and measured."""
     kept: dict[str, Any] = {}
     known = ProfileStore(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
-    profiled = profile_jobs(jobs, environment=environment, cluster=cluster, known=known, notice=tell)
+    profiled = profile_jobs(
+        jobs, environment=environment, cluster=cluster, known=known, notice=tell, policy=TrialPolicy.THOROUGH
+    )
     preflights = profiled.preflights
     keys = {
         job.name: speed_key(job, preflights[job.name].data, facts=preflights[job.name].facts) for job in profiled.jobs
@@ -68,7 +70,8 @@ def compare(
 def row_of(search: GroupSearch, group: Group, *, environment: TrialEnvironment, is_fitted: bool) -> dict[str, float]:
     """Returns the row of one size; is_fitted: whether the prediction is based on a measurement of this size."""
     predicted = search.laws.profile(group, is_measured=False)
-    measured = run_wave(environment, [trial_of(group, fingerprint="now")])["now"]
+    trial = search.trial(group)
+    measured = run_wave(environment, [trial])[trial.fingerprint]
     assert isinstance(measured, Profile), measured
     row = {
         "size": len(group),

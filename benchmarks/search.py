@@ -29,6 +29,7 @@ from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, qui
 from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.profiles import ProfileKey
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
@@ -64,6 +65,8 @@ TIED = replace(
 )
 JOBS = (SHORT, LONG, TIED)
 
+KEY = ProfileKey(fingerprint="it", speed_class="", device_kind="")  # of a trial that is not stored
+
 Row = dict[str, Any]
 """{"job", "candidate", "seconds": one value a round, null where the candidate could not train}."""
 
@@ -96,8 +99,8 @@ def measure(num_rounds: int) -> list[Row]:
             mine = [{"job": job.name, "candidate": to_json(c), "seconds": []} for c in preflight.candidates]
             for _ in range(num_rounds):
                 for row, candidate in zip(mine, preflight.candidates, strict=True):
-                    trial = Trial(fingerprint="it", job=named, data=preflight.data, candidate=candidate)
-                    result = run_wave(environment, [trial])["it"]
+                    trial = Trial(key=KEY, job=named, data=preflight.data, candidate=candidate)
+                    result = run_wave(environment, [trial])[KEY.fingerprint]
                     row["seconds"].append(result.step_s if isinstance(result, Profile) else None)
             for row in mine:
                 c = row["candidate"]

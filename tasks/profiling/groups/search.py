@@ -74,7 +74,7 @@ class GroupSearch:
         """Returns the first trials without a known result, so that no more than `most` groups are known then."""
         num_known = sum(name in found for name in self.known)
         left = [group for name, group in self.tried.items() if name not in found]
-        return [self._trial(group) for group in left[: max(most - num_known, 0)]]
+        return [self.trial(group) for group in left[: max(most - num_known, 0)]]
 
     @cached_property
     def known(self) -> dict[str, Group]:
@@ -200,7 +200,7 @@ class GroupSearch:
         )
         return ProfileKey(fingerprint=name, speed_class=speed_class, device_kind=self.device_kind)
 
-    def _trial(self, group: Group) -> Trial:
+    def trial(self, group: Group) -> Trial:
         """Returns the trial that measures a group."""
         lead, *others = group
         return Trial(
