@@ -93,7 +93,7 @@ def preflight_order(
         weights={name: str(folder) for name, folder in environment.weights.items()},
         evaluated=tuple(evaluated),
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
-        gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
+        gpus=tuple(device.uuid for device in node.devices if device.kind == "gpu"),
     )
 
 

@@ -91,7 +91,7 @@ class PreflightOrder:
 
     techniques: dotted paths of the techniques' classes, by name.
     slots: the cores of each CPU slot, whose rates predict step times; empty where the devices are not at hand.
-    gpu: the uuid of an available GPU, on which layers may be timed, as on the first slot.
+    gpus: the uuids of available GPUs of one kind, whose rates predict step times likewise.
     forecast_all: estimate the memory of every candidate, not only of those that may not fit.
     describe_data: derive the data's description from the job, where possible, instead of preparing the data.
     weights: the folders of models that jobs adapt: of bases by the job's name, of other parents by their own.
@@ -107,7 +107,7 @@ class PreflightOrder:
     cores: tuple[int, ...] = ()
     import_paths: tuple[str, ...] = ()
     slots: tuple[tuple[int, ...], ...] = ()
-    gpu: str | None = None
+    gpus: tuple[str, ...] = ()
     forecast_all: bool = False
     describe_data: bool = False
     weights: Mapping[str, str] = field(default_factory=dict)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,33 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
+from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.runtime.processes.ranks import BACKENDS, take_device
 from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
-VERSION = 3
-MATRIX, VECTOR, SMALL = 512, 1 << 22, 16  # side of matrices, length of vectors, sizes of a tiny decoder
+VERSION = 4
+SMALL = 16  # sizes of a tiny decoder
 NUM_LAYERS, NUM_MESSAGES = 4, 8
 REPEATS = 12
-LINK_BYTES, MESSAGE, TIMEOUT_S = 1 << 22, 1 << 15, 30.0
+MESSAGE, TIMEOUT_S = 1 << 15, 30.0  # elements of a message; seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is timed on a kind of device: the side of matrices, the length of vectors, the bytes that are sent.
+
+    They take milliseconds: far longer than a launch, and shorter than a time slice of a busy machine.
+    """
+
+    matrix: int
+    vector: int
+    link_bytes: int
+
+
+SIZES = {
+    "cpu": Sizes(matrix=512, vector=1 << 22, link_bytes=1 << 22),
+    "cuda": Sizes(matrix=4096, vector=1 << 26, link_bytes=1 << 26),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,49 +84,65 @@ class Rates:
         return 1 + (self.parallel - 1) * (number - 1)
 
 
-def rates(cores: tuple[tuple[int, ...], ...], *, cache_dir: Path) -> Rates:
-    """Returns the rates of CPU slots with these cores each.
+def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | None:
+    """Returns the rates of these devices of one kind, CPU slots or GPUs, for jobs of a precision.
 
-    The rates are measured once for each machine, in separate processes, and cached under `cache_dir`.
+    They are measured once for each machine, in separate processes, and cached under `cache_dir`. None, with the reason
+    in the log, where they cannot be measured.
     """
-    file = cache_dir / f"rates-{digest([os.uname().nodename, cores, torch.__version__, VERSION])}.json"
+    key = [os.uname().nodename, [to_json(slot) for slot in slots], _dtype(precision), torch.__version__, VERSION]
+    file = cache_dir / f"rates-{digest(key)}.json"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(to_json(_measured(cores))))
+        try:
+            measured = _measured(slots, precision)
+        except RuntimeError as error:
+            print(f"no step is predicted: {error}", file=sys.stderr)
+            return None
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(to_json(measured)))
+        aside.rename(file)
     return from_json(Rates, json.loads(file.read_text()))
 
 
-def _measured(cores: tuple[tuple[int, ...], ...]) -> Rates:
-    alone = in_children([lambda: _device(cores[0])])[0]
-    every = tuple(sorted({core for slot in cores for core in slot}))
-    both = in_children([lambda: _device(every)])[0] if len(cores) > 1 else alone
-    link = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}
-    if len(cores) > 1:
+def _dtype(precision: str) -> str:
+    """The type in which matrices are multiplied, by its name in torch."""
+    return "float32" if precision == "fp32" else "bfloat16"
+
+
+def _measured(slots: Sequence[Slot], precision: str) -> Rates:
+    alone = in_children([lambda: _device(take_device((slots[0],), 0, num_ranks=1), precision)])[0]
+    link, parallel = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}, 1.0
+    if len(slots) > 1:
         with tempfile.TemporaryDirectory() as folder:
             meeting = f"{folder}/meeting"
-            link = in_children([lambda r=r: _link(r, meeting, cores[r]) for r in (0, 1)])[0]  # type: ignore[misc]
-    parallel = both["flops_per_s"] / alone["flops_per_s"]
-    return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(cores) - 1, 1))
+            link = in_children([partial(_link, rank, meeting, tuple(slots[:2])) for rank in (0, 1)])[0]
+    if len(slots) > 1 and slots[0].kind == "cpu":
+        every = in_children([lambda: _device(take_device(tuple(slots), 0, num_ranks=1), precision)])[0]
+        parallel = every["flops_per_s"] / alone["flops_per_s"]
+    return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(slots) - 1, 1))
 
 
-def _device(cores: tuple[int, ...]) -> dict[str, float]:
-    _pin(cores)
-    matrix, vector, other = torch.ones(MATRIX, MATRIX), torch.ones(VECTOR), torch.ones(VECTOR)
+def _device(device: torch.device, precision: str) -> dict[str, float]:
+    sizes, dtype = SIZES[device.type], getattr(torch, _dtype(precision))
+    matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=dtype)
+    vector = torch.ones(sizes.vector, device=device)
+    other = torch.empty_like(vector)
     return {
-        "flops_per_s": 2 * MATRIX**3 / _best_s(lambda: matrix @ matrix),
-        "bytes_per_s": 3 * 4 * VECTOR / _best_s(lambda: torch.add(vector, vector, out=other)),
-        "operators_per_s": _operators_per_s("none"),
-        "watched_operators_per_s": _operators_per_s("selective"),
+        "flops_per_s": 2 * sizes.matrix**3 / _best_s(lambda: matrix @ matrix, device),
+        "bytes_per_s": 3 * 4 * sizes.vector / _best_s(lambda: torch.add(vector, vector, out=other), device),
+        "operators_per_s": _operators_per_s("none", device),
+        "watched_operators_per_s": _operators_per_s("selective", device),
     }
 
 
-def _operators_per_s(recompute: str) -> float:
+def _operators_per_s(recompute: str, device: torch.device) -> float:
     """Operators per second: the operators of a step without recomputation over its seconds with `recompute`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": SMALL, "intermediate_size": SMALL, "vocab_size": SMALL, "num_hidden_layers": NUM_LAYERS}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, use_cache=False)).train()
-    tokens = torch.zeros(1, SMALL, dtype=torch.int64)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, use_cache=False)).train().to(device)
+    tokens = torch.zeros(1, SMALL, dtype=torch.int64, device=device)
 
     def step() -> None:
         model(input_ids=tokens).logits.sum().backward()
@@ -113,19 +151,21 @@ def _operators_per_s(recompute: str) -> float:
     with LiveBytes() as counted:
         step()
     recompute_layers(model, recompute)
-    return counted.num_operators / _best_s(step)
+    return counted.num_operators / _best_s(step, device)
 
 
-def _link(rank: int, meeting: str, cores: tuple[int, ...]) -> dict[str, float]:
-    _pin(cores)
-    store, timeout = FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
-    large = torch.ones(LINK_BYTES // 4)
-    message_s = _best_s(lambda: [dist.all_reduce(large[:MESSAGE] * 0.5) for _ in range(NUM_MESSAGES)]) / NUM_MESSAGES
-    mesh, mine = init_device_mesh("cpu", (2,)), torch.ones(MESSAGE, requires_grad=True)
-    wrapped_message_s = _best_s(lambda: _exchange(mine, mesh)) / NUM_MESSAGES
+def _link(rank: int, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
+    device = take_device(slots, rank, num_ranks=2)
+    store, timeout, backend = FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S), BACKENDS[device.type]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timeout)
+    link_bytes = SIZES[device.type].link_bytes
+    large = torch.ones(link_bytes // 4, device=device)
+    message = large[:MESSAGE]
+    message_s = _best_s(lambda: [dist.all_reduce(message * 0.5) for _ in range(NUM_MESSAGES)], device) / NUM_MESSAGES
+    mesh, mine = init_device_mesh(device.type, (2,)), torch.ones(MESSAGE, device=device, requires_grad=True)
+    wrapped_message_s = _best_s(lambda: _exchange(mine, mesh), device) / NUM_MESSAGES
     # An all-reduce over n = 2 ranks moves 2 (n - 1) / n of the tensor.
-    link_bytes_per_s = LINK_BYTES / _best_s(lambda: dist.all_reduce(large))
+    link_bytes_per_s = link_bytes / _best_s(lambda: dist.all_reduce(large), device)
     return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
 
 
@@ -136,17 +176,13 @@ def _exchange(mine: Tensor, mesh: DeviceMesh) -> None:
     mine.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _pin(cores: tuple[int, ...]) -> None:
-    if cores:
-        os.sched_setaffinity(0, cores)
-    torch.set_num_threads(max(len(cores), 1))
-
-
-def _best_s(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several runs: the machine's rate when other processes disturb it least."""
+def _best_s(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of the fastest of several runs: the device's rate when other processes disturb it least."""
     seconds = []
     for _ in range(REPEATS + 1):
         started_s = time.perf_counter()
         work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started_s)
     return min(seconds[1:])

@@ -118,7 +118,7 @@ class Estimator:
                 data=self._data,
                 facts=self._facts,
                 num_rows=num_rows,
-                slots=self._slots,
+                slots=self._busy_together,
                 cache_dir=Path(self._order.cache_dir),
             )
         return self._times_by_rows[num_rows]
@@ -211,9 +211,14 @@ class Estimator:
 
     @cached_property
     def _slots(self) -> tuple[Slot, ...]:
-        """The available devices, on which layers are measured."""
-        gpus = (Slot(kind="gpu", index=0, uuid=self._order.gpu),) if self._order.gpu else ()
+        """The available devices."""
+        gpus = tuple(Slot(kind="gpu", index=i, uuid=uuid) for i, uuid in enumerate(self._order.gpus))
         return gpus or tuple(Slot(kind="cpu", index=i, cores=cores) for i, cores in enumerate(self._order.slots))
+
+    @cached_property
+    def _busy_together(self) -> tuple[Slot, ...]:
+        """The devices on which a job's layers are measured: slots share their memory's bandwidth, GPUs nothing."""
+        return self._slots[:1] if self._order.gpus else self._slots
 
     @cached_property
     def _alone(self) -> StepTimes | None:
@@ -227,7 +232,7 @@ class Estimator:
                 data=self._data,
                 facts=self._facts,
                 width=self._widths.training,
-                slots=self._slots,
+                slots=self._busy_together,
                 cache_dir=Path(self._order.cache_dir),
             )
         if alone is None and self._outline is not None and self._rates is not None:
@@ -255,7 +260,9 @@ class Estimator:
 
     @cached_property
     def _rates(self) -> Rates | None:
-        return rates(self._order.slots, cache_dir=Path(self._order.cache_dir)) if self._order.slots else None
+        if not self._slots:
+            return None
+        return rates(self._slots, precision=self._job.precision, cache_dir=Path(self._order.cache_dir))
 
 
 def describe(job: Job) -> PreparedData | None:

@@ -17,6 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot, rendezvous
 from ringmaster.techniques.runtime.processes.rendezvous import meet
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""The backend of collective calls by type of device; sums of losses are exchanged on the CPU."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
@@ -120,7 +123,7 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
         else FileStore(str(rendezvous(order)), num_ranks)
     )
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        backend=BACKENDS[device.type],
         store=store,
         rank=rank,
         world_size=num_ranks,
