@@ -12,7 +12,6 @@ from typing import Any
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.interface.values import stored_as, to_json

@@ -100,9 +100,9 @@ def seconds_left(
     ahead: the rest of the plan at the median speeds; is simulated to its end.
     options: by job and option, the technique and the prior errors.
     """
-    now_s = ahead.now_s
+    now_s, num_before = ahead.now_s, len(ahead.segments)
     ahead.finish()
-    segments = sorted(ahead.segments, key=lambda each: (each.starts_s, each.ends_s))
+    segments = sorted(ahead.segments[num_before:], key=lambda each: (each.starts_s, each.ends_s))
     used = {(each.stretch.segment.job, each.stretch.segment.option): None for each in segments}
     draws = beliefs.draws({key: options[key] for key in used}, normals=_Normals())
     medians = {key: beliefs.of(*key, technique=options[key][0], errors=options[key][1]).mean for key in used}
@@ -118,7 +118,7 @@ def seconds_left(
             begins = np.maximum(begins, draw)
         key = segment.job, segment.option
         work_s = stretch.steps_end_s - stretch.works_from_s
-        overhead_s = each.ends_s - each.starts_s - work_s
+        overhead_s = each.ends_s - max(each.starts_s, now_s) - work_s
         ends = begins + overhead_s + work_s * np.exp(draws[key] - medians[key])
         free |= dict.fromkeys(segment.devices, ends)
         left[segment.job] = ends

@@ -7,15 +7,17 @@ times a factor. The factor is unknown before the job has run, and is measured as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Literal
 
 from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
+from ringmaster.tasks.execution.replanning.forecast import predict, seconds_left
 from ringmaster.tasks.execution.replanning.replan_policy import (
     Policy,
     When,
@@ -50,6 +52,8 @@ class Simulated:
     num_plans, num_adopted: the plans that were made, and those of them that were followed.
     num_failures: the gangs that failed.
     value: the value of the plan's objective; None where that is the makespan.
+    ended_s: when each job ended.
+    predictions: the predictions at the times that were requested.
     """
 
     makespan_s: float
@@ -58,6 +62,8 @@ class Simulated:
     num_adopted: int
     num_failures: int
     value: float | None = None
+    ended_s: Mapping[str, float] = field(default_factory=dict)
+    predictions: tuple[Prediction, ...] = ()
 
 
 def simulate(
@@ -73,6 +79,9 @@ def simulate(
     policy: Policy | None = None,
     num_steps: Mapping[str, int] | None = None,
     make_plan: MakePlan | None = None,
+    factors: Mapping[tuple[str, int], float] | None = None,
+    errors: Errors | None = None,
+    predict_at_s: Sequence[float] = (),
 ) -> Simulated:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
 
@@ -83,6 +92,9 @@ def simulate(
         forecast, as the executor does by `policy`.
     num_steps: the steps of each job, so that its segments end on whole steps. None: they end on any share of the work.
     policy, make_plan: by default those of the executor and `solve`, for the plan's objective.
+    factors: the true over the predicted runtime by job and option, instead of drawn ones.
+    errors: the errors of predictions that are believed in; by default those that are drawn.
+    predict_at_s: when ends are predicted.
 
     Fused groups of the plan stay as they are, each as a job with its lead job's name. Raises ValueError if a job
     changes its group, and if a node has a time until which it is available, which the executor does not support either.
@@ -90,23 +102,31 @@ def simulate(
     problem, plan = as_executed(problem, plan)
     if leaving := [node.id for node in problem.nodes if node.available_until_s is not None]:
         raise ValueError(f"{problem.name}: nodes that go away cannot be simulated. To fix: no `until` on {leaving}")
-    factor = _factors(problem, noise, option_noise, seed=seed)
+    factor = factors or _factors(problem, noise, option_noise, seed=seed)
     world = _World(problem, factor, failures_per_day=failures_per_day, repair_s=repair_s, seed=seed)
-    errors = Errors(machine=0.0, technique=0.0, job=noise, option=option_noise)
+    errors = errors or Errors(machine=0.0, technique=0.0, job=noise, option=option_noise)
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
-    return _Run(problem, plan, world, errors, steps, replan, policy or Policy(objective=plan.objective), solver).run()
+    policy = policy or Policy(objective=plan.objective)
+    return _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s).run()
 
 
 def clairvoyant(
-    problem: Problem, *, noise: float, option_noise: float = 0.0, seed: int, objective: str = MAKESPAN.name
+    problem: Problem,
+    *,
+    noise: float,
+    option_noise: float = 0.0,
+    seed: int,
+    objective: str = MAKESPAN.name,
+    make_plan: MakePlan | None = None,
 ) -> Plan:
     """Returns the plan for the true runtimes that `simulate` draws with the same noise and seed.
 
     For a problem with options for fused groups, pass the one that is executed (`as_executed`).
     """
     factor = _factors(problem, noise, option_noise, seed=seed)
-    return solve(_scaled(problem, lambda job, option: factor[job, option]), seed=seed, objective=objective)
+    solver = make_plan or partial(solve, seed=seed, objective=objective)
+    return solver(_scaled(problem, lambda job, option: factor[job, option]))
 
 
 def _factors(problem: Problem, noise: float, option_noise: float, *, seed: int) -> dict[tuple[str, int], float]:
@@ -177,6 +197,7 @@ class _Run:
         replan: Replan,
         policy: Policy,
         make_plan: MakePlan,
+        predict_at_s: Sequence[float],
     ) -> None:
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
         self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
@@ -184,6 +205,7 @@ class _Run:
         self.beliefs, self.errors, self.when = SpeedBeliefs(), errors, When(policy)
         self.num_plans = self.num_adopted = 1
         self.num_failures = 0
+        self.predict_at_s, self.predictions = sorted(predict_at_s), list[Prediction]()
         planned = self._explored(problem, in_steps(plan, num_steps=num_steps, steps_done={}), steps={}, running=())
         self.now = PlanSimulator(problem, planned, num_steps=num_steps, step_s=self._true_step_s)
         self._expect()
@@ -192,7 +214,10 @@ class _Run:
         while not self.now.is_over:
             ended = set(self.now.ended_s)
             clock_s = self.when.next_s if self.replan == "clock" else math.inf
-            until_s = min(clock_s, self.world.fails_at_s)
+            while self.predict_at_s and self.predict_at_s[0] <= self.now.now_s:
+                self.predict_at_s.pop(0)
+                self.predictions.append(self._prediction())
+            until_s = min(clock_s, self.world.fails_at_s, *self.predict_at_s)
             happened = self.now.advance(until_s)
             assert happened or until_s < math.inf, "a job can never start"
             if not happened and self.now.now_s >= self.world.fails_at_s:
@@ -205,8 +230,23 @@ class _Run:
             of = registry.objective(self.objective).coefficients(self.problem)
             value = of.value(self.now.ended_s, self.now.held_s.items())
         return Simulated(
-            self.now.now_s, self.now.num_switches, self.num_plans, self.num_adopted, self.num_failures, value
+            self.now.now_s,
+            self.now.num_switches,
+            self.num_plans,
+            self.num_adopted,
+            self.num_failures,
+            value,
+            dict(self.now.ended_s),
+            tuple(self.predictions),
         )
+
+    def _prediction(self) -> Prediction:
+        techniques = {
+            (job.id, k): option.technique for job in self.problem.jobs for k, option in enumerate(job.options)
+        }
+        options = {key: (technique, self.errors) for key, technique in techniques.items()}
+        left = seconds_left(self.now.fork(self._believed_step_s), self.beliefs, options)
+        return predict(left, made_s=self.now.now_s)
 
     def _is_time(self, ended: Collection[str]) -> bool:
         if self.replan == "never" or self.now.is_over:
