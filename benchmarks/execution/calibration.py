@@ -1,8 +1,9 @@
-"""Measures predictions: how many makespans lie in their 90 % interval, and how far predictions are off."""
+"""Measures predictions: how many ends of a batch and its jobs lie in their 90 % interval, and how far they are off."""
 
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -14,12 +15,24 @@ from pathlib import Path
 BATCH = Path(__file__).with_name("calibration.yaml")
 RUNS = 20
 BUSY_LOOPS = (0, 0, 2, 0, 1)  # beside each run, in turn
+EARLY = 0.1  # of the makespan
+ROWS = 600  # of uneven lengths
 RUN = """
 import json, sys, ringmaster
+from ringmaster.flows.reports.progress import View, current_view
+from ringmaster.tasks.execution.events import PredictionUpdate
+class Predictions(View):
+    def listen(self, event):
+        if isinstance(event, PredictionUpdate):
+            made.append(event.prediction.to_json())
+current_view.set(Predictions())
 with open(sys.argv[2], "a") as file:
     for line in sys.stdin:
+        made = []
         result = ringmaster.train_batch(sys.argv[1]).to_json()
-        file.write(json.dumps({key: result[key] for key in ("plan", "makespan_s", "prediction", "num_trials")}) + "\\n")
+        row = {key: result[key] for key in ("plan", "makespan_s", "prediction", "num_trials")}
+        row |= {"ends_s": {job["name"]: job["end_s"] for job in result["jobs"]}, "made": made}
+        file.write(json.dumps(row) + "\\n")
         file.flush()
         print("done", flush=True)
 """
@@ -30,6 +43,7 @@ def calibration(*, num_runs: int = RUNS) -> dict:
     loads: list[float] = []
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         results = Path(folder, "results.jsonl")
+        write_batch(Path(folder))
         with _trainer(Path(folder), results) as trainer:
             for number in range(num_runs):
                 loads.append(os.getloadavg()[0])
@@ -58,8 +72,38 @@ def _figures(runs: Sequence[dict]) -> dict:
         "error_planned": _median_error(actual_s, planned_s),
         "error_predicted": _median_error(actual_s, [p["makespan_s"] for p in predictions]),
         "median_makespan_s": statistics.median(actual_s),
+        **_later_figures(runs),
         "machine_loads": [min(p["load"] for p in predictions), max(p["load"] for p in predictions)],
     }
+
+
+def _later_figures(runs: Sequence[dict]) -> dict:
+    """Returns figures of the jobs' ends at first, and of all ends at the first prediction after `EARLY` of the run."""
+    jobs, early, early_jobs = [], [], []
+    for run in runs:
+        after = [each for each in run["made"] if each["made_s"] >= EARLY * run["makespan_s"]][:1]
+        pairs = [(run["prediction"], jobs, None), *((each, early_jobs, early) for each in after)]
+        for prediction, of_jobs, of_batch in pairs:
+            for name, end in prediction["jobs"].items():
+                of_jobs.append((end["low_s"], end["end_s"], end["high_s"], run["ends_s"][name] - prediction["since_s"]))
+            if of_batch is not None:
+                ends = (prediction["low_s"], prediction["makespan_s"], prediction["high_s"], run["makespan_s"])
+                of_batch.append(ends)
+    found: dict[str, float] = {}
+    for name, rows in (("jobs", jobs), ("early", early), ("early_jobs", early_jobs)):
+        found |= {f"num_{name}": len(rows), f"inside_{name}": sum(low <= s <= high for low, _, high, s in rows)}
+        found[f"error_{name}"] = _median_error([s for *_, s in rows], [end for _, end, _, _ in rows]) if rows else 0.0
+    return found
+
+
+def write_batch(folder: Path) -> Path:
+    """Writes the batch, and rows of uneven lengths for its last job, whose steps differ by their padding."""
+    numbers = random.Random(0)
+    texts = (" ".join(f"word{numbers.randrange(50)}" for _ in range(numbers.choice((4, 8, 60)))) for _ in range(ROWS))
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    file = folder / BATCH.name
+    file.write_text(BATCH.read_text())
+    return file
 
 
 def _median_error(actual_s: Sequence[float], predicted_s: Sequence[float]) -> float:
@@ -70,7 +114,7 @@ def _median_error(actual_s: Sequence[float], predicted_s: Sequence[float]) -> fl
 def _trainer(folder: Path, results: Path) -> Iterator[subprocess.Popen[str]]:
     """Starts the process that trains the batch once for each line that it reads."""
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(BATCH), str(results)],
+        [sys.executable, "-c", RUN, str(folder / BATCH.name), str(results)],
         env={**os.environ, "RINGMASTER_HOME": str(folder / "home"), "DO_NOT_TRACK": "true"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

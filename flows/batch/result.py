@@ -128,7 +128,9 @@ def collect(
         num_trials=num_trials,
         profiling_s=profiling_s,
         jobs=tuple(
-            _job_row(job, journal) | _punctuality(job.name, batch, journal) | {"refused": refused(job.name)}
+            _job_row(job, journal, since_s=since_s)
+            | _punctuality(job.name, batch, journal)
+            | {"refused": refused(job.name)}
             for job in jobs
         ),
         faults=tuple(faults),
@@ -226,8 +228,9 @@ def _punctuality(job: str, batch: Batch, journal: Journal) -> dict[str, float | 
     return {"deadline_s": batch.deadlines_s[job], "ended_s": ended_s}
 
 
-def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
-    record = journal.jobs()[job.name]
+def _job_row(job: Job, journal: Journal, *, since_s: float) -> dict[str, Any]:
+    record, started = journal.jobs()[job.name], journal.segments(job.name)
+    ends_s = [segment.ended_s for segment in started if segment.ended_s is not None and segment.ended_s >= since_s]
     segments = [
         {
             **{key: segment.what[key] for key in ("technique", "config", "num_devices", "devices")},
@@ -237,7 +240,7 @@ def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
             "seconds": (segment.ended_s or segment.started_s) - segment.started_s,
             "device_s": _device_s(segment),
         }
-        for segment in journal.segments(job.name)
+        for segment in started
     ]
     return {
         "name": job.name,
@@ -247,6 +250,7 @@ def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
         "metrics": record.details.get("metrics", {}),
         "compared": record.details.get("compared", []),
         "segments": segments,
+        "end_s": max(ends_s) if ends_s and record.status in ENDED else None,
         "model_dir": record.details.get("model_dir"),
         "model_uri": record.details.get("model_uri"),
     }
