@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringmaster.tasks.planning.problems.faults import is_amount, shown
+from ringmaster.tasks.planning.problems.faults import shown
 from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob, Running
 
 # JSON key -> (attribute, whether it is required)
@@ -13,9 +13,6 @@ _PROBLEM_KEYS = {
     "jobs": ("jobs", True),
     "switch_cost": ("switch_cost_s", False),
 }
-_SPOT_PROBLEM_KEYS = {"checkpoint_interval": ("checkpoint_interval_s", False)}
-_SPOT_NODE_KEYS = {"evictions_per_hour": ("evictions_per_hour", False)}
-MOST_EVICTIONS = 60  # per hour and node
 _NODE_KEYS = {
     "id": ("id", True),
     "gpus": ("num_devices", True),
@@ -60,18 +57,13 @@ _MISSING: Any = None  # replaces a required value that the file lacks; validatio
 def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     """Reads a problem's attributes from a JSON object; returns them, and a message for each fault with its place."""
     faults: list[str] = []
-    fields = _read(data, "problem", faults, _PROBLEM_KEYS | _SPOT_PROBLEM_KEYS, strict=False)
-    nodes, jobs = [], []
-    rates: dict[str, float] = {}
-    for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults)):
-        row = _read(item, f"node {i}", faults, _NODE_KEYS | _SPOT_NODE_KEYS)
-        if (rate := row.pop("evictions_per_hour", 0.0)) != 0.0:
-            rates[str(row["id"])] = rate
-        nodes.append(Node(**row))
-    for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)):
-        jobs.append(_read_job(item, i, faults))
-    faults += _spot_faults(rates, fields.get("checkpoint_interval_s"))
-    return fields | {"nodes": tuple(nodes), "jobs": tuple(jobs), "evictions_per_hour": rates}, faults
+    fields = _read(data, "problem", faults, _PROBLEM_KEYS, strict=False)
+    nodes = tuple(
+        Node(**_read(item, f"node {i}", faults, _NODE_KEYS))
+        for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults))
+    )
+    jobs = tuple(_read_job(item, i, faults) for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)))
+    return fields | {"nodes": nodes, "jobs": jobs}, faults
 
 
 def write_fields(
@@ -89,21 +81,6 @@ def write_fields(
             for job in jobs
         ],
     }
-
-
-def _spot_faults(rates: Mapping[str, Any], interval_s: Any) -> list[str]:
-    wrong = [
-        f"node {node}: evictions_per_hour must be a number from 0 to {MOST_EVICTIONS}, not {shown(rate)}. "
-        "To fix: give how often a node is evicted in an hour, such as 0.1"
-        for node, rate in rates.items()
-        if not is_amount(rate) or rate > MOST_EVICTIONS
-    ]
-    if interval_s is not None and not (is_amount(interval_s) and interval_s > 0):
-        wrong.append(
-            f"problem: checkpoint_interval must be a number of seconds > 0, not {shown(interval_s)}. "
-            "To fix: give the seconds between checkpoints, or leave the key out"
-        )
-    return wrong
 
 
 def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:

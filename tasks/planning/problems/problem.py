@@ -6,7 +6,7 @@ nothing depends on that unit.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,6 @@ from ringmaster.tasks.planning.problems.fair_share import fair_seconds
 from ringmaster.tasks.planning.problems.faults import faults_of
 from ringmaster.tasks.planning.problems.json_form import read_fields, write_fields
 from ringmaster.tasks.planning.problems.parts import Node, PlanningJob, ProblemError
-from ringmaster.tasks.planning.problems.spot import with_evictions
 
 
 @dataclass(frozen=True)
@@ -93,23 +92,15 @@ class Problem:
 
     @classmethod
     def from_json(cls, data: Any) -> "Problem":
-        """Reads a problem from a JSON object. Raises ProblemError with every fault and its place.
-
-        Where nodes may be evicted, it is the problem of the expected runtimes; see `spot`.
-        """
+        """Reads a problem from a JSON object. Raises ProblemError with every fault and its place."""
         fields, faults = read_fields(data)
-        rates, interval_s = fields.pop("evictions_per_hour"), fields.pop("checkpoint_interval_s", None)
         try:
             problem = cls(**fields)
         except ProblemError as error:
             raise ProblemError([*faults, *error.faults]) from None
         if faults:
             raise ProblemError(faults)
-        if not rates:
-            return problem
-        spot = {"switch_cost_s": problem.switch_cost_s, "interval_s": interval_s}
-        nodes, jobs = with_evictions(problem.nodes, problem.jobs, rates, **spot)
-        return replace(problem, nodes=nodes, jobs=jobs)
+        return problem
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads, without values that are at their default."""
