@@ -82,7 +82,7 @@ def run(
         typer.confirm("Train it?", err=True, abort=True)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
-    with training(batch, is_verbose=verbose) as end:
+    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
         from ringmaster.flows.batch.context import as_parameter
         from ringmaster.flows.train_batch import train_batch
 
@@ -116,8 +116,10 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
 
 @contextmanager
-def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
+def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunEnd]:
     """Prepares this process for a batch, and shows its progress. Import Prefect inside the context only.
+
+    is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
 
     Yields an object for the result of the flow.
     """
@@ -132,7 +134,8 @@ def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
             announce(STARTING_SERVERS)
             from ringmaster.flows.batch.context import ledger_of, start_preflight, warm_up_ledger
 
-            start_preflight(batch, home=settings.home())
+            if not is_resumed:
+                start_preflight(batch, home=settings.home())
             warm_up_ledger(ledger_of(settings.home()), batch)
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
