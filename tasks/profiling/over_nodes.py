@@ -21,6 +21,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.runtime.fused.requirements import NAME
 
 # Assumed if nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0
@@ -89,7 +90,8 @@ def known_speeds(searches: Iterable[ConfigSearch], newest: Iterable[Profile], *,
     own = {search.key for search in listed}
     for number, profile in enumerate(newest):
         key = profile.key
-        if key is not None and key.device_kind == device_kind and key.speed_class not in own:
+        is_of_group = profile.technique == NAME  # it saves time for other reasons than the machine's
+        if key is not None and key.device_kind == device_kind and key.speed_class not in own and not is_of_group:
             _note(beliefs, key.speed_class, str(number), profile, predicted_s=profile.predicted_step_s)
     for search in listed:
         for fingerprint, candidate in zip(search.fingerprints, search.candidates, strict=True):

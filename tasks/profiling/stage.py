@@ -235,7 +235,7 @@ class JobOptions:
     def group_searches(self, profiles: Mapping[str, Sequence[Profile]], *, num_nodes: int) -> list[GroupSearch]:
         """Returns a search for each class of jobs that can be trained together, in each layout."""
         every = _classes(self._jobs, self._preflights, profiles, self._keys, self._cluster)
-        return group_searches(every, cluster=self._cluster, num_nodes=num_nodes)
+        return group_searches(every, cluster=self._cluster, num_nodes=num_nodes, newest=self._newest)
 
     def needed_group_trials(self, *, num_nodes: int) -> list[Trial]:
         """Returns the trials that decide about groups: for each class one of a group, and one of a job of it alone.

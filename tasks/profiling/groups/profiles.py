@@ -10,6 +10,7 @@ all devices. There, only a thorough search tries a size.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringmaster.tasks.cluster import Cluster
@@ -19,16 +20,28 @@ from ringmaster.tasks.profiling.groups.search import GroupSearch
 from ringmaster.tasks.profiling.search import Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
+from ringmaster.techniques.runtime.fused.requirements import NAME
 
 MOST_SIZES = 3  # of a thorough search, in the first layout of a class
 
 
-def group_searches(classes: Mapping[Layout, Sequence[Group]], *, cluster: Cluster, num_nodes: int) -> list[GroupSearch]:
+def group_searches(
+    classes: Mapping[Layout, Sequence[Group]], *, cluster: Cluster, num_nodes: int, newest: Sequence[Profile] = ()
+) -> list[GroupSearch]:
     """Returns a search for each class of jobs in each layout, the plainest layouts first.
 
     classes: by layout, in the order of the layouts.
     num_nodes: the number of nodes that are like the cluster's first one.
+    newest: measurements of earlier runs: groups of other jobs say what a group saves as long as none of these was
+        measured.
     """
+    ratios = [
+        profile.step_s / profile.predicted_step_s
+        for profile in newest
+        if profile.technique == NAME and profile.predicted_step_s
+        if profile.key is not None and profile.key.device_kind == cluster.device_kind()
+    ]
+    kappa = min(statistics.median(ratios), 1.0) if ratios else 1.0
     devices = cluster.nodes[0].devices
     searches: list[GroupSearch] = []
     for layout, members in ((layout, members) for layout, mine in classes.items() for members in mine):
@@ -43,6 +56,7 @@ def group_searches(classes: Mapping[Layout, Sequence[Group]], *, cluster: Cluste
                 is_gpu=devices[0].kind == "gpu",
                 layout=layout,
                 plainer=plainer,
+                kappa=kappa,
             )
         )
     return searches

@@ -34,6 +34,7 @@ class GroupSearch:
     device_kind, memory_bytes: those of one device.
     is_gpu: whether a trial measures the memory of the device, and not that of a process with all its libraries.
     plainer: searches in plainer layouts for some of the same jobs, the plainest first.
+    kappa: what a step of a group takes of the steps of its jobs alone, as long as no group was measured.
     """
 
     members: Group
@@ -43,6 +44,7 @@ class GroupSearch:
     is_gpu: bool
     layout: Layout = ONE_DEVICE
     plainer: Sequence[GroupSearch] = ()
+    kappa: float = 1.0
     results: dict[str, Result] = field(default_factory=dict)
 
     @cached_property
@@ -101,7 +103,7 @@ class GroupSearch:
     @cached_property
     def laws(self) -> Laws:
         """The fitted lines, as far as trials have measured them."""
-        kappa = 1.0 if self.first is self else self.first.laws.step.slope
+        kappa = self.kappa if self.first is self else self.first.laws.step.slope
         return laws_of(self.members, self._measured(), layout=self.layout, kappa=kappa)
 
     def fair_s(self, names: Collection[str] | None = None) -> float:
@@ -136,7 +138,7 @@ class GroupSearch:
             if (may_wait or at_once == len(group)) and self._is_worth_it(group, fair_s):
                 profile = self.laws.profile(group, is_measured=len(group) in sizes, at_once=at_once)
                 if at_once == len(group):  # how long turns take depends on the steps of the jobs
-                    profile = replace(profile, key=self._key(group))
+                    profile = replace(profile, key=self._key(group), predicted_step_s=step_s_alone(group))
                 offered.append((group[0].job.name, profile))
         return offered, too_large
 

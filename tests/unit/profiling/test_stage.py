@@ -219,6 +219,17 @@ def test_groups_are_decided_by_one_trial_of_a_group_and_one_of_a_job_alone(stage
     assert stage.profile(*adapters(4)).num_trials == 0
 
 
+def test_what_groups_of_other_jobs_have_saved_is_expected_of_these(stage):
+    def whole(found):
+        (profile,) = (p for p in found.groups["job-0"] if len(p.members) == 3 and p.num_devices == 1)
+        return profile
+
+    first = whole(stage.profile(*adapters(4), policy="none"))
+    assert first.together_s == pytest.approx(4.0)
+    stage.newest = [to_json(replace(first, source="measured", step_s=2.4, members=(), own_step_s=0.0))]
+    assert whole(stage.profile(*adapters(4), policy="none")).together_s == pytest.approx(1.0 + 3 * 0.6)
+
+
 def test_trials_take_no_more_than_their_share_by_the_wall_with_all_that_belongs_to_them(stage):
     """Four jobs of 60 steps of 1 s on two devices are 120 s: of 5 % of these, a trial of 4 s leaves too little."""
     stage.trial_s = 4.0
