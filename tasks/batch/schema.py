@@ -129,6 +129,7 @@ class Evaluation(Section):
     """The evaluation on held-out data."""
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
+    at_steps: list[Whole] = Field(default=[], description="further steps after which to evaluate, such as [10, 100]")
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
         default=list(job.EvaluationSpec.metrics),
         description=f"a list of metrics out of {', '.join(metric_names())}",

@@ -74,9 +74,14 @@ def switch_cost_s(profiles: Sequence[Profile]) -> float:
 
 
 def num_evaluations(job: Job, *, steps_done: int = 0) -> int:
-    """Returns the evaluations from `steps_done` to the job's end: one each `every_steps`, and the last one."""
+    """Returns the evaluations from `steps_done` to the job's end, the last one included."""
     every = job.evaluation.every_steps
-    return 1 if every is None or not job.trains else (job.total_steps - 1) // every - steps_done // every + 1
+    if not job.trains:
+        return 1
+    others = [step for step in job.evaluation.at_steps if steps_done < step < job.total_steps]
+    if every is None:
+        return len(others) + 1
+    return (job.total_steps - 1) // every - steps_done // every + sum(step % every != 0 for step in others) + 1
 
 
 def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]:

@@ -82,7 +82,7 @@ class SweepScheduler:
 
     def judged(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Returns trials with evaluations at their rungs, once their steps are known: a template may give epochs."""
-        return tuple(self._judged(job) for job in jobs)
+        return tuple(self.spec.stopping.judged(job) for job in jobs)
 
     def details(self) -> dict[str, dict[str, Any]]:
         """Returns what the jobs' records must contain about the sweep before an executor reads them, by job."""
@@ -224,11 +224,7 @@ class SweepScheduler:
         job = self.spec.job(name, self.values[name])
         if job.num_steps is not None:
             return job
-        return self._judged(replace(job, num_steps=self._jobs[like].total_steps, num_epochs=None))
-
-    def _judged(self, job: Job) -> Job:
-        every = self.spec.stopping.evaluated_every(job.total_steps, asked=job.evaluation.every_steps)
-        return replace(job, evaluation=replace(job.evaluation, every_steps=every))
+        return self.spec.stopping.judged(replace(job, num_steps=self._jobs[like].total_steps, num_epochs=None))
 
     def _first_rung(self, job: Job) -> int:
         return self.spec.stopping.rungs(job.total_steps)[0]

@@ -93,7 +93,7 @@ class SweepSpec:
 
     def job(self, name: str, values: Values) -> Job:
         """Returns a trial as a job."""
-        return self._parsed([{**self._raw(values), "name": name}]).jobs[0]
+        return self.stopping.judged(self._parsed([{**self._raw(values), "name": name}]).jobs[0])
 
     def batch(self) -> Batch:
         """Returns all trials as jobs of one batch; trials that are not proposed yet have provisional values.
@@ -103,7 +103,8 @@ class SweepSpec:
         if faults := self.faults():
             raise BatchFileError(faults)
         trials = zip(self.trials, self.provisional(), strict=True)
-        return self._parsed([{**self._raw(values), "name": name} for name, values in trials])
+        batch = self._parsed([{**self._raw(values), "name": name} for name, values in trials])
+        return replace(batch, jobs=tuple(self.stopping.judged(job) for job in batch.jobs))
 
     def faults(self) -> list[Fault]:
         """Returns all faults of the space, the stopping policy and the resulting jobs."""
@@ -156,15 +157,11 @@ class SweepSpec:
         return []
 
     def _raw(self, values: Values) -> dict[str, Any]:
-        """Returns a trial's plain values: the template's, the varied ones, and evaluations at its rungs."""
+        """Returns a trial's plain values: the template's, the varied ones, and the objective among its metrics."""
         raw = with_values(self.template, values)
         evaluation = dict(raw.get("evaluation") or {})
         metrics = [self.objective, *(m for m in evaluation.get("metrics", ()) if m != self.objective)]
         evaluation["metrics"] = metrics
-        total, asked = raw.get("num_steps"), evaluation.get("every_steps")
-        if self.stopping.policy != "none" and isinstance(total, int):
-            every = self.stopping.evaluated_every(total, asked=asked if isinstance(asked, int) else None)
-            evaluation["every_steps"] = every
         return {**raw, "evaluation": evaluation}
 
     def _parsed(self, jobs: Sequence[Mapping[str, Any]]) -> Batch:

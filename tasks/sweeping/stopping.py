@@ -11,10 +11,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.batch.faults import Finding
+from ringmaster.techniques import Job
 
 NONE, ASHA, HALVING, MEDIAN = "none", "asha", "halving", "median"
 FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
@@ -81,16 +82,20 @@ class Stopping:
         """Returns the step at which a trial of `total` steps is first compared."""
         return self.min_steps or max(1, total // self.reduction_factor**2, math.ceil(total / EARLIEST))
 
-    def evaluated_every(self, total: int, *, asked: int | None) -> int | None:
-        """Returns the steps between evaluations of a trial, or None for no evaluation before its end.
+    def judged(self, job: Job) -> Job:
+        """Returns a trial that is evaluated where the policy compares it: at its rungs, or as often as the first rung.
 
-        The result is `asked` if that divides the first rung, of which all rungs are multiples, and otherwise the first
-        rung.
+        Evaluations that the trial has anyway are kept.
         """
-        if self.policy == NONE:
-            return asked
-        first = self.first_step(total)
-        return asked if asked is not None and asked > 0 and first % asked == 0 else first
+        evaluation, total = job.evaluation, job.num_steps
+        if total is None:  # once its steps are known
+            return job
+        if self.has_rungs:
+            rungs = {*evaluation.at_steps, *self.rungs(total)[:-1]}
+            return replace(job, evaluation=replace(evaluation, at_steps=tuple(sorted(rungs))))
+        if self.policy == MEDIAN and evaluation.every_steps is None:
+            return replace(job, evaluation=replace(evaluation, every_steps=self.first_step(total)))
+        return job
 
     def rungs(self, total: int) -> list[int]:
         """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.

@@ -52,7 +52,10 @@ OF_SAMPLES = frozenset(
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
 BESIDE_ONE_STEP = frozenset(
-    ("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "evaluation.every_steps")
+    {
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
+        *("evaluation.every_steps", "evaluation.at_steps"),
+    }
 )
 """The fields of a job on which neither what a step needs nor what it costs depends."""
 BESIDE_MODEL_AND_LOSS = (
@@ -278,15 +281,20 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
-    """Evaluation on held-out data: at the end, and every `every_steps` steps where that is set.
+    """Evaluation on held-out data: at the end, every `every_steps` steps where that is set, and after `at_steps`.
 
     metrics: names of `ringmaster.techniques.metrics.registry`; models are compared by the first one.
     max_batches: upper limit of one evaluation, in global batches.
     """
 
     every_steps: int | None = None
+    at_steps: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     max_batches: int = 16
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether an evaluation is due after `step` steps, apart from that at the end."""
+        return step in self.at_steps or (self.every_steps is not None and step % self.every_steps == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

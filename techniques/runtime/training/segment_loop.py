@@ -150,8 +150,7 @@ def lost_loss(loss: float, *, step: int) -> str:
 
 def evaluation_due(order: GangOrder, step: int) -> bool:
     """Returns whether the job is to be evaluated after `step` steps, before its last."""
-    every = order.job.evaluation.every_steps
-    return every is not None and step % every == 0 and step < order.job.total_steps
+    return step < order.job.total_steps and order.job.evaluation.is_due(step)
 
 
 class Progress:

@@ -15,7 +15,8 @@ from ringmaster.tasks.batch import load_batch
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "examples" / "recipes"
-NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+SWEEP = "sweep"
+NAMES = sorted({path.stem for path in RECIPES.glob("*.yaml")} - {SWEEP})
 LORA = "with-lora"
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -27,11 +28,11 @@ class Place:
         self.folder, self.data = folder / "recipes", folder / "recipes" / "data"
         shutil.copytree(RECIPES, self.folder, ignore=shutil.ignore_patterns("data"))
         self.environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT / "src")}
-        self._done("make_data.py")
+        self.make("make_data.py")
 
     def run(self, name):
         """Returns the jobs of a recipe's run by name: {"metrics", "model_dir", ...}."""
-        said = json.loads(self._done("-m", "ringmaster.flows.entry", "run", f"{name}.yaml", "--json"))
+        said = json.loads(self.make("-m", "ringmaster.flows.entry", "run", f"{name}.yaml", "--json"))
         assert (said["status"], said["faults"]) == ("done", [])
         jobs = {job["name"]: job for job in said["jobs"]}
         assert {job["status"] for job in jobs.values()} == {"done"}
@@ -40,7 +41,7 @@ class Place:
     def rows(self, name):
         return [json.loads(row) for row in (self.data / name).read_text().splitlines()]
 
-    def _done(self, *arguments):
+    def make(self, *arguments):
         command = [sys.executable, *arguments]
         done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()
@@ -122,6 +123,26 @@ def test_embeddings(place):
     assert share(i in row for i, row in enumerate(best.tolist())) > 0.2
 
 
+def test_sweep(place):
+    """The best trial is loaded by peft, and has the loss that the sweep reports."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    place.make("make_base.py", "20")
+    sweep = yaml.safe_load((place.folder / f"{SWEEP}.yaml").read_text())
+    sweep["template"]["job"] |= {"num_steps": 12, "evaluation": {"metrics": ["loss"], "max_batches": 5}}
+    sweep["early_stopping"]["min_steps"] = 3
+    sweep |= {"space": {"optimizer.lr": [1e-3, 1e-2], "adapter.rank": [4, 8]}, "num_trials": 4}
+    (place.folder / "short.yaml").write_text(yaml.safe_dump(sweep))
+    found = json.loads(place.make("-m", "ringmaster.flows.entry", "sweep", "short.yaml", "--json"))
+    assert (found["status"], len(found["leaderboard"])) == ("done", 4)
+    folder = next(job["model_dir"] for job in found["batch"]["jobs"] if job["name"] == found["best"]["job"])
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(place.data / "base"), folder).eval()
+    rows = [row["messages"] for row in place.rows("questions-test.jsonl")[:20]]
+    each = [log_p for said in rows for log_p in log_probabilities(model, said[:-1], said[-1:], folder)]
+    assert -sum(each) / len(each) == pytest.approx(found["best"]["held-out loss"], rel=1e-4)
+
+
 def test_grpo(place):
     """The model writes the letter that a prompt asks for more often than in the beginning, when the reward was 0.12."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -168,6 +189,11 @@ def gain(model, reference, pair, folder):
 
 def log_probability(model, prompt, said, folder):
     """The log-probability of an answer."""
+    return sum(log_probabilities(model, prompt, said, folder))
+
+
+def log_probabilities(model, prompt, said, folder):
+    """The log-probability of each token of an answer."""
     import torch
     from transformers import AutoTokenizer
 
@@ -177,7 +203,7 @@ def log_probability(model, prompt, said, folder):
     with torch.no_grad():
         log_p = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
     each = log_p.gather(-1, ids[0, 1:, None])[:, 0]
-    return float(each[len(before) - 1 :].sum())
+    return each[len(before) - 1 :].tolist()
 
 
 def embedded(model, tokenizer, texts):

@@ -24,8 +24,7 @@ class Evaluating(Gangs):
     def _move(self, worker, segment, order):
         job, last = order.job, order.last_step
         first = self.steps.get(job.name, 0)
-        every = job.evaluation.every_steps or job.num_steps
-        due = [step for step in range(first + 1, last + 1) if step % every == 0 and step < job.num_steps]
+        due = [step for step in range(first + 1, last + 1) if job.evaluation.is_due(step) and step < job.num_steps]
         for step in due or ([first] if first == last and 0 < first < job.num_steps else []):
             worker.say(segment, "metrics", step=step, metrics={"loss": loss(job, step)})
         self.trained.append((job.name, first, last))

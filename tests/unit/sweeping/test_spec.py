@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.profiling.options import num_evaluations
 from ringmaster.tasks.sweeping.sampling import Tried, propose
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
@@ -106,10 +107,16 @@ def test_trials_are_compared_in_the_direction_of_any_metric(name):
 
 def test_trials_are_evaluated_at_their_rungs():
     (job, *_) = spec().batch().jobs
-    assert (job.evaluation.every_steps, job.evaluation.metrics) == (4, ("loss",))
-    finer = spec(template={**spec().template, "evaluation": {"every_steps": 2, "metrics": ["accuracy"]}})
-    assert finer.batch().jobs[0].evaluation.every_steps == 2
-    assert finer.batch().jobs[0].evaluation.metrics == ("loss", "accuracy")
+    assert (job.evaluation.every_steps, job.evaluation.at_steps) == (None, (4, 16))
+    assert job.evaluation.metrics == ("loss",)
+    assert num_evaluations(job) == 3
+    finer = spec(template={**spec().template, "evaluation": {"every_steps": 3, "metrics": ["accuracy"]}})
+    (job, *_) = finer.batch().jobs
+    assert (job.evaluation.every_steps, job.evaluation.at_steps) == (3, (4, 16))
+    assert job.evaluation.metrics == ("loss", "accuracy")
+    assert num_evaluations(job, steps_done=3) == 63 // 3 - 1 + 2 + 1
+    (job, *_) = spec(stopping=Stopping(policy="median")).batch().jobs
+    assert (job.evaluation.every_steps, job.evaluation.at_steps) == (7, ())
 
 
 def test_every_fault_is_told_at_once():
@@ -157,6 +164,6 @@ def test_epochs_are_judged_once_they_are_steps():
     template = {key: value for key, value in spec().template.items() if key != "num_steps"} | {"num_epochs": 2}
     found = spec(template=template)
     (job, *_) = found.batch().jobs
-    assert (job.num_epochs, job.evaluation.every_steps) == (2, None)
+    assert (job.num_epochs, job.evaluation.at_steps) == (2, ())
     (judged,) = SweepScheduler(found).judged([replace(job, num_steps=64, num_epochs=None)])
-    assert judged.evaluation.every_steps == 4
+    assert judged.evaluation.at_steps == (4, 16)

@@ -1,7 +1,7 @@
 """Benchmark of early stopping: the same sweep with and without ASHA, compared by device time and by winner.
 
-    python -m benchmarks.sweeps               # five seeds, about eight minutes on two cores
-    python -m benchmarks.sweeps --seeds 3     # one of them; the others' rows stay
+    python -m benchmarks.sweep.early_stopping               # five seeds, about eight minutes on two cores
+    python -m benchmarks.sweep.early_stopping --seeds 3     # one of them; the others' rows stay
 
 Both sweeps have the same sixteen trials, since trials are a function of the seed. Device time is the sum of every
 segment's seconds, with its start, evaluations and checkpoint, times its devices.
@@ -19,7 +19,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results" / "sweeps.json"
 SEEDS = range(5)
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-sweeps-") as home:
+    with tempfile.TemporaryDirectory(prefix="bench-early-stopping-") as home:
         os.environ["RINGMASTER_HOME"] = home
         for seed in chosen.seeds:
             row = {"seed": seed, "none": swept("none", seed=seed), "asha": swept("asha", seed=seed)}

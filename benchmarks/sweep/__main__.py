@@ -1,0 +1,315 @@
+"""Benchmark of a whole sweep of adapters: by Ringmaster, by hand with peft, and by Ray Tune.
+
+    python -m benchmarks.sweep                # three rounds, 20 minutes and more on two cores
+    python -m benchmarks.sweep --quick        # one round of short trials, about a minute; writes nothing
+
+The sweep is examples/recipes/sweep.yaml, on the base that examples/recipes/make_base.py trains. Three commands take
+turns, each with an empty home:
+
+- `ringmaster sweep`, as the file says;
+- every configuration to its last step, one after another, with transformers' Trainer and peft (peft_sweep.py), at the
+  number of threads that is fastest;
+- Ray Tune with ASHA (ray_sweep.py): the same function, rungs and reduction factor, a trial a core.
+
+Seconds are those of whole commands. The winners are loaded by transformers and peft, and compared by one function: the
+mean loss over all tokens of the held-out answers. Writes benchmarks/results/sweep.json, the section of
+docs/benchmarks.md and the table of README.md between the markers `<!-- sweep -->`, and the picture
+docs/images/sweep-of-adapters.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.sweep.peft_sweep import Sweep
+from benchmarks.sweep.picture import draw
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "examples" / "recipes" / "sweep.yaml"
+DATA = ROOT / "examples" / "recipes" / "data"
+README = ROOT / "README.md"
+PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results" / "sweep.json"
+PICTURE = ROOT / "docs" / "images" / "sweep-of-adapters.svg"
+RINGMASTER, PEFT, RAY = "Ringmaster", "peft, one after another", "Ray Tune, ASHA"
+GOALS = {PEFT: 2.5, RAY: 1.8}  # times as long as Ringmaster
+LARGEST_LOSS_RATIO = 1.01  # of Ringmaster's winner over that of all configurations
+LARGEST_DIFFERENCE = 1e-3  # of a loss as reported, and of the adapter that peft loads
+QUICK = {"num_steps": 90, "min_steps": 10, "lr": [1e-3, 4e-3], "rank": [4, 8]}
+QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error",
+         "DO_NOT_TRACK": "true"}  # fmt: skip
+
+
+def main() -> None:
+    """Measures all contenders, and writes the table and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="of each contender")
+    parser.add_argument("--quick", action="store_true", help="short trials, which test this benchmark")
+    options = parser.parse_args()
+    if not (DATA / "base").exists():
+        subprocess.run([sys.executable, ROOT / "examples" / "recipes" / "make_base.py"], check=True)
+    with tempfile.TemporaryDirectory(prefix="bench-sweep-") as folder:
+        measured = measure(Path(folder), rounds=1 if options.quick else options.rounds, quick=options.quick)
+    print(table(measured))
+    if not options.quick:
+        write(measured)
+
+
+def measure(folder: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
+    """Runs all contenders in turns; returns the results of each round, with the evaluations and their times."""
+    raw = yaml.safe_load(FILE.read_text())
+    if quick:
+        raw["template"]["job"]["num_steps"] = QUICK["num_steps"]
+        raw["early_stopping"]["min_steps"] = QUICK["min_steps"]
+        raw["space"] = {"optimizer.lr": QUICK["lr"], "adapter.rank": QUICK["rank"]}
+    job = raw["template"]["job"]
+    job["model"]["from_pretrained"] = str(DATA / "base")
+    job["data"] = {key: str(DATA / Path(value).name) for key, value in job["data"].items()}
+    first, factor = raw["early_stopping"]["min_steps"], raw["early_stopping"]["reduction_factor"]
+    plain = Sweep(
+        base=job["model"]["from_pretrained"],
+        train=job["data"]["path"],
+        test=job["data"]["held_out_path"],
+        folder="",
+        threads=1,
+        alpha=job["adapter"]["alpha"],
+        warmup_steps=job["schedule"]["warmup_steps"],
+        clip_grad_norm=job["clip_grad_norm"],
+        batch_size=job["global_batch_size"],
+        num_steps=job["num_steps"],
+        configurations=[
+            {"lr": lr, "rank": rank} for lr, rank in product(raw["space"]["optimizer.lr"], raw["space"]["adapter.rank"])
+        ],
+    )
+    plain = replace(plain, threads=best_threads(plain, folder))
+    rows = []
+    for number in range(rounds):
+        load = os.getloadavg()[0]
+        for who in (RINGMASTER, PEFT, RAY):
+            home = folder / f"{number}-{len(rows)}"
+            home.mkdir()
+            started_s = time.time()
+            if who == RINGMASTER:
+                found = by_ringmaster(raw, home)
+            elif who == PEFT:
+                found = by_script("peft_sweep.py", replace(plain, folder=str(home)), home)
+            else:
+                at = (first, first * factor)
+                found = by_script("ray_sweep.py", replace(plain, folder=str(home), evaluated_at=at), home)
+            evaluations = [{**each, "at": each["at"] - started_s} for each in found.pop("evaluations")]
+            for span in found.get("spans", ()):
+                span["start_s"], span["end_s"] = span["start_s"] - started_s, span["end_s"] - started_s
+            loss = loss_of(plain, found["model"])
+            assert abs(loss - found.pop("reported")) < LARGEST_DIFFERENCE, (
+                f"{who}: another loss than it reports: {loss}"
+            )
+            rows.append({"round": number, "who": who, "load": load, **found, "loss": loss, "evaluations": evaluations})
+            say(f"round {number + 1}: {who}: {found['seconds']:.1f} s, {found['best']}, loss {loss:.4f}")
+            if who != RINGMASTER or number < rounds - 1:
+                shutil.rmtree(home, ignore_errors=True)
+    return {
+        "date": date.today().isoformat(),
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
+        "threads": plain.threads,
+        "trials": len(plain.configurations),
+        "steps": plain.num_steps,
+        "base_loss": loss_of(plain, None),
+        "rows": rows,
+    }
+
+
+def best_threads(sweep: Sweep, folder: Path) -> int:
+    """Returns the number of threads at which the script trains a tenth of one configuration fastest."""
+    few = replace(sweep, num_steps=max(sweep.num_steps // 10, 30), configurations=sweep.configurations[:1])
+    seconds = {}
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        into = folder / f"threads-{threads}"
+        into.mkdir()
+        seconds[threads] = by_script("peft_sweep.py", replace(few, threads=threads, folder=str(into)), into)["seconds"]
+    say(f"peft by the number of threads: {seconds}")
+    return min(seconds, key=seconds.__getitem__)
+
+
+def by_script(script: str, sweep: Sweep, home: Path) -> dict[str, Any]:
+    """Runs one of the scripts as a whole command."""
+    file = home / "sweep.json"
+    file.write_text(json.dumps(asdict(sweep)))
+    environment = {"OMP_NUM_THREADS": str(sweep.threads)}
+    seconds, found = command([sys.executable, Path(__file__).parent / script, file], environment, home)
+    lines = (home / "evaluations.jsonl").read_text().splitlines()
+    return {"seconds": seconds, "reported": found["loss"], **found, "evaluations": [json.loads(line) for line in lines]}
+
+
+def by_ringmaster(raw: Mapping[str, Any], home: Path) -> dict[str, Any]:
+    """Runs `ringmaster sweep` as a whole command, with an empty home."""
+    file, ringmaster = home / "sweep.yaml", [sys.executable, "-m", "ringmaster.flows.entry"]
+    file.write_text(yaml.safe_dump(raw))
+    environment = {"RINGMASTER_HOME": str(home / "home")}
+    seconds, found = command([*ringmaster, "sweep", file, "--json"], environment, home)
+    batch, best = found["batch"], found["best"]
+    _, timeline = command([*ringmaster, "watch", raw["name"], "--json"], environment, home)
+    model_dir = next(job["model_dir"] for job in batch["jobs"] if job["name"] == best["job"])
+    return {
+        "seconds": seconds,
+        "best": best["job"],
+        "model": model_dir,
+        "reported": best["held-out loss"],
+        "training_s": batch["makespan_s"],
+        "evaluations": evaluations_of(home / "home"),
+        "spans": [
+            {**span, "start_s": timeline["zero_s"] + span["start_s"], "end_s": timeline["zero_s"] + span["end_s"]}
+            for span in timeline["past"]
+        ],
+    }
+
+
+def evaluations_of(home: Path) -> list[dict[str, Any]]:
+    """Returns the evaluations of a sweep's trials as MLflow has them, with their times since the epoch."""
+    query = (
+        "SELECT runs.name, step, value, timestamp / 1000.0 FROM metrics JOIN runs USING (run_uuid) "
+        "WHERE key = 'eval/loss' ORDER BY timestamp"
+    )
+    with sqlite3.connect(home / "mlflow.db") as connection:
+        return [
+            {"name": name, "step": step, "loss": loss, "at": at} for name, step, loss, at in connection.execute(query)
+        ]
+
+
+def command(arguments: Sequence[str | Path], environment: Mapping[str, str], home: Path) -> tuple[float, Any]:
+    """Runs a command; returns its seconds, and the JSON object in the last line that it printed."""
+    started_s = time.perf_counter()
+    with (home / "errors.txt").open("a") as errors:
+        done = subprocess.run(
+            list(map(str, arguments)), env={**os.environ, **QUIET, **environment}, stdout=subprocess.PIPE,
+            stderr=errors, text=True, check=False, cwd=home,
+        )  # fmt: skip
+    seconds = time.perf_counter() - started_s
+    if done.returncode:
+        raise RuntimeError(f"{arguments} ended with {done.returncode}:\n{(home / 'errors.txt').read_text()[-3000:]}")
+    return seconds, json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def loss_of(sweep: Sweep, model: str | None) -> float:
+    """Returns the loss of an adapter, loaded by peft, or of the base."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq
+
+    from benchmarks.sweep.peft_sweep import loss_on, read_rows
+
+    loaded = AutoModelForCausalLM.from_pretrained(sweep.base)
+    if model is not None:
+        loaded = PeftModel.from_pretrained(loaded, model)
+    collator = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(sweep.base))
+    return loss_on(loaded, read_rows(sweep.base, sweep.test), collator)
+
+
+def say(text: str) -> None:
+    """Prints a line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Medians over the rounds of one contender. times: its seconds over Ringmaster's in the same round."""
+
+    who: str
+    seconds: float
+    times: float
+    steps: float
+    loss: float
+
+
+def summary(measured: Mapping[str, Any]) -> list[Figures]:
+    """Returns the figures of each contender."""
+    ours = {row["round"]: row["seconds"] for row in measured["rows"] if row["who"] == RINGMASTER}
+    found = []
+    for who in (RINGMASTER, PEFT, RAY):
+        rows = [row for row in measured["rows"] if row["who"] == who]
+        found.append(
+            Figures(
+                who=who,
+                seconds=statistics.median(row["seconds"] for row in rows),
+                times=statistics.median(row["seconds"] / ours[row["round"]] for row in rows),
+                steps=statistics.median(num_steps(row["evaluations"]) for row in rows),
+                loss=statistics.median(row["loss"] for row in rows),
+            )
+        )
+    return found
+
+
+def table(measured: Mapping[str, Any]) -> str:
+    """Returns the figures as a table in Markdown, with what was measured."""
+    rows, found = measured["rows"], summary(measured)
+    lines = [
+        "| | seconds | times Ringmaster's | goal | steps trained | winner's loss |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {each.who} | {each.seconds:.1f} | {each.times:.2f} | {GOALS.get(each.who, '')} | {each.steps:.0f} | "
+            f"{each.loss:.4f} |"
+            for each in found
+        ),
+    ]
+    losses = {(row["round"], row["who"]): row["loss"] for row in rows}
+    rounds = sorted({row["round"] for row in rows})
+    ratio = statistics.median(losses[number, RINGMASTER] / losses[number, PEFT] for number in rounds)
+    loads = [row["load"] for row in rows]
+    return f"""{measured["date"]}, {measured["machine"]}, a load of {min(loads):.1f} to {max(loads):.1f} by other work
+before a round; {measured["trials"]} trials of {measured["steps"]} steps; medians of {len(rounds)} round(s) of whole
+commands in turns, with empty homes. The script with peft has {measured["threads"]} thread(s), which was fastest.
+
+{chr(10).join(lines)}
+
+Ringmaster's winner has {ratio:.4f} times the loss of the best of all configurations (goal: at most
+{LARGEST_LOSS_RATIO}). The base alone has a loss of {measured["base_loss"]:.4f}. Losses are those of the
+adapters as peft loads them.
+"""
+
+
+def short_table(measured: Mapping[str, Any]) -> str:
+    """Returns the seconds and the winners' losses for the README."""
+    loads = [row["load"] for row in measured["rows"]]
+    where = f"{measured['date']}, {measured['machine']}, load {min(loads):.0f} to {max(loads):.0f} by other work"
+    lines = [f"| {where} | seconds | times as long | loss |", "|---|---:|---:|---:|"]
+    for each in summary(measured):
+        lines.append(f"| {each.who} | {each.seconds:.0f} | {each.times:.1f} | {each.loss:.3f} |")
+    return "\n".join([*lines, f"| the base alone | | | {measured['base_loss']:.3f} |", ""])
+
+
+def num_steps(evaluations: Sequence[Mapping[str, Any]]) -> int:
+    """Returns the steps of all trials up to their last evaluations."""
+    return sum({each["name"]: each["step"] for each in sorted(evaluations, key=lambda e: e["step"])}.values())
+
+
+def write(measured: Mapping[str, Any]) -> None:
+    """Writes the results, the sections of the pages, and the picture of the median round."""
+    RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
+    for page, text in ((PAGE, table(measured)), (README, short_table(measured))):
+        before = page.read_text()
+        after = re.sub(r"(?s)(<!-- sweep -->\n).*?(<!-- /sweep -->)", lambda m, text=text: m[1] + text + m[2], before)
+        assert after.count("<!-- sweep -->") == 1, f"{page} has lost its markers"
+        page.write_text(after)
+    ours = sorted((r for r in measured["rows"] if r["who"] == RINGMASTER), key=lambda row: row["seconds"])
+    number = ours[len(ours) // 2]["round"]
+    PICTURE.write_text(draw([row for row in measured["rows"] if row["round"] == number]))
+
+
+if __name__ == "__main__":
+    main()
