@@ -67,7 +67,7 @@ def errors_of(profile: Profile) -> Errors:
     A prediction that measurements have corrected states its spread. That of the option itself is corrected last.
     """
     if profile.source != PREDICTED:
-        return OF_MEASUREMENTS
+        return replace(OF_MEASUREMENTS, option=math.hypot(OF_MEASUREMENTS.option, profile.spread))
     if not profile.spread:
         return OF_PREDICTIONS
     prior, option = OF_PREDICTIONS, min(OF_PREDICTIONS.option, profile.spread)

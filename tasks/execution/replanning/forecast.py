@@ -47,7 +47,7 @@ from ringmaster.techniques import Profile
 
 NUM_DRAWS = 200
 NU = 4  # the runs that the prior spread counts for
-LEAST_SPREAD = 0.08  # what no profile contains: records, evaluation beside training, a machine that drifts
+LEAST_SPREAD = 0.1  # what no profile contains: records, evaluation beside training, a machine that drifts
 # The part of a load, as a logarithm, that may come or go before the batch ends.
 PASSING_SHARE = 0.1
 LEAST_S = 1e-3  # until a job ends that is about to
