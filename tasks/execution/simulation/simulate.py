@@ -62,8 +62,8 @@ class Simulated:
     num_adopted: int
     num_failures: int
     value: float | None = None
-    ended_s: Mapping[str, float] = field(default_factory=dict)
-    predictions: tuple[Prediction, ...] = ()
+    ended_s: Mapping[str, float] = field(default_factory=dict, compare=False)
+    predictions: tuple[Prediction, ...] = field(default=(), compare=False)
 
 
 def simulate(
