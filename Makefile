@@ -81,7 +81,7 @@ define resolved
 	$(PYTHON) -m venv --clear $(1)
 	$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(1)/bin/python -m pip --disable-pip-version-check install --quiet uv
-	$(1)/bin/uv pip install --python $(1)/bin/python --resolution $(2) '$(TORCH)' --editable '.[dev,kubernetes]'
+	$(1)/bin/uv pip install --python $(1)/bin/python --resolution $(2) '$(TORCH)' --editable '.[dev]'
 	NUMBA_CACHE_DIR=$(CURDIR)/$(1)/kernels $(1)/bin/python -m ringmaster.tasks.planning.compile_ahead
 endef
 

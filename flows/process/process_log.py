@@ -17,9 +17,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-from pythonjsonlogger.core import RESERVED_ATTRS
-from pythonjsonlogger.json import JsonFormatter
-
+from ringmaster.extras import missing_extra
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, message
 from ringmaster.tasks.messages import first_of, listed
@@ -29,13 +27,6 @@ LOG_FORMAT = "RINGMASTER_LOG_FORMAT"
 """Environment variable for the format of the logs, `text` or `json`."""
 
 OURS = "ringmaster"
-# `timestamp` is RFC 3339 in UTC.
-FIELDS: Mapping[str, Any] = {
-    "fmt": ["levelname", "name", "message", "process"],
-    "rename_fields": {"levelname": "level", "name": "logger", "process": "pid", "exc_info": "exception"},
-    "timestamp": "timestamp",
-    "reserved_attrs": [*RESERVED_ATTRS, "color_message"],  # uvicorn's message again, with escapes of terminals
-}
 
 
 class LogFormat(StrEnum):
@@ -61,8 +52,10 @@ class JsonHandler(logging.StreamHandler[Any]):
     """Writes records to stderr as JSON."""
 
     def __init__(self, role: Role) -> None:
+        from pythonjsonlogger.json import JsonFormatter
+
         super().__init__(sys.stderr)
-        self.setFormatter(JsonFormatter(**FIELDS, static_fields={"role": role}))
+        self.setFormatter(JsonFormatter(**_fields(role)))
 
 
 class TextFormatter(logging.Formatter):
@@ -79,12 +72,15 @@ class TextFormatter(logging.Formatter):
 
 
 def log_format() -> LogFormat:
-    """Returns the format that the environment selects. Raises InputError if there is no such format."""
+    """Returns the format that the environment selects. Raises InputError if it cannot be used."""
     said = os.environ.get(LOG_FORMAT) or LogFormat.TEXT
     try:
-        return LogFormat(said)
+        selected = LogFormat(said)
     except ValueError as error:
         raise InputError([f"{LOG_FORMAT} {said!r} is no format of logs. To fix: text, or json"]) from error
+    if selected is LogFormat.JSON and (fault := missing_extra("pool", feature=f"{LOG_FORMAT}=json")):
+        raise InputError([fault])
+    return selected
 
 
 def log_to_stderr(role: Role) -> None:
@@ -147,11 +143,7 @@ def report_faults(faults: Sequence[object]) -> None:
 
 def logging_config(role: Role) -> dict[str, Any]:
     """Returns the same JSON log as a configuration for `logging.config.dictConfig`, for processes that are not ours."""
-    formatter = {
-        "()": f"{JsonFormatter.__module__}.{JsonFormatter.__name__}",
-        **FIELDS,
-        "static_fields": {"role": role},
-    }
+    formatter = {"()": "pythonjsonlogger.json.JsonFormatter", **_fields(role)}
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -159,6 +151,19 @@ def logging_config(role: Role) -> dict[str, Any]:
         "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "json"}},
         "root": {"level": "WARNING", "handlers": ["stderr"]},
         "loggers": {"uvicorn": {"level": "INFO"}, "mlflow": {"level": "INFO"}},
+    }
+
+
+def _fields(role: Role) -> Mapping[str, Any]:
+    """Returns the arguments of the formatter. `timestamp` is RFC 3339 in UTC."""
+    from pythonjsonlogger.core import RESERVED_ATTRS
+
+    return {
+        "fmt": ["levelname", "name", "message", "process"],
+        "rename_fields": {"levelname": "level", "name": "logger", "process": "pid", "exc_info": "exception"},
+        "timestamp": "timestamp",
+        "reserved_attrs": [*RESERVED_ATTRS, "color_message"],  # uvicorn's message again, with escapes of terminals
+        "static_fields": {"role": role},
     }
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psycopg
 from prefect.settings import get_current_settings
-from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.sqlite_files import path_of, sqlite_url
+
+if TYPE_CHECKING:
+    import psycopg
 
 DEFAULT_NAME = "ringmaster"
 MAINTENANCE = ("postgres", "template1")  # every server has them
@@ -59,6 +61,9 @@ def databases(url: str | None, *, home: Path) -> PoolDatabases:
 
 def make_databases(url: str) -> list[str]:
     """Makes the missing databases on the server of `url`; returns their names. Raises InputError with the remedy."""
+    import psycopg
+    from psycopg import sql
+
     server = _parsed(url)
     wanted = [_named(server, suffix).database or "" for suffix in ("", "_prefect", "_mlflow")]
     with _connected(server) as connection:
@@ -79,6 +84,8 @@ def make_databases(url: str) -> list[str]:
 
 def _connected(server: URL) -> psycopg.Connection[tuple[str]]:
     """Connects to any database of the server: the named one may not exist yet, and others may refuse this user."""
+    import psycopg
+
     said: list[str] = []
     for name in (_named(server).database, *MAINTENANCE):
         address = _text(server.set(database=name))

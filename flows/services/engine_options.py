@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ringmaster.extras import missing_extra
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S, NODE_PRICES
 from ringmaster.tasks.execution.engines.registry import LOCAL, RAY, SLURM, WORK_POOL, WORKERS, check_engine_name
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
@@ -123,8 +123,8 @@ class EngineOptions:
         found += [*self._template_faults(), *self._price_faults()]
         if self.name != RAY and self.address:
             found.append(f"--address is of --engine {RAY}, not of {self.name}. To fix: leave it out")
-        if self.name == RAY and find_spec("ray") is None:
-            found.append(f"--engine {RAY} needs Ray. To fix: pip install 'ringmaster[ray]'")
+        if self.name == RAY and (fault := missing_extra("ray", feature=f"--engine {RAY}")):
+            found.append(fault)
         if self.lends_nodes and not self.has_own_ray and not has_server:
             found.append(
                 f"--engine {self.name} lends other machines, which cannot share a SQLite file. To fix: "

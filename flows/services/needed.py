@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from ringmaster.extras import missing_extra
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head
@@ -95,6 +96,8 @@ class PoolOptions:
 def faults(options: PoolOptions) -> list[str]:
     """Returns the faults of the options, found before anything starts."""
     found = options.engine.faults(has_server=options.databases.prefect is not None)
+    if fault := missing_extra("pool", feature="`ringmaster up`"):
+        found.append(fault)
     try:
         most_flow_runs()  # by the environment of the workers, which would end over and over
     except InputError as error:

@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
+from ringmaster.extras import missing_extra
 from ringmaster.model_lineage.faults import InputFault
 from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
 from ringmaster.tasks.storage.releases import check_tables
@@ -126,7 +127,7 @@ class Database:
 
 
 class DatabaseFault(InputFault):
-    """A SQLite file is damaged, cannot be written, or is none."""
+    """A SQLite file is damaged, cannot be written, or is none; or the driver of PostgreSQL is missing."""
 
     def __init__(self, fault: str) -> None:
         self.faults = (fault,)
@@ -284,6 +285,8 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
 
 
 def _postgresql(url: str) -> Engine:
+    if fault := missing_extra("pool", feature="a database on PostgreSQL"):
+        raise DatabaseFault(fault)
     return create_engine(
         url.replace("postgresql://", "postgresql+psycopg://", 1),
         pool_size=4,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringmaster.extras import install_command, missing_packages
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.grid import name_loss
 
@@ -216,6 +217,8 @@ def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | N
             remedy = "raise num_trials, list fewer values, or let `random` draw some of them"
             yield Finding(("space",), f"has {size:,} combinations, more than the {most:,} trials", remedy)
         return
+    if missing := missing_packages("sweep"):
+        yield Finding(("sampler",), f"{sampler} needs {missing}, not installed", install_command("sweep"))
     if size is not None and num_trials is not None and size < num_trials:
         remedy = f"lower num_trials to {size}, or widen the space"
         yield Finding(("num_trials",), f"is {num_trials}, and the space has only {size} combinations", remedy)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ringmaster.extras import install_command
+
 # Stores without folders. To make a folder there costs a request, and may create a bucket whose name is a mistake.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "ocs", "r2", "memory"})
 
@@ -83,4 +85,4 @@ def _endpoint() -> str:
 
 def _install(url: str) -> str:
     protocol = url.partition("://")[0]
-    return "pip install 'ringmaster[s3]'" if protocol in ("s3", "s3a") else f"install what fsspec needs for {protocol}"
+    return install_command("s3") if protocol in ("s3", "s3a") else f"install what fsspec needs for {protocol}"

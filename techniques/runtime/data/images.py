@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringmaster.extras import require_extra
 from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.files import opened
 
@@ -33,6 +34,7 @@ def read_image(value: Any) -> Image:
 
     Raises ValueError where it cannot be read.
     """
+    require_extra("images", feature="data of images")
     from PIL import Image
 
     if hasattr(value, "getbands"):

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.extras import PACKAGES
+
 ROOT = Path(__file__).parents[3]
+# Packages of extras that Prefect needs, too, or loads where they are installed.
+OF_PREFECT = ("prefect_kubernetes", "prometheus_client", "pythonjsonlogger")
 
 pytestmark = pytest.mark.full
 
@@ -27,7 +31,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """An interpreter with the wheel installed, and with the libraries of this interpreter."""
+    """An interpreter with the wheel installed, and with the libraries of this one except for those of extras."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -36,6 +40,8 @@ def python(wheel, tmp_path_factory):
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
     (Path(own) / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    hidden = [package for packages in PACKAGES.values() for package in packages if package not in OF_PREFECT]
+    (Path(own) / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n")
     return python
 
 
@@ -80,6 +86,16 @@ def test_a_batch_is_trained_beside_packages_of_the_same_names(python, project):
     answer = json.loads(run(project, command, "run", "examples/tiny_batch.yaml", "--json"))
     assert answer["status"] == "done"
     assert all(Path(job["model_dir"]).is_relative_to(project) for job in answer["jobs"])
+
+
+def test_a_feature_whose_extra_is_not_installed_is_refused(python, project):
+    command = [python.with_name("ringmaster"), "up"]
+    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (
+        "`ringmaster up` needs flask_wtf, psycopg, not installed. To fix: pip install 'ringmaster[pool]'"
+        in " ".join(done.stderr.split())
+    )
 
 
 def test_the_python_of_the_readme_runs_beside_them(python, project):

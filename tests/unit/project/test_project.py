@@ -174,7 +174,8 @@ def test_ci_fails_where_one_of_them_fails(target: str, tmp_path: Path):
 def requirements() -> list[Requirement]:
     project = PYPROJECT["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    return [Requirement(line) for line in [*project["dependencies"], *extras]]
+    found = [Requirement(line) for line in [*project["dependencies"], *extras]]
+    return [requirement for requirement in found if requirement.name != project["name"]]
 
 
 def normal(name: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, Protocol
 
+from ringmaster.extras import require_extra
 from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun
 from ringmaster.tasks.pool.controller.engine import PoolEngine, pool_engine
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
@@ -106,8 +106,7 @@ def ray(context: EngineContext) -> PoolEngine:
     Raises ValueError outside of a pool, where Ray is not installed, and where the options cannot be understood.
     """
     RayOptions.of_environment(os.environ)
-    if find_spec("ray") is None:
-        raise ValueError("engine 'ray' needs Ray. To fix: pip install 'ringmaster[ray]'")
+    require_extra("ray", feature="engine 'ray'")
     provider = RayProvider(BrokerConnection(log=context.folder / LOG), on_failure=context.on_failure)
     engine = pool_engine(context, name="ray", provider=provider)
     provider.begin()
