@@ -48,9 +48,12 @@ class ProfiledBatch:
 def profile_batch(batch: str | dict[str, Any]) -> ProfiledBatch:
     """Profiles the jobs of a batch that have no stored profiles yet, and stores the new profiles.
 
-    batch: as for `train_batch`.
+    Args:
+        batch: Path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
 
-    Raises BatchFileError and InputError with every fault of the input.
+    Raises:
+        BatchFileError: The file has faults; the message has each with its line.
+        InputError: The batch cannot be profiled on this machine.
     """
     view = current_view.get()
     with open_node_context(as_batch(batch), home=settings.home()) as node_context:

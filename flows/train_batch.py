@@ -89,8 +89,13 @@ def train_batch(
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
         seed: Seed of the planner. A pool's controller uses its own seed.
 
-    Raises BatchFailed, with the result, where jobs have failed or were cancelled; Interrupted where Ctrl-C or SIGTERM
-    has stopped the run; InputError where the batch cannot be started.
+    Returns:
+        The plan, and the status, metrics and model of each job.
+
+    Raises:
+        BatchFailed: Jobs have failed or were cancelled; `result` has the status of each.
+        Interrupted: Ctrl-C or SIGTERM has stopped the run, which can be resumed.
+        InputError: The batch cannot be started; the message has every fault.
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     try:

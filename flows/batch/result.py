@@ -23,21 +23,23 @@ from ringmaster.text import printable
 class BatchResult:
     """The result of a batch.
 
-    batch: name of the batch.
-    status: "done", "failed" (some jobs failed), "cancelled" (some were cancelled, and none has failed), or
-        "interrupted" (some jobs have not ended). All but the first can be resumed.
-    plan: the first plan since the batch was started or resumed: its makespan, lower bound and gap, its objective and
-        value.
-    makespan_s: seconds from the first segment's start to the last one's end, since the batch was started or resumed.
-    objective, value: what was minimised, and its actual value, in seconds or in the currency of the devices' price.
-    current_practice_s: seconds to train one job after another, each on all devices, by the same profiles.
-    idle_s: the longest time that a device waited between two segments.
-    num_trials, profiling_s: number and duration of the trials.
-    jobs: the jobs' rows.
-    faults: what could not be recorded.
-    fusion: which jobs were trained together, with the makespans of that plan and of the plan with each job alone; None
-        if there were no candidates for groups.
-    prediction: the first prediction of the ends of the batch and its jobs, since it was started or resumed.
+    Attributes:
+        batch: name of the batch.
+        status: "done", "failed" (some jobs failed), "cancelled" (some were cancelled, and none has failed), or
+            "interrupted" (some jobs have not ended). All but the first can be resumed.
+        plan: the first plan since the batch was started or resumed: its makespan, lower bound and gap, its objective
+            and value.
+        makespan_s: seconds from the first segment's start to the last one's end, since the batch was started or
+            resumed.
+        objective, value: what was minimised, and its actual value, in seconds or in the currency of the devices' price.
+        current_practice_s: seconds to train one job after another, each on all devices, by the same profiles.
+        idle_s: the longest time that a device waited between two segments.
+        num_trials, profiling_s: number and duration of the trials.
+        jobs: the jobs' rows.
+        faults: what could not be recorded.
+        fusion: which jobs were trained together, with the makespans of that plan and of the plan with each job alone;
+            None if there were no candidates for groups.
+        prediction: the first prediction of the ends of the batch and its jobs, since it was started or resumed.
     """
 
     batch: str

@@ -29,18 +29,19 @@ from ringmaster.techniques.losses.registry import reward_names
 class Batch:
     """The jobs that are planned together, with an objective and the devices to use.
 
-    jobs: those of the file, then those of its grid; the paths in them are absolute.
-    objective: what plans minimise: "makespan", the end of the last job; "weighted", the sum of weight x end over the
-        jobs; "fairness", how much later than alone users are done; "cost", the cost of the devices; or another
-        registered objective. Deadlines come first.
-    deadlines_s: by job name, the seconds from the batch's start within which the job must end.
-    weights: by job name, the weight of the job's end; 1 by default.
-    users: by job name, whose job it is, for the objective "fairness".
-    price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
-    profiling_share: the largest fraction of the batch's predicted time that profiling may take.
-    devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
-    folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
-    text: the text of the file, for the records.
+    Attributes:
+        jobs: those of the file, then those of its grid; the paths in them are absolute.
+        objective: what plans minimise: "makespan", the end of the last job; "weighted", the sum of weight x end over
+            the jobs; "fairness", how much later than alone users are done; "cost", the cost of the devices; or another
+            registered objective. Deadlines come first.
+        deadlines_s: by job name, the seconds from the batch's start within which the job must end.
+        weights: by job name, the weight of the job's end; 1 by default.
+        users: by job name, whose job it is, for the objective "fairness".
+        price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
+        profiling_share: the largest fraction of the batch's predicted time that profiling may take.
+        devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
+        folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
+        text: the text of the file, for the records.
     """
 
     name: str

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class DataParallel(Technique):
     """Divides the global batch over all devices of the gang; subclasses lay out the model.
 
-    knobs: the technique's own config keys and their values, the presumably cheapest first.
+    Attributes:
+        knobs: the technique's own config keys and their values, the presumably cheapest first.
     """
 
     knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}

@@ -149,11 +149,12 @@ class DataSource(ABC):
     Most kinds make a sample of each row of a file or a data set: `runtime.data.row_samples.row_source.RowSource`
     implements everything except the roles of columns and the sample.
 
-    name: the name in batch files. An entry point has the same name.
-    reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
-        source that needs none.
-    pads: whether samples may differ in length, and are padded.
-    packs: whether several samples may lie in one row, for causal language models.
+    Attributes:
+        name: the name in batch files. An entry point has the same name.
+        reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
+            source that needs none.
+        pads: whether samples may differ in length, and are padded.
+        packs: whether several samples may lie in one row, for causal language models.
     """
 
     name: ClassVar[str]

@@ -73,17 +73,18 @@ BESIDE_MODEL_AND_LOSS = (
 class ModelSpec:
     """Where a model comes from: `architecture`, `from_pretrained` or both, a `factory`, or a `command`.
 
-    architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM". With
-        `from_pretrained`, the class into which those weights are loaded; what they lack, such as a head, is fresh.
-    from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
-    kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
-    factory: "package.module:function", called with `kwargs`, which returns a torch module.
-    attention: the implementation in a Hugging Face model, which changes the last digits: "auto" (transformers' default,
-        "sdpa" where the model has it), "sdpa" (PyTorch's, whose kernels on a GPU are FlashAttention's or
-        memory-efficient), "flash" (the package flash-attn: a GPU, bf16) or "flex" (PyTorch's FlexAttention: a GPU).
-    command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command gets
-        `kwargs` in its order.
-    configs: the configs that the command accepts; one of them is selected by measurement.
+    Attributes:
+        architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM". With
+            `from_pretrained`, the class into which those weights are loaded; what they lack, such as a head, is fresh.
+        from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
+        kwargs: the arguments of the factory, or of the command.
+        factory: "package.module:function", called with `kwargs`, which returns a torch module.
+        attention: the implementation in a Hugging Face model, which changes the last digits: "auto" (transformers'
+            default, "sdpa" where the model has it), "sdpa" (PyTorch's, whose kernels on a GPU are FlashAttention's or
+            memory-efficient), "flash" (the package flash-attn: a GPU, bf16) or "flex" (PyTorch's FlexAttention: a GPU).
+        command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command
+            gets `kwargs` in its order.
+        configs: the configs that the command accepts; one of them is selected by measurement.
     """
 
     architecture: str | None = None
@@ -112,31 +113,33 @@ class ModelSpec:
 class DataSpec:
     """Where samples come from: one of `source`, `path`, `dataset` and `factory`, and how they are made: `kind`.
 
-    source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes); or
-        "command", for a model's command that reads its own data.
-    path: a glob of text, JSONL or Parquet files.
-    dataset: a Hugging Face `datasets` name or folder.
-    kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
-    factory: "package.module:function", called with `kwargs`, which returns (training, held_out): two objects with
-        `__len__` and `__getitem__(index) -> dict of tensors`.
-    seq_len: tokens of a text sample.
-    vocab_size: size of the byte-level BPE vocabulary that is trained on the text where no `tokenizer` is given.
-    tokenizer: a folder or hub name.
-    text_column: the field or column that holds the text.
-    split, held_out_split: splits of a `datasets` data set.
-    held_out: the share reserved for evaluation where there is no split.
-    name, version: of a data set in a catalogue (docs/datasets.md). `path` and `held_out_path` then name its files.
-    held_out_path: globs or fsspec URLs of the files reserved for evaluation.
-    format: the format of files whose names do not show it.
-    window: the rows of `path` to use: {"last_days": n}, {"last_rows": n} or {"since": time, "until": time}.
-    time_column: the column with a row's time.
-    kind: the name of the data source (`data_source.DataSource`) that makes the samples; None for the one that fits:
-        text for language models from a `path`, and a `dataset` as it is.
-    labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
-    padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
-    sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
-    packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not cross
-        them. A job's global batch size then counts rows. Held-out samples are not packed.
+    Attributes:
+        source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes); or
+            "command", for a model's command that reads its own data.
+        path: a glob of text, JSONL or Parquet files.
+        dataset: a Hugging Face `datasets` name or folder.
+        kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
+        factory: "package.module:function", called with `kwargs`, which returns (training, held_out): two objects with
+            `__len__` and `__getitem__(index) -> dict of tensors`.
+        seq_len: tokens of a text sample.
+        vocab_size: size of the byte-level BPE vocabulary that is trained on the text where no `tokenizer` is given.
+        tokenizer: a folder or hub name.
+        text_column: the field or column that holds the text.
+        split, held_out_split: splits of a `datasets` data set.
+        held_out: the share reserved for evaluation where there is no split.
+        name, version: of a data set in a catalogue (docs/datasets.md). `path` and `held_out_path` then name its files.
+        held_out_path: globs or fsspec URLs of the files reserved for evaluation.
+        format: the format of files whose names do not show it.
+        window: the rows of `path` to use: {"last_days": n}, {"last_rows": n} or {"since": time, "until": time}.
+        time_column: the column with a row's time.
+        kind: the name of the data source (`data_source.DataSource`) that makes the samples; None for the one that fits:
+            text for language models from a `path`, and a `dataset` as it is.
+        labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
+        padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
+        sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
+        packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not
+            cross them. A job's global batch size then counts rows. Held-out samples are not packed.
+
     The other columns hold what their names say; None for the usual names, which each kind of data documents.
     """
 
@@ -184,18 +187,20 @@ class DataSpec:
 class Adapter:
     """Parameters that are trained in place of the model's own weights, which stay frozen.
 
-    kind: "lora" (products of two thin matrices added to the targets: Hu et al., arXiv:2106.09685), "prefix" (keys and
-        values before each layer's own: Li and Liang, arXiv:2101.00190) or "ia3" (factors of the targets' outputs, or of
-        their inputs: Liu et al., arXiv:2205.05638).
-    rank, alpha: a LoRA adds alpha / rank * B A to a weight, where A is [rank, in] and B is [out, rank].
-    rank_stabilised: use alpha / sqrt(rank) instead (Kalajdzievski, arXiv:2312.03732).
-    targets: suffixes of the names of the linear modules to adapt, such as q_proj; () for all of them inside the
-        repeated layers, or for "ia3" those that peft chooses for the architecture.
-    feedforward: the targets of an "ia3" whose inputs are scaled; () for those that peft chooses for the architecture.
-    num_virtual_tokens: length of a "prefix", in every layer.
-    modules_to_save: suffixes of the names of modules that are trained directly, such as a fresh head.
-    from_pretrained: a folder written by peft or by Ringmaster. Its adapter is trained further, and determines all of
-        the fields above.
+    Attributes:
+        kind: "lora" (products of two thin matrices added to the targets: Hu et al., arXiv:2106.09685), "prefix" (keys
+            and values before each layer's own: Li and Liang, arXiv:2101.00190) or "ia3" (factors of the targets'
+            outputs, or of their inputs: Liu et al., arXiv:2205.05638).
+        rank, alpha: a LoRA adds alpha / rank * B A to a weight, where A is [rank, in] and B is [out, rank].
+        rank_stabilised: use alpha / sqrt(rank) instead (Kalajdzievski, arXiv:2312.03732).
+        targets: suffixes of the names of the linear modules to adapt, such as q_proj; () for all of them inside the
+            repeated layers, or for "ia3" those that peft chooses for the architecture.
+        feedforward: the targets of an "ia3" whose inputs are scaled; () for those that peft chooses for the
+            architecture.
+        num_virtual_tokens: length of a "prefix", in every layer.
+        modules_to_save: suffixes of the names of modules that are trained directly, such as a fresh head.
+        from_pretrained: a folder written by peft or by Ringmaster. Its adapter is trained further, and determines all
+            of the fields above.
     """
 
     kind: str = "lora"
@@ -233,16 +238,17 @@ class ParameterGroup:
 class OptimizerSpec:
     """The optimizer `name` with learning rate `lr`; `options` are its other arguments.
 
-    name: "adamw" and "sgd" of PyTorch; "adafactor" of PyTorch (Shazeer and Stern, arXiv:1804.04235); "lion" (Chen et
-        al., arXiv:2302.06675); or "muon" (Jordan, kellerjordan.github.io/posts/muon) of PyTorch for the matrices of the
-        repeated layers, with AdamW for all other parameters.
-    options: those of `OPTIMIZER_OPTIONS`, for example weight_decay, betas, eps and momentum. Of "muon", those of AdamW
-        begin with adamw_; the learning rate of AdamW is `lr` unless adamw_lr is given.
-    layer_decay: d, for the learning rate lr * d^(L + 1 - depth) of each of L layers, as BEiT fine-tunes (Bao et al.,
-        arXiv:2106.08254): what is before the layers (embeddings) has depth 0, the layers have depths 1 to L, and what
-        is after them (the last norm, the head) has depth L + 1.
-    groups: settings of parameters by name; a later group overrides an earlier one, and `layer_decay`.
-    decay_norms_and_biases: False for no weight decay of parameters with fewer than two dimensions.
+    Attributes:
+        name: "adamw" and "sgd" of PyTorch; "adafactor" of PyTorch (Shazeer and Stern, arXiv:1804.04235); "lion" (Chen
+            et al., arXiv:2302.06675); or "muon" (Jordan, kellerjordan.github.io/posts/muon) of PyTorch for the matrices
+            of the repeated layers, with AdamW for all other parameters.
+        options: those of `OPTIMIZER_OPTIONS`, for example weight_decay, betas, eps and momentum. Of "muon", those of
+            AdamW begin with adamw_; the learning rate of AdamW is `lr` unless adamw_lr is given.
+        layer_decay: d, for the learning rate lr * d^(L + 1 - depth) of each of L layers, as BEiT fine-tunes (Bao et
+            al., arXiv:2106.08254): what is before the layers (embeddings) has depth 0, the layers have depths 1 to L,
+            and what is after them (the last norm, the head) has depth L + 1.
+        groups: settings of parameters by name; a later group overrides an earlier one, and `layer_decay`.
+        decay_norms_and_biases: False for no weight decay of parameters with fewer than two dimensions.
     """
 
     name: str = "adamw"
@@ -257,11 +263,12 @@ class OptimizerSpec:
 class ScheduleSpec:
     """Learning rate over steps: a linear warm-up, then constant or decaying.
 
-    name: "constant"; "linear" or "cosine", which decay from the warm-up to the last step; or "wsd" (warm-up, stable,
-        decay: Hu et al., MiniCPM, arXiv:2404.06395), which is constant and then decays linearly.
-    warmup_steps, warmup_ratio: the steps of the warm-up, or their share of all steps, rounded up; not both.
-    min_lr_ratio: the share of the learning rate at which a decay ends.
-    decay_ratio: the share of the steps in which "wsd" decays, rounded up; None for `DECAY_RATIO`.
+    Attributes:
+        name: "constant"; "linear" or "cosine", which decay from the warm-up to the last step; or "wsd" (warm-up,
+            stable, decay: Hu et al., MiniCPM, arXiv:2404.06395), which is constant and then decays linearly.
+        warmup_steps, warmup_ratio: the steps of the warm-up, or their share of all steps, rounded up; not both.
+        min_lr_ratio: the share of the learning rate at which a decay ends.
+        decay_ratio: the share of the steps in which "wsd" decays, rounded up; None for `DECAY_RATIO`.
     """
 
     name: str = "constant"
@@ -283,8 +290,9 @@ class ScheduleSpec:
 class EvaluationSpec:
     """Evaluation on held-out data: at the end, every `every_steps` steps where that is set, and after `at_steps`.
 
-    metrics: names of `ringmaster.techniques.metrics.registry`; models are compared by the first one.
-    max_batches: upper limit of one evaluation, in global batches.
+    Attributes:
+        metrics: names of `ringmaster.techniques.metrics.registry`; models are compared by the first one.
+        max_batches: upper limit of one evaluation, in global batches.
     """
 
     every_steps: int | None = None
@@ -303,17 +311,18 @@ class AdaptationSpec:
 
     Other models are named as a base is: a job of the batch, "models:/NAME@ALIAS", or a folder.
 
-    kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the base
-        without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its linear
-        layers in 8 bits. "merged": several models in one. The last two kinds do not train.
-    method: one of `ADAPTATIONS[kind]`.
-    teacher: the teacher of a distilled model.
-    teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.
-    temperature, weight: with T and w, the loss is (1 - w) times the job's loss plus w T^2 times the KL divergence of
-        the teacher's softened distribution softmax(logits / T) from the student's.
-    sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
-    parents: the models that are merged.
-    weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
+    Attributes:
+        kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
+            base without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its
+            linear layers in 8 bits. "merged": several models in one. The last two kinds do not train.
+        method: one of `ADAPTATIONS[kind]`.
+        teacher: the teacher of a distilled model.
+        teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.
+        temperature, weight: with T and w, the loss is (1 - w) times the job's loss plus w T^2 times the KL divergence
+            of the teacher's softened distribution softmax(logits / T) from the student's.
+        sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
+        parents: the models that are merged.
+        weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
     """
 
     kind: str
@@ -331,29 +340,32 @@ class AdaptationSpec:
 class Job:
     """One model to train.
 
-    name: unique in its batch, made of letters, digits, "-", "_" and ".".
-    base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS". Training starts from its weights.
-    adapter: parameters that are trained in place of the model's weights, which stay frozen; None trains all weights.
-    loss: None for the model's own loss; the name of one (docs/losses.md), such as "dpo"; or "package.module:function",
-        called as f(model_output, batch), which returns (sum, count), so that the mean over a global batch does not
-        depend on how the batch was divided.
-    loss_options: the options of a loss that is given by name, such as {"beta": 0.1}.
-    precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is computed
-        with weights rounded to bf16, which the optimizer stores and updates in fp32).
-    communication: the precision in which gradients are sent between devices, "fp32" or "bf16". They are summed in fp32
-        where the technique can do so; a single device rounds nothing.
-    compile: whether the model's repeated layers are compiled (`torch.compile`); needs a C++ compiler on every node.
-    clip_grad_norm: the largest global L2 norm of the gradient, or None.
-    global_batch_size: samples of one step, over all devices.
-    num_steps, num_epochs: exactly one is given; epochs are converted to steps once the data's size is known.
-    techniques, num_devices: what the planner may choose from; None for everything.
-    exact: restricts the layout to one process, one slot and an undivided batch, for weights that repeat bit by bit.
-        Other layouts sum in another order.
-    adaptation: how the model is derived from other models besides training; None for plain training.
-    components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
-        "vision_model"}. The lineage recognizes them in every model that contains them.
-    freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
-        parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
+    Attributes:
+        name: unique in its batch, made of letters, digits, "-", "_" and ".".
+        base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS". Training starts from its
+            weights.
+        adapter: parameters that are trained in place of the model's weights, which stay frozen; None trains all
+            weights.
+        loss: None for the model's own loss; the name of one (docs/losses.md), such as "dpo"; or
+            "package.module:function", called as f(model_output, batch), which returns (sum, count), so that the mean
+            over a global batch does not depend on how the batch was divided.
+        loss_options: the options of a loss that is given by name, such as {"beta": 0.1}.
+        precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is
+            computed with weights rounded to bf16, which the optimizer stores and updates in fp32).
+        communication: the precision in which gradients are sent between devices, "fp32" or "bf16". They are summed in
+            fp32 where the technique can do so; a single device rounds nothing.
+        compile: whether the model's repeated layers are compiled (`torch.compile`); needs a C++ compiler on every node.
+        clip_grad_norm: the largest global L2 norm of the gradient, or None.
+        global_batch_size: samples of one step, over all devices.
+        num_steps, num_epochs: exactly one is given; epochs are converted to steps once the data's size is known.
+        techniques, num_devices: what the planner may choose from; None for everything.
+        exact: restricts the layout to one process, one slot and an undivided batch, for weights that repeat bit by bit.
+            Other layouts sum in another order.
+        adaptation: how the model is derived from other models besides training; None for plain training.
+        components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
+            "vision_model"}. The lineage recognizes them in every model that contains them.
+        freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
+            parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
     """
 
     name: str

@@ -106,17 +106,19 @@ class Outputs:
 class Metric(ABC):
     """A metric, a class without arguments in one file.
 
-    name: the name in batch files, tables and charts. An entry point has the same name.
-    higher_is_better: the direction in which models are compared.
-    sums: the names of its sums. Metrics that inherit one `compute_sums` share their sums.
-    needs: what it needs of the outputs, for people: "a label and a logit for each class". Part of error messages.
-    share_of: for a metric that is the share of counted elements, such as of labels, the sum with their number. Its
-        values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
-    reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides sequences
-        over devices then does not train a job that names the metric.
-    undefined_where: what rows have no value of the metric, which then is NaN, for people; "" where nothing is known.
-    default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no metric
-        is named, each with the place of the metric in their order.
+    Attributes:
+        name: the name in batch files, tables and charts. An entry point has the same name.
+        higher_is_better: the direction in which models are compared.
+        sums: the names of its sums. Metrics that inherit one `compute_sums` share their sums.
+        needs: what it needs of the outputs, for people: "a label and a logit for each class". Part of error messages.
+        share_of: for a metric that is the share of counted elements, such as of labels, the sum with their number. Its
+            values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
+        reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides
+            sequences over devices then does not train a job that names the metric.
+        undefined_where: what rows have no value of the metric, which then is NaN, for people; "" where nothing is
+            known.
+        default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no
+            metric is named, each with the place of the metric in their order.
     """
 
     name: ClassVar[str]

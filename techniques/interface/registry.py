@@ -38,7 +38,8 @@ _registered: dict[str, str] = {}
 def register(technique: type[Technique]) -> type[Technique]:
     """Makes a technique known to this process and its workers; usable as a class decorator.
 
-    Raises ValueError where workers could not import the class, or where another technique has the name.
+    Raises:
+        ValueError: Workers could not import the class, or another technique has the name.
     """
     if technique.__module__ == "__main__":
         raise ValueError(

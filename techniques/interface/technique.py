@@ -76,9 +76,10 @@ class StepWork(Protocol):
 class Technique(ABC):
     """A way to train one job on a gang without changing what is trained.
 
-    name: name in batch files and plans.
-    summary: one line for people.
-    needs: requirements on a job and a gang, for people.
+    Attributes:
+        name: name in batch files and plans.
+        summary: one line for people.
+        needs: requirements on a job and a gang, for people.
     """
 
     name: ClassVar[str]
