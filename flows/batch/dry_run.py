@@ -43,7 +43,6 @@ from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import markdown
@@ -225,8 +224,9 @@ def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, s
     )
     if not jobs:
         return found
-    options = planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
-    problem = batch.terms.on(options)
+    problem = batch.terms.on(
+        planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
+    )
     made: list[Fusion] = []
     choose = partial(checked_fusion, work_s=PLANNING_WORK_S, seed=seed, objective=batch.terms.objective)
 
@@ -239,13 +239,11 @@ def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, s
     except ProblemError as error:
         raise InputError(error.faults) from error
     fused = next(fusion for fusion in made if fusion.together is plan).in_words() if problem.is_fused else ""
-    predicted = tuple(job.name for job in jobs if _is_predicted(profiled.profiles[job.name]))
+    options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
+    rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}
+    predicted = tuple(job.name for job in jobs if job.name in rough)
     gains = tuple(section(plan, without_deadlines(problem, late), device=cluster.device_kind()))
     return replace(found, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
-
-
-def _is_predicted(profiles: tuple[Profile, ...]) -> bool:
-    return any(profile.source == PREDICTED for profile in profiles)
 
 
 def _sentences(found: DryRun) -> Iterator[str]:

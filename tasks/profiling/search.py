@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.profiles import Profile, ProfileKey
@@ -86,7 +86,12 @@ class ConfigSearch:
 
     def take(self, known: Mapping[str, Result]) -> None:
         """Takes all known results of its configs."""
-        self.results |= {fingerprint: known[fingerprint] for fingerprint in self.fingerprints if fingerprint in known}
+        for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
+            if isinstance(result := known.get(fingerprint), Profile):  # an earlier release stored less
+                key = self.key_of(fingerprint)
+                self.results[fingerprint] = replace(result, key=key, predicted_step_s=candidate.step_s)
+            elif result is not None:
+                self.results[fingerprint] = result
 
     def key_of(self, fingerprint: str) -> ProfileKey:
         """Returns the key under which the profile of a config is stored."""
