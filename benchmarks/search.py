@@ -125,17 +125,13 @@ def replay(rows: Sequence[Row]) -> tuple[float, float, int]:
     searches = []
     for group in groups.values():
         ordered = quickest_looking_first(group)
-        searches.append(
-            ConfigSearch(
-                key="it", job="it", candidates=ordered, fingerprints=[digest(c) for c in ordered], is_thorough=True
-            )
-        )
+        searches.append(ConfigSearch(key="it", job="it", candidates=ordered, fingerprints=[digest(c) for c in ordered]))
     known: dict[str, Result] = {}
-    while wanted := [w for s in worthwhile(searches) if (w := s.next_trial(known)) is not None]:
+    while wanted := [w for s in worthwhile(searches) if (w := s.next_trial()) is not None]:
         for fingerprint, candidate in wanted:
             known[fingerprint] = _result(candidate, table[fingerprint])
         for search in searches:
-            search.next_trial(known)
+            search.take(known)
     best_s = min(seconds for seconds in table.values() if seconds is not None)
     found_s = min(result.step_s for result in known.values() if isinstance(result, Profile))
     return best_s, found_s, len(known)

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field, replace
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.profiles import Profile, ProfileKey
 
-MOST_TRIALS = 3  # per technique and number of devices
 # A technique that is slower than another by this factor is not refined: its next config would not make up for that.
 FAR_BEHIND = 1.15
 # A technique that is predicted to be slower than the best by this factor is not tried. The factor is large because
 # predictions have that error between techniques.
 FAR_BEHIND_PREDICTED = 1.6
-# A job of so many steps is worth a thorough search, which continues after some configs that are not faster. A shorter
-# job ends before more trials have paid for themselves.
-LONG_STEPS, THOROUGH_MISSES = 2000, 4
+MOST_MISSES = 4  # configs in a row that are not faster than the best, after which a search ends
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
 OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT = "out_of_memory", "failed", "killed", "timed_out"
 
@@ -46,9 +43,8 @@ Result = Profile | Failure
 class ConfigSearch:
     """The configs of one speed class under one technique on one number of devices, fastest predicted first.
 
-    After a config that runs out of memory the search continues with the next one. A config that is not faster than the
-    best so far ends the search, because the configs after it are predicted to be even slower. A thorough search accepts
-    a few such configs.
+    A thorough search tries one after another. It passes over configs that run out of memory, and ends after a few
+    configs that are not faster than the best so far, because those after them are predicted to be even slower.
 
     key: the speed class.
     job: one of its jobs, with which trials are made.
@@ -60,24 +56,18 @@ class ConfigSearch:
     candidates: Sequence[Candidate]
     fingerprints: Sequence[str]
     device_kind: str = ""
-    is_thorough: bool = False
     results: dict[str, Result] = field(default_factory=dict)
 
-    def next_trial(self, known: Mapping[str, Result]) -> tuple[str, Candidate] | None:
-        """Returns the fingerprint and candidate to try next, after taking known results; None if the search is over."""
-        best_s = float("inf")
-        num_profiles = num_misses = 0
+    def next_trial(self) -> tuple[str, Candidate] | None:
+        """Returns the fingerprint and candidate to try next; None if the search is over."""
+        best_s, num_misses = math.inf, 0
         for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
-            if num_profiles == MOST_TRIALS and not self.is_thorough:
-                return None
-            result = self.results.get(fingerprint) or known.get(fingerprint)
+            result = self.results.get(fingerprint)
             if result is None:
                 return fingerprint, candidate
-            self.results[fingerprint] = result
             if isinstance(result, Profile):
-                num_profiles += 1
                 num_misses = num_misses + 1 if result.step_s >= best_s else 0
-                if num_misses == (THOROUGH_MISSES if self.is_thorough else 1):
+                if num_misses == MOST_MISSES:
                     return None
                 best_s = min(best_s, result.step_s)
             elif result.kind != OUT_OF_MEMORY:
@@ -153,28 +143,26 @@ def worthwhile(searches: Iterable[ConfigSearch]) -> list[ConfigSearch]:
 
     Among the techniques that train a speed class on the same number of devices, a plan uses the fastest one (a slower
     one only if memory requires it). So a search whose first config is far slower than another search's best is not
-    continued. Searches without a trial are begun one after another, in the order of their predicted speed, until one is
-    close to perfect scaling: with t the fastest step on m devices, the fewest measured, no option on n devices is
-    expected to take less than t m / n. A search that is predicted to be far slower than the best is not begun. If
-    predictions exist, a quarter of the candidates of a gang size are tried at most, but three in any case.
+    continued, and one that is predicted to be far slower is not begun. If predictions exist, a quarter of the
+    candidates of a gang size are tried at most, but three in any case.
     """
     every = list(searches)
     groups: dict[tuple[str, int], list[ConfigSearch]] = {}
     for search in every:
         groups.setdefault((search.key, search.num_devices), []).append(search)
-    best_s = {group: min(search.best_s for search in mine) for group, mine in groups.items()}
-    chosen: list[ConfigSearch] = []
-    for group, mine in groups.items():
-        if _has_had_its_share(mine):
-            continue
-        chosen += [s for s in mine if s.results and (not s.profiles or s.best_s <= FAR_BEHIND * best_s[group])]
-        untried = [s for s in mine if not s.results and not _looks_far_behind(s, mine)]
-        untried.sort(key=lambda search: search.predicted_s or 0.0)  # stable: keeps the order without predictions
-        if untried and _is_fewest(untried[0], best_s):
-            chosen += untried
-        elif untried and not _scales(group, best_s):
-            chosen.append(untried[0])
-    return [search for search in every if any(search is other for other in chosen)]
+    ended = {group for group, mine in groups.items() if _has_had_its_share(mine)}
+    return [
+        search
+        for search in every
+        if (group := (search.key, search.num_devices)) not in ended and _is_near(search, groups[group])
+    ]
+
+
+def _is_near(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bool:
+    """Returns whether a search is not far behind the best of its group, as measured or else as predicted."""
+    if search.results:
+        return not search.profiles or search.best_s <= FAR_BEHIND * min(other.best_s for other in group)
+    return not _looks_far_behind(search, group)
 
 
 def _has_had_its_share(group: Sequence[ConfigSearch]) -> bool:
@@ -191,20 +179,3 @@ def _looks_far_behind(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bo
     if search.predicted_s is None or best.best_predicted_s is None:
         return False
     return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
-
-
-def _is_fewest(search: ConfigSearch, best_s: Mapping[tuple[str, int], float]) -> bool:
-    """Returns whether its speed class has no options on fewer devices."""
-    return search.num_devices == min(size for key, size in best_s if key == search.key)
-
-
-def _scales(group: tuple[str, int], best_s: Mapping[tuple[str, int], float]) -> bool:
-    """Returns whether the fastest option of a group is close to perfect scaling from the fewest devices."""
-    key, num_devices = group
-    measured = [
-        size for other, size in best_s if other == key and size < num_devices and best_s[other, size] < math.inf
-    ]
-    if not measured:
-        return False
-    fewest = min(measured)
-    return best_s[group] <= FAR_BEHIND * best_s[key, fewest] * fewest / num_devices

@@ -29,7 +29,7 @@ from ringmaster.tasks.profiling.over_nodes import (
 from ringmaster.tasks.profiling.preflight import Failed, Notice, data_lines, preflight_jobs, resolve_steps, untold
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.reasons import why_nothing_fits
-from ringmaster.tasks.profiling.search import FAILED, LONG_STEPS, ConfigSearch, Result, quickest_looking_first
+from ringmaster.tasks.profiling.search import FAILED, ConfigSearch, Result, quickest_looking_first
 from ringmaster.tasks.profiling.trial_runner import (
     TrialLimits,
     TrialRunner,
@@ -349,6 +349,5 @@ def _searches(
                 name,
                 ConfigSearch(key=key, job=job.name, candidates=candidates, fingerprints=prints, device_kind=kind),
             )
-            search.is_thorough = search.is_thorough or job.total_steps >= LONG_STEPS
             of_job[job.name].append(search)
     return searches, of_job

@@ -131,7 +131,7 @@ def search_thoroughly(
 ) -> None:
     """Makes trials in waves until no search wants one."""
     while not runner.is_closed:
-        wanted = ((search, search.next_trial({})) for search in worthwhile(searches.values()))
+        wanted = ((search, search.next_trial()) for search in worthwhile(searches.values()))
         trials = [trial_of_config(search, each[0], jobs) for search, each in wanted if each is not None]
         if not trials:
             return

@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ringmaster.tasks.profiling.search import LONG_STEPS
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from tests.cluster.stubs import leave_to_hurry
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
@@ -137,12 +136,7 @@ def _process(line):
 
 
 def batch_file(folder, name, jobs):
-    """Writes torch jobs as a batch file, to be profiled and trained by `single` on one device.
-
-    The jobs are short. Long jobs have more configs measured, some of them equally fast here: the selection would be
-    random, and re-planning could switch between them.
-    """
-    assert all(job.num_steps < LONG_STEPS for job in jobs)
+    """Writes torch jobs as a batch file, to be trained by `single` on one device."""
     rows = [
         {
             "name": job.name,
