@@ -32,6 +32,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
@@ -127,6 +129,7 @@ def compare(
     only: Sequence[str] | None, *, num_options: int, kept: list[Row] | None, record: Path | None, data: Path | None
 ) -> list[Row]:
     """Predicts all options of the jobs; measures some, or takes those that are `kept`."""
+    torch.set_num_threads(1)  # a child that is forked from several threads waits for the others
     cluster, rows = detect({"cpu": 2}), []
     with TemporaryDirectory() as folder:
         data = data or Path(folder)

@@ -85,7 +85,7 @@ def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
 
 def _mean_width(dataset: Dataset, batches: Sequence[Any]) -> float | None:
     widths = [width_of(dataset, batch, multiple_of=trainers.WIDTH_MULTIPLE) for batch in batches]
-    known = [width for width in widths if width is not None]
+    known = [width for width in widths if width]  # images have none
     return fmean(known) if known else None
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,9 +24,11 @@ from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.estimates.device_rates import undisturbed_s
 
-VERSION = 1
-LARGE = 1 << 22  # elements of the state that is written to measure the disk
+VERSION = 2
+LARGE = 1 << 20  # elements of the state that is written to measure the disk; far shorter than a time slice
+REPEATS = 6  # of which the fastest counts, as other processes disturb it least
 PROCESS_S, RANKS_S = 0.15, 0.35  # of a fork from a process that has torch imported; of several ranks that meet
 EXPORT_S = 0.05  # of a model's config, tokenizer and checksums
 FIRST_STEPS = 0.5  # steps by which the first ones together take longer than later ones
@@ -99,29 +100,33 @@ def disk_rates(cache_dir: Path) -> DiskRates:
 
 def _measured(folder: Path) -> DiskRates:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        small_s, _ = min(_written_and_read_s(Path(scratch) / f"small-{i}", 1) for i in range(2))
-        large_s, read_s = min(_written_and_read_s(Path(scratch) / f"large-{i}", LARGE) for i in range(2))
+        small_s, _ = _fastest_s(Path(scratch) / "small", 1)
+        large_s, read_s = _fastest_s(Path(scratch) / "large", LARGE)
     state, copies = {"model/weight": torch.ones(LARGE)}, HostCopies(is_pinned=False)
-    copies.take(state)
-    started_s = time.perf_counter()
-    copies.take(state)
-    copied_s = time.perf_counter() - started_s
+    seconds = []
+    for _ in range(REPEATS):
+        started_s = undisturbed_s()
+        copies.take(state)
+        seconds.append(undisturbed_s() - started_s)
     num_bytes = LARGE * WEIGHT_BYTES
     return DiskRates(
         fixed_s=small_s,
         write_bytes_per_s=num_bytes / max(large_s - small_s, 1e-4),
         read_bytes_per_s=num_bytes / max(read_s, 1e-4),
-        copy_bytes_per_s=num_bytes / max(copied_s, 1e-5),
+        copy_bytes_per_s=num_bytes / max(min(seconds), 1e-5),
     )
 
 
-def _written_and_read_s(root: Path, num_elements: int) -> tuple[float, float]:
-    store = CheckpointStore(root)
-    started_s = time.perf_counter()
-    store.save(1, piece_writer({"model/weight": torch.ones(num_elements)}), {})
-    written_s = time.perf_counter() - started_s
-    started_s = time.perf_counter()
-    checkpoint = store.newest()
-    assert checkpoint is not None
-    read_whole(checkpoint, prefix="model/")
-    return written_s, time.perf_counter() - started_s
+def _fastest_s(folder: Path, num_elements: int) -> tuple[float, float]:
+    """Seconds in which a state of this size is written, and read."""
+    state, written_s, read_s = {"model/weight": torch.ones(num_elements)}, [], []
+    for i in range(REPEATS):
+        store, started_s = CheckpointStore(folder / str(i)), undisturbed_s()
+        store.save(1, piece_writer(state), {})
+        written_s.append(undisturbed_s() - started_s)
+        started_s = undisturbed_s()
+        checkpoint = store.newest()
+        assert checkpoint is not None
+        read_whole(checkpoint, prefix="model/")
+        read_s.append(undisturbed_s() - started_s)
+    return min(written_s), min(read_s)

@@ -110,3 +110,4 @@ def test_widths_are_those_of_the_jobs_batches():
     assert grouped.training < mean_widths(job, Padded(range(1, 65)), uneven).training
     assert mean_widths(replace(job, data=replace(job.data, padding="max_length")), uneven, uneven) == Widths()
     assert mean_widths(job, [0] * 8, [0]) == Widths()
+    assert mean_widths(job, Padded([0] * 8, width=0), Padded([0] * 8, width=0)) == Widths()  # images
