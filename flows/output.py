@@ -11,14 +11,18 @@ import json
 import math
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.live import Live
 from rich.segment import Segment
+from rich.spinner import Spinner
 from rich.text import Text
 
 from ringmaster.text import MOST_CHARACTERS, printable, printable_lines
@@ -89,6 +93,27 @@ def message(text: str) -> Text:
 def announce(text: str) -> None:
     """Prints what is about to happen, before an operation that takes seconds without any output."""
     error_console().print(text, style="dim", soft_wrap=True)
+
+
+@contextmanager
+def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Shows what the enclosed work does: on a terminal with a spinner and its seconds, else as one line.
+
+    clock: monotonic seconds.
+    """
+    console = error_console()
+    if not console.is_terminal:
+        announce(text)
+        yield
+        return
+    began_s, spinner = clock(), Spinner("dots")
+
+    def picture() -> Spinner:
+        spinner.update(text=styled(f"{text}, {clock() - began_s:.0f} s"))
+        return spinner
+
+    with Live(get_renderable=picture, console=console, refresh_per_second=4, transient=True):
+        yield
 
 
 def write_document(text: str) -> None:

@@ -32,6 +32,7 @@ from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
 from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.page_links import show_records
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.alarms import batch_failed
@@ -184,6 +185,7 @@ def evaluate(run: BatchRun) -> None:
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
 def record(run: BatchRun) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
+    current_view.get().notice("recording models and metrics in MLflow")
     result = run.result(faults=close_records(run, run.result()))  # the models have their URIs now
     show_records(run.recorder, result)
     run.journal.put(IS_OVER, True)

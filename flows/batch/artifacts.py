@@ -17,11 +17,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.reports.plan_report import prediction_text
+from ringmaster.flows.reports.plan_report import beside_plan, interval_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Planned
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned
 from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
@@ -30,6 +30,7 @@ from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE, section
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
+from ringmaster.techniques.runtime.processes.events import Metrics
 from ringmaster.text import markdown
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
@@ -62,8 +63,8 @@ class DecisionArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Notes an executor's decision; updates the table every DRAW_EVERY_S, and whenever a job ends."""
-        line = describe(event)
-        if line is None:
+        line = None if isinstance(event, GangSaid) and isinstance(event.event, Metrics) else describe(event)
+        if line is None:  # evaluations are in the log, and no decisions
             return
         now_s = self._clock()
         self._rows.append({"after": f"{now_s - self._began_s:.1f} s", "what": line.text})
@@ -106,13 +107,15 @@ class PlanArtifact:
                 self._show(plan, problem, device=self._device)
 
 
-def show_plan(plan: Plan, problem: Problem, prediction: Prediction | None = None, *, device: str) -> None:
-    """Creates the artifact with the plan, its Gantt chart, its predicted makespan, and what more devices would gain.
+def show_plan(
+    plan: Plan, problem: Problem, prediction: Prediction | None = None, *, device: str, is_measured: bool = False
+) -> None:
+    """Creates the artifact with the plan, its Gantt chart, its likely makespan, and what more devices would gain.
 
-    device: the kind of the cluster's devices.
+    device: the kind of the cluster's devices. is_measured: whether all runtimes were measured.
     """
     gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
-    page = plan_markdown(plan, problem, prediction, gains=gains)
+    page = plan_markdown(plan, problem, prediction, gains=gains, is_measured=is_measured)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 
 
@@ -126,24 +129,31 @@ def show_groups(fusion: Fusion, problem: Problem) -> None:
 
 
 def plan_markdown(
-    plan: Plan, problem: Problem, prediction: Prediction | None = None, *, gains: Sequence[str] = ()
+    plan: Plan,
+    problem: Problem,
+    prediction: Prediction | None = None,
+    *,
+    gains: Sequence[str] = (),
+    is_measured: bool = False,
 ) -> str:
     """Returns the plan as markdown.
 
     gains: what more devices would gain, in sentences.
+    is_measured: whether all runtimes were measured. A lower bound that follows from predictions is left out.
 
     The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
     """
     picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
-    bound = "-" if plan.best_bound_s is None else f"{plan.best_bound_s:.1f} s"
-    gap = "-" if plan.gap is None else f"{plan.gap:.2%}"
+    bound = f", lower bound {plan.best_bound_s:.1f} s" if is_measured and plan.best_bound_s is not None else ""
+    gap = "" if plan.gap is None else f", at most {plan.gap:.2%} above the best plan with these runtimes"
+    how = "measured" if is_measured else "predicted"
     size = f"{counted(len(problem.jobs), 'job')} on {counted(problem.num_devices, 'device')}"
     lines = [
         f"# Plan of {markdown(problem.name)}",
         "",
-        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {size}, "
+        f"Planned from {how} runtimes: **{plan.makespan_s:.1f} s**{bound}{gap}; {size}, "
         f"{counted(plan.num_switches, 'switch', 'switches')}. Found by {markdown(plan.method)}.",
-        *(["", f"{prediction_text(prediction)}."] if prediction is not None else []),
+        *(["", f"Likely {interval_text(prediction)}."] if prediction is not None else []),
         *(["", f"Minimised: {markdown(plan.objective)}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
@@ -177,7 +187,8 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
     planned_s, practice_s = result.plan["makespan_s"], result.current_practice_s
     if planned_s is not None:
-        lines += [f"It took {result.makespan_s:.1f} s, and {planned_s:.1f} s were planned at first."]
+        than = beside_plan(result.makespan_s, planned_s)
+        lines += [f"It took {result.makespan_s:.1f} s, {than} ({planned_s:.1f} s)."]
     if practice_s is not None:
         lines += [f"One job after another, each on all devices, would have taken {practice_s:.1f} s."]
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]

@@ -23,7 +23,7 @@ from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
-from ringmaster.flows.reports.plan_report import prediction_text
+from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
@@ -252,7 +252,7 @@ def _sentences(found: DryRun) -> Iterator[str]:
         ends = datetime.fromtimestamp(found.made_s + plan.makespan_s).astimezone()
         yield f"Started now it ends at {ends:%Y-%m-%d %H:%M:%S %Z}, after {seconds_text(plan.makespan_s)}."
         if found.prediction is not None:
-            yield f"{prediction_text(found.prediction)}."
+            yield f"Likely {interval_text(found.prediction)}."
         cost = found.device_hours * found.price_per_device_hour
         price = f", at {found.price_per_device_hour:g} an hour" if found.price_per_device_hour != 1 else ""
         yield f"It costs {found.device_hours:.3g} device-hours{price and f'{price}: {cost:.4g}'}."

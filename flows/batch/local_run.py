@@ -15,12 +15,11 @@ from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_i
 from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at, surroundings_of
 from ringmaster.flows.batch.probe import unfit
 from ringmaster.flows.batch.records import close_records, failure, failures_told, log_decision, tell_refused
-from ringmaster.flows.batch.result import BatchResult, collect
+from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
-from ringmaster.flows.reports.plan_report import prediction_text
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.alarms import DeadlineAlarms
@@ -43,6 +42,7 @@ from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
@@ -152,6 +152,7 @@ class LocalRun:
         """
         profiled = self._profiled
         assert profiled is not None, "the jobs are profiled"
+        current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
         self._prepare(profiled)
         self._groups = choose_together(
             profiled,
@@ -176,8 +177,9 @@ class LocalRun:
         prediction = prediction_of(plan, problem, job_table.profiles, self._surroundings)
         self.journal.put(FIRST_PREDICTION, prediction.to_json())
         self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
-        current_view.get().notice(prediction_text(prediction))
-        show_plan(plan, problem, prediction, device=self._cluster.device_kind())
+        is_measured = are_measured(job_table.profiles)
+        self.journal.put(MEASURED, is_measured)
+        show_plan(plan, problem, prediction, device=self._cluster.device_kind(), is_measured=is_measured)
         self._plan = Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     @contextmanager

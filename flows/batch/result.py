@@ -14,9 +14,13 @@ from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
-from ringmaster.techniques import Job
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import printable
+
+MEASURED = "is_measured"
+"""The fact: whether all runtimes of the first plan were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,7 @@ class BatchResult:
         fusion: which jobs were trained together, with the makespans of that plan and of the plan with each job alone;
             None if there were no candidates for groups.
         prediction: the first prediction of the ends of the batch and its jobs, since it was started or resumed.
+        is_measured: whether all runtimes of the first plan were measured, so that its lower bound proves something.
     """
 
     batch: str
@@ -56,6 +61,7 @@ class BatchResult:
     faults: tuple[str, ...] = ()
     fusion: Mapping[str, Any] | None = None
     prediction: Prediction | None = None
+    is_measured: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object that `run --json` prints."""
@@ -82,6 +88,11 @@ class BatchResult:
     def exit_code(self) -> int:
         """0 if all jobs are done and recorded, else 1."""
         return 0 if self.status == "done" and not self.faults else 1
+
+
+def are_measured(profiles: Mapping[str, Sequence[Profile]]) -> bool:
+    """Returns whether all profiles of all jobs were measured, if also under another load."""
+    return all(profile.source != PREDICTED for options in profiles.values() for profile in options)
 
 
 def collect(
@@ -138,6 +149,7 @@ def collect(
         faults=tuple(faults),
         fusion=fusion,
         prediction=prediction,
+        is_measured=bool(journal.get(MEASURED, False)),
     )
 
 

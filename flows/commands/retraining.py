@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.markdown import Markdown
 
 from ringmaster.flows import settings
 from ringmaster.flows.examples import located
-from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
+from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, error_console, print_json, working
 from ringmaster.flows.services import server_process
 from ringmaster.techniques.interface.dotted_names import resolve
 
@@ -27,10 +28,10 @@ def sweep(
     verbose: Verbose = False,
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
-    announce(f"reading {sweep_file}")
-    from ringmaster.flows.sweeps.file import load_sweep
+    with working(f"reading {sweep_file}"):
+        from ringmaster.flows.sweeps.file import load_sweep
 
-    form = load_sweep(located(sweep_file))
+        form = load_sweep(located(sweep_file))
     result = _run("ringmaster.flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
     console = error_console()
     console.print(_table(result["leaderboard"]))
@@ -59,10 +60,10 @@ def retrain(
 
     A retraining run is stored under its date: repeated, it resumes where it was interrupted, and trains nothing twice.
     """
-    announce(f"reading {models_file}")
-    from ringmaster.tasks.retraining.production import load_production
+    with working(f"reading {models_file}"):
+        from ringmaster.tasks.retraining.production import load_production
 
-    load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
+        load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
     asked = {"file": str(models_file), "night": night, "force": force, "seed": seed}
     result = _run("ringmaster.flows.retrain_daily:retrain_daily", asked, is_verbose=verbose)
     error_console().print(Markdown(result["report"], hyperlinks=False))
@@ -79,12 +80,13 @@ def exit_code(result: Mapping[str, Any]) -> int:
 def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str, Any]:
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
     settings.embed(settings.home())
-    if settings.pool() is None:
-        server_process.start_ahead()
-        announce(STARTING_SERVERS)
-    run = resolve(flow)
-    from ringmaster.flows.batch.flow_runs import kept_result
-    from ringmaster.flows.reports.progress import shown
+    is_alone = settings.pool() is None
+    with working(STARTING_SERVERS) if is_alone else nullcontext():
+        if is_alone:
+            server_process.start_ahead()
+        run = resolve(flow)
+        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.reports.progress import shown
 
     with shown(error_console(), is_verbose=is_verbose), kept_result() as end:
         end.result = run(**parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,12 +19,12 @@ from ringmaster.flows.output import (
     STARTING_SERVERS,
     AsJson,
     Verbose,
-    announce,
     error_console,
     message,
     output_console,
     print_json,
     styled,
+    working,
 )
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ def run(
     if dry_run and ask:
         raise InputError(["--dry-run trains nothing, so there is nothing to --ask. To fix: give one of the two"])
     settings.choose_engine(engine)
-    announce(f"reading {batch_file}")
-    from ringmaster.tasks.batch import load_batch
+    with working(f"reading {batch_file}"):
+        from ringmaster.tasks.batch import load_batch
 
-    batch = load_batch(located(batch_file))
+        batch = load_batch(located(batch_file))
     if dry_run or ask:
         exit_code = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
         if dry_run:
@@ -96,10 +96,10 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     is_result: whether that is what was asked for, and goes to stdout.
     """
     settings.embed(settings.home())
-    announce("loading what looks at jobs and plans; no server is started")
-    from ringmaster.flows.batch.dry_run import dry_run
-    from ringmaster.flows.reports.plan_report import print_gantt
-    from ringmaster.flows.reports.progress import shown
+    with working("loading what looks at jobs and plans; no server is started"):
+        from ringmaster.flows.batch.dry_run import dry_run
+        from ringmaster.flows.reports.plan_report import print_gantt
+        from ringmaster.flows.reports.progress import shown
 
     console = error_console()
     with shown(console):
@@ -126,21 +126,21 @@ def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Ite
     settings.embed(settings.home())
     is_alone = settings.pool() is None
     with ExitStack() as stack:
-        if is_alone:
-            from ringmaster.flows.batch.first_processes import close_unused, start_first_processes
+        with working(STARTING_SERVERS) if is_alone else nullcontext():
+            if is_alone:
+                from ringmaster.flows.batch.first_processes import close_unused, start_first_processes
 
-            stack.callback(close_unused)
-            start_first_processes(batch)
-            announce(STARTING_SERVERS)
-            from ringmaster.flows.batch.context import ledger_of, start_preflight, warm_up_ledger
+                stack.callback(close_unused)
+                start_first_processes(batch)
+                from ringmaster.flows.batch.context import ledger_of, start_preflight, warm_up_ledger
 
-            if not is_resumed:
-                start_preflight(batch, home=settings.home())
-            warm_up_ledger(ledger_of(settings.home()), batch)
-        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+                if not is_resumed:
+                    start_preflight(batch, home=settings.home())
+                warm_up_ledger(ledger_of(settings.home()), batch)
+            from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-        from ringmaster.flows.batch.flow_runs import kept_result
-        from ringmaster.flows.reports.progress import shown
+            from ringmaster.flows.batch.flow_runs import kept_result
+            from ringmaster.flows.reports.progress import shown
 
         stack.enter_context(shown(error_console(), is_verbose=is_verbose))
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.

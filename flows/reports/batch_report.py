@@ -11,8 +11,11 @@ from rich.table import Column, Table
 from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.output import message, styled
-from ringmaster.flows.reports.plan_report import interval_text
+from ringmaster.flows.reports.plan_report import beside_plan, interval_text
+from ringmaster.tasks.planning.charts.drawing import counted
+from ringmaster.tasks.storage.journal import JobStatus
 
+MOST_MODELS = 8  # whose folders are listed one by one
 RECORD_LATER = "remove the cause, and `ringmaster run BATCH.yaml --resume` records the rest; nothing is trained again"
 
 
@@ -42,11 +45,33 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
         console.print(styled("not recorded:", "yellow"), fault)
     if result.faults and result.status == "done":
         console.print(styled("trained, but not all is recorded:", "bold"), RECORD_LATER)
-    if result.status == "cancelled":
-        console.print(
-            styled("cancelled:", "bold"), "`ringmaster run BATCH.yaml --resume` goes on from the last checkpoints"
-        )
-    console.print(*_where_to_look(home), sep="\n", style="dim", soft_wrap=True)
+    console.print()
+    for line in [*_models(result), *_next_steps(result), *_where_to_look(home)]:
+        console.print(line, soft_wrap=True)
+
+
+def _models(result: BatchResult) -> list[str]:
+    """Returns where the models are: each folder, which `from_pretrained` reads, and the model in MLflow."""
+    found = [job for job in result.jobs if job.get("model_dir")]
+    if not found:
+        return []
+    width = max(len(job["name"]) for job in found)
+    uris = [f"  {job['name']:{width}}  {job['model_uri'] or 'not recorded'}" for job in found[:MOST_MODELS]]
+    more = [f"  and {len(found) - MOST_MODELS} more, which --json lists"] if len(found) > MOST_MODELS else []
+    return [f"Models, a folder each that `from_pretrained` reads: {Path(found[0]['model_dir']).parent}", *uris, *more]
+
+
+def _next_steps(result: BatchResult) -> list[str]:
+    """Returns what the user may do next, each as a command."""
+    failed = [job["name"] for job in result.jobs if job["status"] not in (JobStatus.DONE, JobStatus.STOPPED)]
+    lines = []
+    if failed:
+        why = f"ringmaster logs {shlex.quote(result.batch)} {shlex.quote(failed[0])}"
+        lines.append(f"Why, in its log: `{why}`")
+        lines.append("Go on from the last checkpoints, done jobs are kept: `ringmaster run BATCH.yaml --resume`")
+    if uri := next((job["model_uri"] for job in result.jobs if job.get("model_uri")), None):
+        lines.append(f"What a model came from: `ringmaster lineage show {shlex.quote(uri)}`")
+    return lines
 
 
 def _where_to_look(home: Path) -> list[str]:
@@ -59,12 +84,7 @@ def _where_to_look(home: Path) -> list[str]:
         return [f"MLflow:  {pool.mlflow_uri}", f"Prefect: {pool.prefect_api.removesuffix('/api')}"]
     command = f"RINGMASTER_HOME={shlex.quote(str(home))} ringmaster up --no-worker"
     away = [f"MLflow:  {mlflow}"] if mlflow.startswith("http") else []
-    return [*away, f"In a browser: `{command}` says where; `ringmaster down` ends it"]
-
-
-def _off(result: BatchResult) -> float:
-    planned: float = result.plan["value"]
-    return result.value / planned - 1 if planned else 0.0
+    return [*away, f"Runs, curves and models in a browser: `{command}` says where; `ringmaster down` ends it"]
 
 
 def _print_deadlines(result: BatchResult, console: Console) -> None:
@@ -80,28 +100,39 @@ def _print_times(result: BatchResult, console: Console) -> None:
     planned_s, bound_s, gap = (result.plan[key] for key in ("makespan_s", "lower_bound_s", "gap"))
     if planned_s is None:
         return
+    trials = f"and {counted(result.num_trials, 'trial')}" if result.num_trials else "without a trial"
+    before = f"; before it {result.profiling_s:.1f} s of inspection {trials}"
+    how = "from measured runtimes" if result.is_measured else "from predicted runtimes"
+    if result.prediction is not None:
+        how += f"; likely {interval_text(result.prediction)}"
     rows = [
-        ("makespan", f"{result.makespan_s:.1f} s", f"profiling before it {result.profiling_s:.1f} s"),
-        ("planned", f"{planned_s:.1f} s", f"off by {result.makespan_s / planned_s - 1:+.1%}"),
+        ("took", f"{result.makespan_s:.1f} s", beside_plan(result.makespan_s, planned_s) + before),
+        ("planned", f"{planned_s:.1f} s", how),
     ]
-    if (prediction := result.prediction) is not None:
-        known = f"by the plan and {prediction.num_earlier} earlier runs"
-        rows.append(("predicted", f"{prediction.makespan_s:.1f} s", f"{interval_text(prediction)}, {known}"))
-    if bound_s is not None and gap is not None:
-        rows.append(("lower bound", f"{bound_s:.1f} s", f"no plan by these profiles is shorter; gap {gap:.1%}"))
+    # A bound that follows from predictions proves nothing about the run.
+    if result.is_measured and bound_s is not None and gap is not None:
+        rows.append(("lower bound", f"{bound_s:.1f} s", _bound_text(result.makespan_s, bound_s, gap)))
     if result.objective_value is not None and result.plan["value"] is not None:
-        planned = f"planned {result.plan['value']:.2f}"
-        rows.append((result.objective, f"{result.value:.2f}", f"{planned}, off by {_off(result):+.1%}"))
+        planned = result.plan["value"]
+        than = beside_plan(result.value, planned).replace("faster", "less").replace("slower", "more")
+        rows.append((result.objective, f"{result.value:.2f}", f"planned {planned:.2f}: {than}"))
     if result.fusion is not None:
         num_groups = len(result.fusion["groups"])
         how = f"{num_groups} groups on shared bases" if num_groups != 1 else "one group on a shared base"
         said = f"trained together in {how}" if num_groups else "no jobs are trained together"
         rows.append(("each alone", f"{result.fusion['alone_s']:.1f} s", f"by a plan; {said}"))
     if result.current_practice_s is not None:
-        saved = f"{result.current_practice_s / planned_s:.2f} times the plan"
-        rows.append(("current practice", f"{result.current_practice_s:.1f} s", f"one job after another: {saved}"))
+        saved = (
+            f"one job after another, by the same runtimes {result.current_practice_s / planned_s:.2f} times the plan"
+        )
+        rows.append(("current practice", f"{result.current_practice_s:.1f} s", saved))
     grid = Table.grid(padding=(0, 2))
     for row in rows:
         grid.add_row(*row)
     console.print(grid)
-    console.print(f"{result.num_trials} trials")
+
+
+def _bound_text(makespan_s: float, bound_s: float, gap: float) -> str:
+    if makespan_s < bound_s:
+        return "of plans with the runtimes as measured before; the jobs ran faster than that"
+    return f"no plan with the measured runtimes is shorter; gap {gap:.1%}"

@@ -25,12 +25,14 @@ from ringmaster.tasks.execution.events import (
     GangSaid,
     JobEnded,
     Planned,
+    PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
     Waiting,
 )
 from ringmaster.tasks.execution.orders import called
-from ringmaster.tasks.execution.progress import TRAINING, JobProgress, whole_seconds
+from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
+from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metrics.registry import why_undefined
@@ -55,32 +57,39 @@ class RunningJob:
     num_steps: int | None
     progress: JobProgress
 
-    def activity(self, now_s: float) -> str:
-        """Returns when it ends at its present speed, or what its gang does other than to train: "saving, 3 s"."""
+    def activity(self, now_s: float, *, ends_in: str = "") -> str:
+        """Returns in how long it ends, or what its gang does other than to train: "saving, 3 s".
+
+        ends_in: the likely time; empty for the seconds of its steps at their present speed.
+        """
         progress = self.progress
         if progress.phase != TRAINING:
             return f"{progress.phase}, {whole_seconds(now_s - progress.phase_s)}"
         if (left_s := progress.left_s(self.num_steps)) is None:
             return f"first step, {whole_seconds(now_s - progress.phase_s)}"
-        return f"{whole_seconds(left_s)} left"
+        return ends_in or whole_seconds(left_s)
 
-    def line(self, now_s: float) -> str:
+    def line(self, now_s: float, *, ends_in: str = "") -> str:
         """Returns its state as one line of a log."""
         step = f"step {self.progress.step}" + (f" of {self.num_steps}" if self.num_steps else "")
-        return (
-            f"{self.job}: {', '.join(filter(None, (step, self.progress.figures().in_words(), self.activity(now_s))))}"
-        )
+        is_training = self.progress.phase == TRAINING and self.progress.step_s is not None
+        activity = ("ends in " if is_training else "") + self.activity(now_s, ends_in=ends_in)
+        texts = (step, self.progress.figures().in_words(), activity)
+        return f"{self.job}: {', '.join(filter(None, texts))}"
 
 
 class BatchProgress:
     """The present activity of a batch and its running jobs, by its notices and an executor's events.
 
-    clock: monotonic seconds.
+    clock: monotonic seconds. wall_clock: seconds since the epoch.
     rows: the running jobs, by the number of the segment and the name.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.now_s = clock
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self.now_s, self._wall_clock = clock, wall_clock
+        self._prediction: Prediction | None = None
         self.rows: dict[tuple[int, str], RunningJob] = {}
         self._activity, self._activity_s = "starting", clock()
         self._planned_s: float | None = None  # when training began
@@ -93,9 +102,11 @@ class BatchProgress:
     def hear(self, event: ExecutionEvent) -> None:
         """Takes in an event of an executor."""
         now_s = self.now_s()
-        if not isinstance(event, GangSaid):
+        if not isinstance(event, (GangSaid, PredictionUpdate)):
             self._activity, self._activity_s = "", now_s
         match event:
+            case PredictionUpdate():
+                self._prediction = event.prediction
             case Planned():
                 planned = sum(1 + len(job.members) for job in event.problem.jobs)
                 self._num_jobs = max(self._num_jobs, self._num_done + planned)
@@ -137,7 +148,19 @@ class BatchProgress:
             texts.append(whole_seconds(now_s - self._planned_s))
         if self._activity:
             texts.append(f"{self._activity}, {whole_seconds(now_s - self._activity_s)}")
+        if self._prediction is not None and self.rows:
+            texts.append(f"ends in {self._ends_in(self._prediction.end)}")
         return " · ".join(texts)
+
+    def ends_in(self, job: str) -> str:
+        """Returns in how long a job likely ends: "3 to 5 min"; empty where that is not predicted."""
+        end = None if self._prediction is None else self._prediction.jobs.get(job)
+        return "" if end is None else self._ends_in(end)
+
+    def _ends_in(self, end: PredictedEnd) -> str:
+        assert self._prediction is not None
+        elapsed_s = self._wall_clock() - self._prediction.since_s
+        return range_text(end.low_s - elapsed_s, end.high_s - elapsed_s)
 
     def lines(self) -> list[str]:
         """Returns a line for each running job, or for the present activity where none runs."""
@@ -145,7 +168,7 @@ class BatchProgress:
         if not rows:
             return [f"still {self._activity}, {whole_seconds(now_s - self._activity_s)}"] if self._activity else []
         more = [f"and {len(rows) - MOST_LINES} more jobs"] if len(rows) > MOST_LINES else []
-        return [row.line(now_s) for row in rows[:MOST_LINES]] + more
+        return [row.line(now_s, ends_in=self.ends_in(row.job)) for row in rows[:MOST_LINES]] + more
 
 
 class View:
@@ -221,7 +244,7 @@ class LinesView(View):
     def notice(self, text: str) -> None:
         """Prints the line."""
         self._begin(text)
-        self._console.print(text, style="dim")
+        self._console.print(text, style="dim", soft_wrap=True)
 
     def detail(self, text: str) -> None:
         """Prints the line with --verbose."""
@@ -287,7 +310,7 @@ class LiveView(View):
             self._live.console.print(said.text, style=said.style, soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        self._spinner.update(text=styled(self._batch.headline()))
+        self._spinner.update(text=styled(self._batch.headline() or " "))  # it ignores an empty text
         if not (rows := list(self._batch.rows.values())):
             return self._spinner
         most = max(1, self._console.height - 4)  # beside the heading, the spinner and a line of the shell
@@ -299,20 +322,21 @@ class LiveView(View):
     def _jobs(self, rows: Sequence[RunningJob]) -> Table:
         has_bars = self._console.width >= WIDE
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("job", style="bold", no_wrap=True, overflow="ellipsis", min_width=8)
+        table.add_column("job", style="bold", min_width=8)  # the only column that gives room to the others
         table.add_column("technique", style="cyan", no_wrap=True, overflow="ellipsis")
         if has_bars:
             table.add_column("", width=BAR)
         for heading in ("step", "loss", "samples/s", "tokens/s", "memory"):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("now", no_wrap=True)
+        table.add_column("ends in", no_wrap=True)
         now_s = self._batch.now_s()
         for row in rows:
             progress = row.progress
             step = f"{progress.step}/{row.num_steps}" if row.num_steps else str(progress.step)
             bar = [ProgressBar(total=row.num_steps or 1, completed=progress.step, width=BAR)] if has_bars else []
-            cells = (step, *progress.figures().cells, row.activity(now_s))
-            table.add_row(styled(row.job), styled(row.option), *bar, *map(styled, cells))
+            cells = (step, *progress.figures().cells, row.activity(now_s, ends_in=self._batch.ends_in(row.job)))
+            job = styled(row.job, no_wrap=True, overflow="ellipsis")
+            table.add_row(job, styled(row.option), *bar, *map(styled, cells))
         return table
 
 
@@ -345,9 +369,11 @@ def describe(event: ExecutionEvent) -> EventLine | None:
 def _described(event: ExecutionEvent) -> tuple[str, str]:
     match event:
         case Planned(problem=problem, plan=plan, why=why):
-            bound = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best possible"
             jobs = {name for s in plan.segments for name in (s.job, *problem.job(s.job).members)}
-            return f"planned ({why}): {plan.makespan_s:.1f} s for {len(jobs)} jobs{bound}", ""
+            text = f"planned ({why}): {plan.makespan_s:.1f} s for {counted(len(jobs), 'job')}"
+            # The gap holds for the runtimes that were planned with, however good they are.
+            gap = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best plan with these runtimes"
+            return f"{text}{gap}", ""
         case SegmentStarted(segment=segment, first_step=first, attempt=attempt, members=members):
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"

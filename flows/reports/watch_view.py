@@ -16,11 +16,10 @@ from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTime
 from ringmaster.tasks.timeline.text import (
     FAULT_MARK,
     FIGURES,
-    JOB_COLUMNS,
     KEY,
     Row,
     axis,
-    job_texts,
+    job_table,
     letters,
     margin_of,
     num_rows,
@@ -116,14 +115,15 @@ def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tupl
 
 
 def _jobs(run_timeline: RunTimeline, most: int) -> Table:
-    texts = job_texts(run_timeline, most)
-    # Columns of figures that no job has are left out.
-    shown = [i for i, name in enumerate(JOB_COLUMNS) if name not in FIGURES or any(text[i] for text in texts)]
-    columns = [Column(JOB_COLUMNS[i], justify="right" if JOB_COLUMNS[i] in NUMBERS else "left") for i in shown]
-    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.columns[1].no_wrap = True
-    for text in texts:
-        table.add_row(*(text[i] for i in shown), style=STATUS_STYLES.get(text[2]))
+    columns, rows = job_table(run_timeline, most)
+    table = Table(
+        *(Column(name, justify="right" if name in NUMBERS else "left", no_wrap=name == "job") for name in columns),
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
+    for row in rows:
+        table.add_row(*row, style=STATUS_STYLES.get(row[2]))
     left_out = len(run_timeline.jobs) - most
     if left_out > 0:
         table.add_row("", f"and {left_out} more", style=FAINT)

@@ -23,7 +23,7 @@ from prefect.utilities.callables import get_call_parameters
 
 from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
-from ringmaster.flows.output import announce
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import server_process
 from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.server_process import ServerProcess, check_prefect_database
@@ -99,6 +99,7 @@ def _shared_server() -> ServerProcess:
     global _shared
     with _starting:
         if _shared is None:
+            current_view.get().notice("waiting for Prefect's server")
             _shared = _answering_server()
             # Prefect reads the environment here. Processes that are started later get no password with it.
             with _variables(_shared.environment()):
@@ -159,5 +160,5 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 raise ServerNotStarted(f"{what}. To fix: {remedy}")
             if time.monotonic() - told_s > TOLD_EVERY_S:
                 told_s = time.monotonic()
-                announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
+                current_view.get().notice(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
             time.sleep(LOOK_EVERY_S)

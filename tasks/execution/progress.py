@@ -299,6 +299,14 @@ def _rate(value: float | None) -> str:
     return f"{value / factor:.3g}{unit}"
 
 
+def range_text(low_s: float, high_s: float) -> str:
+    """Returns a range of times to come: "3 to 5 min", "at most 4 s"."""
+    low, high = (seconds_text(float(round(max(0.0, seconds))), like=max(0.0, high_s)) for seconds in (low_s, high_s))
+    if low_s < 0.5:
+        return f"at most {high}"
+    return high if low == high else f"{low.rpartition(' ')[0]} to {high}"
+
+
 def whole_seconds(seconds: float) -> str:
     """Returns a time that changes while one looks, without fractions of a second: "12 s", "5.1 min"."""
     return seconds_text(float(round(max(0.0, seconds))))

@@ -63,13 +63,22 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
             rewards = enumerate(event.rewards, start=event.first_step + 1)
             losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
-            return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+            losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+            return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in _speed(event).items()]
         case Metrics():
             return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
         case DeviceTelemetry():
             return telemetry_points(event)
         case _:
             return []
+
+
+def _speed(steps: Steps) -> dict[str, float]:
+    """Returns the speed of reported steps on all devices, tokens without padding, and the peak memory so far."""
+    seconds = sum(steps.seconds)
+    rates = {"train/samples_per_s": steps.num_samples, "train/tokens_per_s": steps.num_tokens}
+    found = {key: number / seconds for key, number in rates.items() if number and seconds}
+    return found | ({"train/peak_memory_megabytes": steps.peak_bytes * 1e-6} if steps.peak_bytes else {})
 
 
 def job_params(job: Job, *, columns: Mapping[str, str]) -> dict[str, Any]:

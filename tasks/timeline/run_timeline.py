@@ -23,6 +23,7 @@ FAULTS = (
     OutcomeStatus.OUT_OF_MEMORY,
     OutcomeStatus.LOST,
 )  # outcomes of segments that pictures mark
+AS_PLANNED = 0.01  # a smaller relative difference is none
 NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"
 
 
@@ -224,7 +225,9 @@ def headline(run_timeline: RunTimeline) -> list[str]:
     elif ends_s is not None:
         said.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
     if ends_s is not None and planned_s:
-        said.append(f"planned first {seconds_text(planned_s)} ({ends_s / planned_s - 1:+.1%})")
+        off = ends_s / planned_s - 1
+        than = "as planned" if abs(off) < AS_PLANNED else f"{abs(off):.0%} {'earlier' if off < 0 else 'later'}"
+        said.append(f"planned {seconds_text(planned_s)} ({than.replace('%', ' %')})")
     return said
 
 

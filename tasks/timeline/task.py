@@ -22,12 +22,14 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.run_timeline import RunTimeline, end_text, headline
+from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
 from ringmaster.tasks.timeline.svg import render_svg
+from ringmaster.tasks.timeline.text import job_table
+from ringmaster.techniques.runtime.processes.events import Steps
 from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0
-MOST_ENDS = 100  # jobs whose predicted ends a page lists
+MOST_JOBS = 100  # rows of the table of jobs
 
 
 @contextmanager
@@ -43,12 +45,17 @@ def tolerant(artifact: str) -> Iterator[None]:
 
 
 class ProgressArtifact:
-    """A progress bar in Prefect's UI: the share of the batch's steps that are trained according to its journal."""
+    """A progress bar in Prefect's UI: the share of the batch's steps that are trained.
+
+    clock: monotonic seconds.
+    """
 
     PURPOSE = "the progress bar in Prefect"
 
-    def __init__(self, journal: Journal, *, total_steps: int) -> None:
-        self._journal, self._total = journal, max(total_steps, 1)
+    def __init__(self, journal: Journal, *, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._journal, self._total, self._clock = journal, max(total_steps, 1), clock
+        self._steps: dict[str, int] = {}  # by job, as its gang reports them: the journal has those of checkpoints
+        self._updated_s = clock()
         self._artifact = cast(
             UUID,
             create_progress_artifact(progress=self._percent(), key="progress", description="Steps trained of all"),
@@ -56,8 +63,12 @@ class ProgressArtifact:
         self._behind = Behind(self._update, name="progress artifact")
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Updates the bar when a segment starts or ends and when a job ends. An executor's listener."""
-        if isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
+        """Updates the bar every `DRAW_EVERY_S`, and when a segment starts or ends. An executor's listener."""
+        if isinstance(event, GangSaid) and isinstance(event.event, Steps):
+            self._steps[event.job] = event.event.step
+        is_due = isinstance(event, (SegmentStarted, SegmentEnded, JobEnded))
+        if is_due or self._clock() - self._updated_s >= DRAW_EVERY_S:
+            self._updated_s = self._clock()
             self._behind.ask()
 
     def close(self) -> None:
@@ -72,7 +83,12 @@ class ProgressArtifact:
         records = self._journal.jobs().values()
         # A job that was stopped early counts as one whole job, however many steps it has trained.
         stopped = [record for record in records if record.status == JobStatus.STOPPED]
-        steps = sum(record.step for record in records if record.status != JobStatus.STOPPED)
+        reported = self._steps
+        steps = sum(
+            max(record.step, reported.get(record.name, 0) if record.status == JobStatus.RUNNING else 0)
+            for record in records
+            if record.status != JobStatus.STOPPED
+        )
         share = steps / self._total + len(stopped) / max(1, len(records))
         return min(100.0 * share, 100.0)
 
@@ -130,14 +146,18 @@ class GanttArtifact:
 
 
 def markdown(run_timeline: RunTimeline) -> str:
-    """Returns a run timeline as markdown. Prefect's UI shows pictures only as images within markdown."""
+    """Returns a run timeline as markdown: its chart, and a table of its jobs.
+
+    Prefect's UI shows pictures only as images within markdown.
+    """
     picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
-    lines = [f"![Gantt chart](data:image/svg+xml;base64,{picture})", "", foreign(" · ".join(headline(run_timeline)))]
-    ends = [(job.name, end_text(job.predicted)) for job in run_timeline.jobs if job.predicted is not None]
-    if ends:
-        lines += ["", "| job | predicted end after |", "| --- | --- |"]
-        lines += [f"| {foreign(name)} | {text} |" for name, text in ends[:MOST_ENDS]]
-    return "\n".join(lines)
+    chart = f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{foreign(' · '.join(headline(run_timeline)))}"
+    columns, rows = job_table(run_timeline, MOST_JOBS)
+    head = ["| " + " | ".join(map(foreign, row)) + " |" for row in (columns, *rows)]
+    lines = [head[0], "|" + " --- |" * len(columns), *head[1:]]
+    if len(run_timeline.jobs) > MOST_JOBS:
+        lines.append(f"\nand {len(run_timeline.jobs) - MOST_JOBS} more jobs")
+    return "\n".join([chart, "", *lines]) if rows else chart
 
 
 def _create_markdown(text: str) -> UUID:

@@ -100,6 +100,13 @@ def _marked(piece: Piece) -> Piece:
     return Piece(piece.text[:-1] + FAULT_MARK, piece.of, min(piece.num_named, len(piece.text) - 1))
 
 
+def job_table(run_timeline: RunTimeline, most: int) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns and the rows of a table of jobs. Columns of figures that no job has are left out."""
+    rows = job_texts(run_timeline, most)
+    shown = [i for i, name in enumerate(JOB_COLUMNS) if name not in FIGURES or any(row[i] for row in rows)]
+    return [JOB_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows]
+
+
 def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
     """Returns the rows of a table of jobs, running jobs first, with the cells of `JOB_COLUMNS`.
 

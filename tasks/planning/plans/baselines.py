@@ -13,11 +13,12 @@ from ringmaster.tasks.planning.problems.problem import Problem
 def current_practice(problem: Problem) -> Plan:
     """Runs one job after another on each node, every job with its largest gang on one node.
 
-    Of the options of that size, the fastest is taken. Jobs are placed in the order of the problem, each on the node
-    that is free first.
+    Of the options of that size, the fastest is taken. A job that cannot use all devices of its node leaves the others
+    idle: a script that trains one model after another starts none beside it. Jobs are placed in the order of the
+    problem, each on the node that is free first.
     """
     choices = [(job.id, _largest(job)) for job in problem.jobs]
-    return Plan(problem.name, schedule(problem, choices), method="current practice")
+    return Plan(problem.name, schedule(problem, choices, one_a_node=True), method="current practice")
 
 
 def even_split(problem: Problem) -> Plan:

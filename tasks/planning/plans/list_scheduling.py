@@ -111,6 +111,13 @@ class DeviceTimeline:
             self._free_s[v][np.isin(self._device[v], ids)] = length_s
             self._held(option, v, 0.0, length_s, ids)
 
+    def fill(self, nodes: Sequence[str], until_s: float) -> None:
+        """Reserves all devices of nodes until a time."""
+        for v, node in enumerate(self._nodes):
+            if node.id in nodes:
+                free_s = self._free_s[v, : node.num_devices]
+                np.maximum(free_s, until_s, out=free_s)
+
     def _held(
         self, option: Option, v: int, start_s: float, end_s: float, ids: tuple[int, ...]
     ) -> tuple[str, tuple[int, ...]]:
@@ -133,7 +140,11 @@ class DeviceTimeline:
 
 
 def schedule(
-    problem: Problem, choices: Sequence[Choice], *, prices: Mapping[str, float] | None = None
+    problem: Problem,
+    choices: Sequence[Choice],
+    *,
+    prices: Mapping[str, float] | None = None,
+    one_a_node: bool = False,
 ) -> tuple[Segment, ...]:
     """Schedules one segment per job, in the order of `choices`.
 
@@ -141,6 +152,7 @@ def schedule(
     first continues under its own.
 
     prices: by node, of its devices; if given, cheap nodes are preferred to an early start, as far as deadlines allow.
+    one_a_node: whether a node runs one job at a time, whatever the number of its devices.
 
     Raises NoRoomError where a job fits nowhere.
     """
@@ -148,18 +160,22 @@ def schedule(
     pieces = (
         piece for job_id, k in after_respected(choices, jobs) for piece in _pinned_first(problem, jobs[job_id], k)
     )
-    return schedule_pieces(problem, list(pieces), prices=prices)
+    return schedule_pieces(problem, list(pieces), prices=prices, one_a_node=one_a_node)
 
 
 def schedule_pieces(
-    problem: Problem, pieces: Sequence[Piece], *, prices: Mapping[str, float] | None = None
+    problem: Problem,
+    pieces: Sequence[Piece],
+    *,
+    prices: Mapping[str, float] | None = None,
+    one_a_node: bool = False,
 ) -> tuple[Segment, ...]:
     """Schedules one segment per piece, in the given order.
 
     A job's pieces run one after another, after the jobs that it waits for. A job whose first piece has the option that
     the job is running continues on its devices. Raises NoRoomError where a piece fits nowhere.
 
-    prices: as in `schedule`.
+    prices, one_a_node: as in `schedule`.
     """
     jobs, timeline, segments = {job.id: job for job in problem.jobs}, DeviceTimeline(problem, prices), []
     firsts, lasts = dict[str, int](), dict[str, int]()
@@ -187,6 +203,8 @@ def schedule_pieces(
             )
             gang = timeline.take(option, start_s, nodes, length_s)
         ends[job_id] = start_s + length_s
+        if one_a_node:
+            timeline.fill([node for node, _ in gang], ends[job_id])
         segments.append(Segment(job_id, k, start_s, ends[job_id], share, paid_s, gang))
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
 

@@ -206,7 +206,7 @@ class _Segment:
                 self._positions[name].measured(found, seconds=seconds)
         done = [position for position in self._positions.values() if position.is_done]
         if any(position.is_at_its_end for position in done):
-            self._reporter.phase("exporting the models", patience_s=SAVE_PATIENCE_S)
+            self._reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)
         for position in done:
             if not position.is_at_its_end or self._try(position, position.export):
                 self._end(position, OutcomeStatus.DONE)

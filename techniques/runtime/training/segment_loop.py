@@ -50,7 +50,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         started_s = time.perf_counter()
         result["metrics"] = trainer.evaluate()
         result["evaluate_s"] = time.perf_counter() - started_s
-        reporter.phase("exporting the model", patience_s=SAVE_PATIENCE_S)
+        reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}

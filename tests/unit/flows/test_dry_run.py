@@ -103,7 +103,7 @@ def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
     found = rooms._here(node_context, policy="needed", seed=0)
     assert found.plan.makespan_s == pytest.approx(200.0, rel=0.01)
     assert found.prediction.low_s < found.plan.makespan_s < found.prediction.makespan_s < found.prediction.high_s
-    assert "Predicted: " in found.markdown()
+    assert "- Likely " in found.markdown()
     assert found.to_json()["prediction"]["num_earlier"] == 1
 
 

@@ -1,0 +1,103 @@
+"""What gangs report of their jobs, in figures for people, and how it is stored for other processes."""
+
+import pytest
+import torch
+
+from ringmaster.tasks.execution.events import GangSaid
+from ringmaster.tasks.execution.local.step_events import MOST_STEPS, StepEvents
+from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
+from ringmaster.tasks.recording.rows import metric_points
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.techniques.runtime.data import num_tokens_of
+from ringmaster.techniques.runtime.processes.events import Metrics, PhaseStarted, Ready, Steps
+
+REPORT = Steps(
+    first_step=4,
+    seconds=(0.5, 0.5),
+    losses=(3.0, 2.0),
+    wall_s=5.0,
+    num_samples=16,
+    num_tokens=300,
+    peak_bytes=2_000_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_tokens"),
+    [
+        ({"input_ids": torch.ones(2, 3), "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]])}, 3),
+        ({"input_ids": torch.ones(2, 3)}, 6),
+        ({"pixel_values": torch.ones(2, 3, 4, 4)}, 0),
+    ],
+    ids=["padded", "packed", "images"],
+)
+def test_tokens_are_counted_without_padding(batch, num_tokens):
+    assert num_tokens_of(batch) == num_tokens
+
+
+def test_rates_leave_out_the_first_report_which_has_the_slow_first_step():
+    progress = JobProgress()
+    progress.hear(Ready())
+    progress.hear(Steps(first_step=0, seconds=(20.0,), losses=(9.0,), num_samples=8))
+    assert progress.figures().samples_per_s == 0.4
+    progress.hear(REPORT)
+    figures = progress.figures()
+    assert (figures.samples_per_s, figures.tokens_per_s, figures.loss, figures.phase) == (16.0, 300.0, 2.0, "")
+    assert progress.left_s(10) == 2.0
+
+
+def test_a_phase_ends_with_the_next_one():
+    progress = JobProgress()
+    for phase in ("saving", "training"):
+        progress.hear(PhaseStarted(phase=phase), now_s=3.0)
+        assert progress.figures().phase == ("" if phase == "training" else phase)
+    progress.hear(PhaseStarted(phase="training", patience_s=9.0), now_s=7.0)  # the same phase with another timeout
+    assert progress.phase_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.25, "0.25"), (512.4, "512"), (999.7, "1k"), (65_540.0, "65.5k"), (999_800.0, "1M")]
+)
+def test_rates_have_three_digits(rate, text):
+    assert JobFigures(samples_per_s=rate).cells[1] == text
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "text"),
+    [(181, 302, "3.0 to 5.0 min"), (3.2, 8.4, "3 to 8 s"), (-4.0, 5.0, "at most 5 s"), (7.9, 8.1, "8 s")],
+)
+def test_a_range_of_times_is_short(low_s, high_s, text):
+    assert range_text(low_s, high_s) == text
+
+
+def test_the_newest_steps_of_a_report_keep_its_rates():
+    newest = REPORT.newest(1)
+    assert (newest.step, newest.seconds, newest.losses) == (6, (0.5,), (2.0,))
+    assert (newest.num_samples, newest.num_tokens, newest.peak_bytes) == (8, 150, 2_000_000)
+
+
+def test_mlflow_gets_speed_and_memory():
+    points = {point.key: (point.value, point.step) for point in metric_points(REPORT, at_ms=0)}
+    assert points["train/samples_per_s"] == (16.0, 6)
+    assert points["train/tokens_per_s"] == (300.0, 6)
+    assert points["train/peak_memory_megabytes"] == (2.0, 6)
+
+
+def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
+    database = Database(file_url(tmp_path / "journal.db"), synced=False)
+    events = StepEvents(database, clock=lambda: 0.0)
+
+    def tell(event):
+        events.listen(GangSaid(number=1, job="a", event=event))
+
+    tell(Steps(first_step=0, seconds=(0.1,) * (MOST_STEPS + 5), losses=(1.0,) * (MOST_STEPS + 5)))
+    tell(REPORT)
+    tell(Metrics(step=6, metrics={"loss": 1.0}))
+    stored = [event.content for event in MessageStore(database).events(after=0)]
+    assert [(event.first_step, len(event.losses)) for event in stored] == [(5, MOST_STEPS)]
+    tell(PhaseStarted(phase="saving"))
+    tell(PhaseStarted(phase="saving", patience_s=9.0))
+    stored = [event.content for event in MessageStore(database).events(after=0)]
+    assert [type(event) for event in stored] == [Steps, Steps, Metrics, PhaseStarted]
+    database.close()

@@ -1,0 +1,191 @@
+"""What is shown of a running batch: a live table on a terminal, lines in a pipe. The clocks are fake."""
+
+import io
+
+import pytest
+
+from ringmaster.flows.output import TextConsole, working
+from ringmaster.flows.reports.progress import LINES_EVERY_S, BatchProgress, LinesView, LiveView
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, PredictionUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
+from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
+from ringmaster.techniques.runtime.processes.gang import Outcome
+
+GIB = 2**30
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def segment(job="a"):
+    return PlannedSegment(job=job, option=0, last_step=20, devices=(("n", 0), ("n", 1)), start_s=0.0, end_s=9.0)
+
+
+def started(job="a", number=1, members=(), num_steps=(40,)):
+    return SegmentStarted(
+        number=number,
+        segment=segment(job),
+        technique="ddp",
+        num_devices=2,
+        first_step=0,
+        attempt=1,
+        members=members,
+        num_steps=num_steps,
+        predicted_bytes=GIB,
+    )
+
+
+def said(event, job="a", number=1):
+    return GangSaid(number=number, job=job, event=event)
+
+
+def steps(first_step, *, seconds=0.5, num=4, job=None, loss=2.5):
+    return Steps(
+        job=job,
+        first_step=first_step,
+        seconds=(seconds,) * num,
+        losses=(loss,) * num,
+        num_samples=8 * num,
+        num_tokens=1000 * num,
+        peak_bytes=GIB // 2,
+    )
+
+
+def lines(clock):
+    console = TextConsole(file=io.StringIO(), width=200, force_terminal=False)
+    view = LinesView(console, clock=clock)
+
+    def new():
+        text = console.file.getvalue()
+        console.file.seek(0)
+        console.file.truncate()
+        return text.splitlines()
+
+    return view, new
+
+
+def test_a_pipe_has_a_line_a_running_job_every_thirty_seconds(clock):
+    view, new = lines(clock)
+    for event in (started(), said(Ready()), said(steps(0, seconds=9.0, num=1)), said(steps(1)), said(steps(5))):
+        view.listen(event)
+    assert new() == ["a starts at step 0 on device 0,1"]
+    clock.now_s = LINES_EVERY_S - 1
+    view.tick()
+    assert new() == []
+    clock.now_s = LINES_EVERY_S
+    view.tick()
+    # The first step is slow: it counts in no rate.
+    figures = "loss 2.5, 16 samples/s, 2k tokens/s, memory 0.5 of 1 GiB predicted"
+    assert new() == [f"a: step 9 of 40, {figures}, ends in 16 s"]
+    view.tick()
+    assert new() == []
+    clock.now_s += LINES_EVERY_S
+    view.listen(SegmentEnded(number=1, segment=segment(), outcome=Outcome(status=OutcomeStatus.DONE), decision=""))
+    view.tick()
+    assert new() == []
+
+
+def test_evaluations_and_ends_have_lines_at_once(clock):
+    view, new = lines(clock)
+    view.listen(started())
+    view.listen(said(Metrics(step=20, metrics={"loss": 1.25, "accuracy": 0.5})))
+    view.listen(JobEnded(job="a", status="done", message="", details={"metrics": {"loss": 1.0}}))
+    assert new()[1:] == ["a at step 20: loss 1.25, accuracy 0.5", "a is done: loss 1"]
+
+
+def test_a_pipe_says_what_a_gang_does_beside_training_and_what_is_done_before_it(clock):
+    view, new = lines(clock)
+    view.notice("inspecting a")
+    clock.now_s = LINES_EVERY_S
+    view.tick()
+    assert new() == ["inspecting a", "still inspecting a, 30 s"]
+    view.listen(started())
+    clock.now_s += 1.0
+    view.listen(said(PhaseStarted(phase="loading data and model", patience_s=300.0)))
+    clock.now_s += LINES_EVERY_S
+    view.tick()
+    assert new()[-1] == "a: step 0 of 40, loading data and model, 30 s"
+
+
+def test_all_jobs_of_a_gang_have_lines_and_share_its_phases(clock):
+    progress = BatchProgress(clock=clock)
+    progress.hear(started(members=("b",), num_steps=(40, 20)))
+    progress.hear(said(steps(0, job="b", loss=1.0), job="b"))
+    progress.hear(said(PhaseStarted(phase="saving", patience_s=1.0)))
+    clock.now_s = 3.0
+    assert progress.lines() == [
+        "a: step 0 of 40, saving, 3 s",
+        "b: step 4 of 20, loss 1, 16 samples/s, 2k tokens/s, memory 0.5 of 1 GiB predicted, saving, 3 s",
+    ]
+
+
+def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
+    progress = BatchProgress(clock=clock, wall_clock=lambda: 1000.0 + clock())
+    progress.hear(started())
+    for event in (Ready(), steps(0), steps(4)):
+        progress.hear(said(event))
+    ends = {"a": PredictedEnd(end_s=300.0, low_s=200.0, high_s=400.0)}
+    found = Prediction(
+        makespan_s=300.0, low_s=200.0, high_s=500.0, load=1.0, spread=0.1, num_earlier=0, jobs=ends, since_s=1000.0
+    )
+    clock.now_s = 20.0
+    progress.hear(PredictionUpdate(batch="", prediction=found))
+    assert progress.lines()[0].endswith("ends in 3.0 to 6.3 min")
+    assert progress.headline().endswith("ends in 3.0 to 8.0 min")
+
+
+def screen(view):
+    view._live.refresh()
+    console = TextConsole(file=io.StringIO(), width=view._console.width, force_terminal=False)
+    console.print(view._picture())
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [100, 140])
+def test_the_live_table_fits_its_terminal_and_changes_every_second(clock, width):
+    console = TextConsole(file=io.StringIO(), width=width, height=30, force_terminal=True)
+    with LiveView(console, clock=clock) as view:
+        view.notice("planning 2 jobs")
+        clock.now_s = 2.0
+        assert "planning 2 jobs, 2 s" in screen(view)
+        view.listen(started("a-job-with-a-long-name-lr1e-3"))
+        for event in (Ready(), steps(0), steps(4)):
+            view.listen(said(event, job="a-job-with-a-long-name-lr1e-3"))
+        shown = screen(view)
+        assert max(map(len, shown.splitlines())) <= width
+        for text in ("ddp on 0,1", "8/40", "2.5", "16", "2k", "0.5 of 1 GiB", "16 s"):
+            assert text in shown
+        view.listen(said(PhaseStarted(phase="evaluating", patience_s=9.0), job="a-job-with-a-long-name-lr1e-3"))
+        before = screen(view)
+        clock.now_s += 1.0
+        assert screen(view) != before
+        assert "evaluating, 1 s" in screen(view)
+
+
+def test_more_jobs_than_lines_of_the_terminal_are_counted(clock):
+    console = TextConsole(file=io.StringIO(), width=100, height=10, force_terminal=True)
+    view = LiveView(console, clock=clock)
+    for number in range(9):
+        view.listen(started(f"job-{number}", number=number))
+    shown = screen(view)
+    assert "job-5" in shown and "job-6" not in shown
+    assert "and 3 more jobs" in shown
+
+
+def test_what_goes_on_before_the_view_has_its_seconds(clock, monkeypatch):
+    console = TextConsole(file=io.StringIO(), width=100, force_terminal=True)
+    monkeypatch.setattr("ringmaster.flows.output.error_console", lambda: console)
+    with working("reading batch.yaml", clock=clock):
+        clock.now_s = 4.0
+    assert "reading batch.yaml, 4 s" in console.file.getvalue()  # the last picture
