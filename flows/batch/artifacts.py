@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.reports.plan_report import beside_plan, interval_text
+from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import counted
+from ringmaster.tasks.planning.charts.drawing import beside_plan, counted
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE, section

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
 
 MOST_DEVICES = 64  # rows that a person still reads
-AS_PLANNED = 0.01  # a smaller relative difference is none
 BAR = 30  # columns of the longest bar
 
 
@@ -70,14 +69,6 @@ def interval_text(prediction: Prediction) -> str:
     Its middle is not shown: the makespan has one number, the planned one.
     """
     return f"{prediction.low_s:.1f} to {prediction.high_s:.1f} s in {100 * prediction.coverage:.0f} % of runs"
-
-
-def beside_plan(actual: float, planned: float) -> str:
-    """Returns how an actual duration compares with the planned one: "34 % faster than planned"."""
-    off = actual / planned - 1 if planned else 0.0
-    if abs(off) < AS_PLANNED:
-        return "as planned"
-    return f"{abs(off):.0%} {'faster' if off < 0 else 'slower'} than planned".replace("%", " %")
 
 
 def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:

@@ -261,19 +261,21 @@ class JobProgress:
 
     def figures(self) -> JobFigures:
         """Returns the present figures."""
+        reports = list(self._reports)  # another thread may add one
+        seconds = sum(sum(report.seconds) for report in reports)
+
+        def rate(numbers: list[int]) -> float | None:
+            return sum(numbers) / seconds if seconds and any(numbers) else None
+
         return JobFigures(
             phase="" if self.phase == TRAINING else self.phase,
             loss=self.loss,
             metrics=self.metrics,
-            samples_per_s=self._rate_of([report.num_samples for report in self._reports]),
-            tokens_per_s=self._rate_of([report.num_tokens for report in self._reports]),
+            samples_per_s=rate([report.num_samples for report in reports]),
+            tokens_per_s=rate([report.num_tokens for report in reports]),
             peak_bytes=self.peak_bytes,
             predicted_bytes=self.predicted_bytes,
         )
-
-    def _rate_of(self, numbers: list[int]) -> float | None:
-        seconds = sum(sum(report.seconds) for report in self._reports)
-        return sum(numbers) / seconds if seconds and any(numbers) else None
 
     def left_s(self, num_steps: int | None) -> float | None:
         """Returns the seconds of the steps that are left of `num_steps` at its present speed; None if unknown."""

@@ -22,6 +22,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning.charts.drawing import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (
@@ -230,7 +231,8 @@ class MlflowWriter:
         """Returns the note on the page of the batch's run."""
         lines = []
         if (planned_s := metrics.get("planned_makespan_s")) is not None:
-            took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
+            makespan_s = metrics["makespan_s"]
+            took = f"It took **{makespan_s:.1f} s**, {beside_plan(makespan_s, planned_s)} ({planned_s:.1f} s)"
             practice_s = metrics.get("current_practice_s")
             than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
             lines += [picture(run_id), f"{took}{than}."]

@@ -47,7 +47,7 @@ def picture(run_id: str) -> str:
 
 def plan_sentence(event: Planned) -> str:
     """Returns the makespan and the gap of a plan, for the note of a run."""
-    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
+    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best plan with these runtimes"
     return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
 
 

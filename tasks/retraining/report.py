@@ -179,7 +179,7 @@ class RetrainingReport:
     def _cost(self) -> Iterator[str]:
         if self.plan:
             gap = self.plan["gap"]
-            best = "" if gap is None else f", at most {gap:.1%} above the best possible plan"
+            best = "" if gap is None else f", at most {gap:.1%} above the best plan with these runtimes"
             fused = ""
             if num_groups := self.plan.get("num_groups"):  # plans without groups lack the key
                 fused = f", {self.plan['num_fused']} of them together in {_count(num_groups, 'group')}"

@@ -12,7 +12,7 @@ from typing import Any
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.charts.drawing import beside_plan, seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.interface.values import stored_as, to_json
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
@@ -23,7 +23,6 @@ FAULTS = (
     OutcomeStatus.OUT_OF_MEMORY,
     OutcomeStatus.LOST,
 )  # outcomes of segments that pictures mark
-AS_PLANNED = 0.01  # a smaller relative difference is none
 NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"
 
 
@@ -225,9 +224,7 @@ def headline(run_timeline: RunTimeline) -> list[str]:
     elif ends_s is not None:
         said.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
     if ends_s is not None and planned_s:
-        off = ends_s / planned_s - 1
-        than = "as planned" if abs(off) < AS_PLANNED else f"{abs(off):.0%} {'earlier' if off < 0 else 'later'}"
-        said.append(f"planned {seconds_text(planned_s)} ({than.replace('%', ' %')})")
+        said.append(f"{beside_plan(ends_s, planned_s)} ({seconds_text(planned_s)})")
     return said
 
 

@@ -9,6 +9,7 @@ from math import floor, log10
 from ringmaster.text import xml
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
+AS_PLANNED = 0.01  # a smaller relative difference is none
 COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b4c4f0", "#f3bf92", "#a5d8d2", "#cfcfcf"]
 WIDTH, LEFT, TOP, RIGHT, NODE_GAP = 1200, 110, 92, 24, 10
 STYLE = (
@@ -184,6 +185,14 @@ def seconds_text(value: float, *, like: float | None = None) -> str:
     if scale >= 300:
         return f"{value / 60:.1f} min"
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+def beside_plan(actual: float, planned: float) -> str:
+    """Returns how a duration compares with the planned one: "34 % faster than planned"."""
+    off = actual / planned - 1 if planned else 0.0
+    if abs(off) < AS_PLANNED:
+        return "as planned"
+    return f"{100 * abs(off):.0f} % {'faster' if off < 0 else 'slower'} than planned"
 
 
 def _round_step(value: float) -> float:

@@ -80,7 +80,7 @@ def test_it_says_what_was_due_and_what_came_of_it():
 def test_it_says_when_the_night_was_and_what_it_cost():
     text = REPORT.markdown()
     assert "Begun at 2026-11-20 02:00 UTC, to be over by 2026-11-20 06:00 UTC; 2 earlier runs were missed" in text
-    assert "- Planned: 3 jobs in 3.0 s, at most 1.2% above the best possible plan." in text
+    assert "- Planned: 3 jobs in 3.0 s, at most 1.2% above the best plan with these runtimes." in text
     fused = replace(REPORT, plan={**REPORT.plan, "num_groups": 1, "num_fused": 2}).markdown()
     assert "- Planned: 3 jobs in 3.0 s, 2 of them together in 1 group, at most 1.2%" in fused
     assert "- Trained in 3.2 s." in text

@@ -38,7 +38,7 @@ def test_the_svg_tells_past_present_and_plan_apart(story):
     assert "b: single on 1 devices, 1 s to 31 s, running" in titles
     assert "now" in titles
     assert sum(node.get("class") == "fault" for node in root.iter(f"{SVG}path")) == 1
-    assert "forecast to end after 51 s · planned 50 s (2 % later)" in text
+    assert "forecast to end after 51 s · 2 % slower than planned (50 s)" in text
 
 
 @pytest.mark.full
