@@ -185,7 +185,7 @@ def evaluate(run: BatchRun) -> None:
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
 def record(run: BatchRun) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
-    current_view.get().notice("recording models and metrics in MLflow")
+    current_view.get().notice("recording models, metrics and lineage")
     result = run.result(faults=close_records(run, run.result()))  # the models have their URIs now
     show_records(run.recorder, result)
     run.journal.put(IS_OVER, True)
