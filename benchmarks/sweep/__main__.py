@@ -99,7 +99,7 @@ def measure(folder: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
             {"lr": lr, "rank": rank} for lr, rank in product(raw["space"]["optimizer.lr"], raw["space"]["adapter.rank"])
         ],
     )
-    plain = replace(plain, threads=best_threads(plain, folder))
+    plain = plain if quick else replace(plain, threads=best_threads(plain, folder))
     rows = []
     for number in range(rounds):
         load = os.getloadavg()[0]
