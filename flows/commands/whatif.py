@@ -59,8 +59,8 @@ def whatif(
     ] = 30.0,
     time_limit: Annotated[float, typer.Option(help="Seconds of the wall for each search.", min=0.1)] = 300.0,
     profiles: Annotated[
-        Profiles, typer.Option(help="Of a batch: measure jobs that are not known, or predict without any trial.")
-    ] = "measure",
+        Profiles, typer.Option(help="Of a batch: predict what is not known, as a run does, or measure it.")
+    ] = "predict",
     seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
