@@ -23,7 +23,6 @@ from ringmaster.techniques.interface.technique import OPTIMIZER_STATE_BYTES, WEI
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer, read_whole
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.device_rates import undisturbed_s
 
 VERSION = 2
@@ -33,7 +32,6 @@ PROCESS_S, RANKS_S = 0.15, 0.35  # of a fork from a process that has torch impor
 EXPORT_S = 0.05  # of a model's config, tokenizer and checksums
 FIRST_STEPS = 0.5  # steps by which the first ones together take longer than later ones
 INITIALIZED_BYTES_PER_S = 4e8  # of random weights
-FORWARD_SHARE = 0.35  # of a step's computation, of which backward is about twice as much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,25 +61,33 @@ class SegmentCosts:
 
 
 def segment_costs(
-    job: Job, *, facts: ModelFacts, data: PreparedData, num_ranks: int, step_s: float | None, disk: DiskRates
+    job: Job,
+    *,
+    facts: ModelFacts,
+    num_held_out: int,
+    num_ranks: int,
+    step_s: float,
+    forward_share: float,
+    disk: DiskRates,
 ) -> SegmentCosts:
     """Returns the predicted seconds of a job beside its steps.
 
-    step_s: predicted seconds of a step, of which an evaluation's are a share; None where they are unknown.
+    step_s: predicted seconds of a step; 0 where they are unknown.
+    forward_share: the part of a step that a batch of an evaluation takes.
     """
     trained = facts.num_updated * WEIGHT_BYTES
     weights = trained if job.adapter is not None else facts.parameter_bytes
     state = weights + facts.num_updated * OPTIMIZER_STATE_BYTES[job.optimizer.name]
     writing_s = state / disk.write_bytes_per_s
     size = job.global_batch_size
-    num_batches = min(-(-data.num_held_out // size), job.evaluation.max_batches)
+    num_batches = min(-(-num_held_out // size), job.evaluation.max_batches)
     building_s = facts.parameter_bytes / INITIALIZED_BYTES_PER_S
     return SegmentCosts(
-        startup_s=PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * (step_s or 0.0),
+        startup_s=PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * step_s,
         save_s=disk.fixed_s + writing_s,
         # A background save of a CPU slot takes time of the cores that train.
         stall_s=state / disk.copy_bytes_per_s + writing_s / 2,
-        evaluate_s=num_batches * FORWARD_SHARE * (step_s or 0.0),
+        evaluate_s=num_batches * forward_share * step_s,
         export_s=EXPORT_S + state / disk.read_bytes_per_s + weights / disk.write_bytes_per_s,
     )
 

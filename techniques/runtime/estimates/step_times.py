@@ -7,7 +7,7 @@ technique is predicted as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import WEIGHT_BYTES, Config, GangShape, Technique
@@ -69,6 +69,10 @@ class StepTimes:
     update_s: float
     forward_share: float
     layers_share: float
+
+    def with_forward_beside(self, size: float) -> StepTimes:
+        """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
+        return replace(self, row_s=self.row_s * (1 + size * self.forward_share))
 
 
 def outline(workload: Workload) -> Outline | None:

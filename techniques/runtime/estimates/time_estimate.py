@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
+from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.data_source import SampleTensor
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.job import DISTILLED, Job
 from ringmaster.techniques.interface.loss import CAUSAL
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
@@ -34,6 +35,7 @@ from ringmaster.techniques.runtime.estimates.step_times import (
     predicted_step_s,
     times_by_operations,
 )
+from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
@@ -170,12 +172,15 @@ class Estimator:
         """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
         if isinstance(technique, BlackBox) or not self._slots:
             return {}
+        alone, widths = self._alone, self._widths
+        wider = widths.held_out / widths.training if widths.held_out and widths.training else 1.0
         costs = segment_costs(
             self._job,
             facts=self._facts,
-            data=self._data,
+            num_held_out=self._data.num_held_out,
             num_ranks=num_ranks,
-            step_s=step_s,
+            step_s=step_s or 0.0,
+            forward_share=0.0 if alone is None else alone.forward_share * wider,
             disk=disk_rates(Path(self._order.cache_dir)),
         )
         return vars(costs)
@@ -237,10 +242,21 @@ class Estimator:
             )
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
-        return alone
+        return alone if alone is None else alone.with_forward_beside(self._teacher_size)
+
+    @property
+    def _teacher_size(self) -> float:
+        """The size of a distilled job's teacher, which runs a forward for each row, in sizes of the job's model."""
+        how = self._job.adaptation
+        if how is None or how.kind != DISTILLED:
+            return 0.0
+        teacher = model_facts(teacher_model(self._job, None), data=self._data)
+        return teacher.num_parameters / max(self._facts.num_parameters, 1)
 
     @cached_property
     def _widths(self) -> Widths:
+        if self._order.describe_data:
+            return Widths()
         training, held_out = open_data(self._job.data, cache_dir=Path(self._order.cache_dir), prepared=self._data)
         return mean_widths(self._job, training, held_out)
 
