@@ -38,6 +38,7 @@ Verbose = Annotated[
 ]
 
 
+_activity_views: list[Callable[[str], None]] = []  # what shows announcements, the innermost last
 # The width where output goes to a file, which cannot be resized: names and metrics stay on one line.
 FILE_WIDTH = 140
 
@@ -91,8 +92,24 @@ def message(text: str) -> Text:
 
 
 def announce(text: str) -> None:
-    """Prints what is about to happen, before an operation that takes seconds without any output."""
-    error_console().print(text, style="dim", soft_wrap=True)
+    """Says what is about to happen, before an operation that takes seconds without any output. From any thread.
+
+    It is shown by what shows the present activity, if there is such a thing, and else printed.
+    """
+    if _activity_views:
+        _activity_views[-1](text)
+    else:
+        error_console().print(text, style="dim", soft_wrap=True)
+
+
+@contextmanager
+def announced_by(show: Callable[[str], None]) -> Iterator[None]:
+    """Lets `show` show what is announced while the context is open: lines beside it would destroy a live display."""
+    _activity_views.append(show)
+    try:
+        yield
+    finally:
+        _activity_views.remove(show)
 
 
 @contextmanager
@@ -106,13 +123,15 @@ def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterat
         announce(text)
         yield
         return
-    began_s, spinner = clock(), Spinner("dots")
+    activity, spinner = [(text, clock())], Spinner("dots")
 
     def picture() -> Spinner:
+        text, began_s = activity[-1]
         spinner.update(text=styled(f"{text}, {clock() - began_s:.0f} s"))
         return spinner
 
-    with Live(get_renderable=picture, console=console, refresh_per_second=4, transient=True):
+    live = Live(get_renderable=picture, console=console, refresh_per_second=4, transient=True)
+    with announced_by(lambda text: activity.append((text, clock()))), live:
         yield
 
 

@@ -19,6 +19,7 @@ from ringmaster.flows.output import (
     STARTING_SERVERS,
     AsJson,
     Verbose,
+    announce,
     error_console,
     message,
     output_console,
@@ -156,6 +157,8 @@ def show_result(result: BatchResult, *, as_json: bool) -> int:
     print_report(result, error_console(), home=settings.home())
     if as_json:
         print_json(result.to_json())
+    if settings.pool() is None:
+        announce("ending Prefect's server of this run")
     return result.exit_code
 
 
