@@ -83,7 +83,9 @@ class _Dropout(torch.autograd.Function):
 
 
 def _masked(values: Tensor, keep: Tensor, scale: float) -> Tensor:
-    return (values * scale).masked_fill_(keep.logical_not(), 0.0)
+    # On a CPU a product with bytes takes a fifth of the time of `masked_fill`, and half that of `where`.
+    masked = values * keep.view(torch.uint8)
+    return masked if scale == 1.0 else masked.mul_(scale)
 
 
 def scaled_dot_product_attention(
@@ -96,25 +98,37 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Runs torch's function and kernels if nothing is dropped, else the formula in torch's documentation."""
+    """Runs torch's function and kernels if nothing is dropped, else the formula in torch's documentation.
+
+    What can be applied to the query, the value, the mask or the output is not applied to the scores and the weights,
+    which are larger: [..., queries, keys].
+    """
     draws = current()
     if draws is None or not 0.0 < dropout_p < 1.0:
         return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    scores = query @ key.transpose(-2, -1) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-        scores = scores.masked_fill(above, -math.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    # A query that may attend to no key gets zeros, as in torch.
-    weights = torch.ops.aten._safe_softmax(scores, -1)
+    scores = query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale) @ key.transpose(-2, -1)
+    bias = _bias(attn_mask, is_causal=is_causal, scores=scores)
+    lonely = None  # queries that may attend to no key, which get zeros, as in torch
+    if bias is not None:
+        lonely = bias.isneginf().all(-1, keepdim=True)
+        scores = scores + bias.masked_fill(lonely, 0.0)
+    weights = torch.softmax(scores, -1)
     keep = draws.kept(weights.shape, dropout_p, weights.device)
-    return _Dropout.apply(weights, keep, 1.0 / (1.0 - dropout_p)) @ value  # type: ignore[no-any-return, no-untyped-call]
+    output: Tensor = _Dropout.apply(weights, keep, 1.0) @ (value * (1.0 / (1.0 - dropout_p)))  # type: ignore[no-untyped-call]
+    return output if lonely is None else output.masked_fill(lonely, 0.0)
+
+
+def _bias(mask: Tensor | None, *, is_causal: bool, scores: Tensor) -> Tensor | None:
+    """Returns what an attention mask adds to the scores: minus infinity where a query may not attend to a key."""
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    if is_causal:
+        above = torch.full(scores.shape[-2:], -math.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+        mask = above if mask is None else mask + above
+    return mask
 
 
 def rand(*size: Any, **options: Any) -> Tensor:

@@ -193,3 +193,5 @@ if __name__ == "__main__":
         idle_after_s=float(sys.argv[3]),
         preload=tuple(sys.argv[4:]),
     )
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter would spend half a second on torch's modules, for which the owner waits
