@@ -290,7 +290,7 @@ def short_table(measured: Mapping[str, Any]) -> str:
     lines = [f"| {where} | seconds | times as long | loss |", "|---|---:|---:|---:|"]
     for each in summary(measured):
         lines.append(f"| {each.who} | {each.seconds:.0f} | {each.times:.1f} | {each.loss:.3f} |")
-    return "\n".join([*lines, f"| the base alone | | | {measured['base_loss']:.3f} |", ""])
+    return "\n".join([*lines, ""])
 
 
 def num_steps(evaluations: Sequence[Mapping[str, Any]]) -> int:

@@ -35,7 +35,7 @@ from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
 from ringmaster.techniques.runtime.training.gradients import global_norm, whole
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of
 from ringmaster.techniques.runtime.training.optimizers import build_optimizer, parameter_settings, update_
-from ringmaster.techniques.runtime.training.trainer import checkpoint_meta, weights_digest
+from ringmaster.techniques.runtime.training.trainer import batch_width, checkpoint_meta, weights_digest
 
 
 class Member:
@@ -92,7 +92,9 @@ class Member:
 
     def batch(self) -> dict[str, Tensor]:
         """The rank's share of the next step's global batch, on the device."""
-        batch = fetch(self._training, self._share(self._sampler.indices(self.next_step).tolist()))
+        rows = self._sampler.indices(self.next_step)
+        width = batch_width(self.job, self._training, rows)
+        batch = fetch(self._training, self._share(rows.tolist()), width=width)
         self.num_tokens = num_tokens_of(batch)
         return self._to_device(batch)
 
@@ -161,7 +163,8 @@ class Member:
             rows = range(first, min(first + size, num_rows))
             is_divided = len(rows) % self._ranks.num_ranks == 0
             mine = self._share(rows) if is_divided else list(rows)
-            yield self._to_device(fetch(self._held_out, mine)), mine if is_divided or self._ranks.rank == 0 else []
+            batch = fetch(self._held_out, mine, width=batch_width(self.job, self._held_out, rows))
+            yield self._to_device(batch), mine if is_divided or self._ranks.rank == 0 else []
 
     def num_evaluated_batches(self) -> int:
         """The number of global batches of one evaluation."""

@@ -101,6 +101,17 @@ class StepReport:
     num_tokens: int = 0
 
 
+def batch_width(job: Job, dataset: Dataset, indices: Indices, *, divisor: int = 1) -> int | None:
+    """Returns the width to which the samples of a global batch are padded; None for the data set's own.
+
+    divisor: what the width must be divisible by.
+    """
+    # A compiled model would be compiled again for each width.
+    if job.data.padding != LONGEST or job.compile:
+        return None
+    return width_of(dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, divisor))
+
+
 class Trainer:
     """The training state of a job on one rank."""
 
@@ -237,12 +248,7 @@ class Trainer:
 
     def _width(self, dataset: Dataset, indices: Indices) -> int | None:
         """Returns the width to which the samples of a global batch are padded, the same on every rank."""
-        # A compiled model would be compiled again for each width.
-        if self.job.data.padding != LONGEST or self.job.compile:
-            return None
-        return width_of(
-            dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, self._technique.width_divisor(self.ranks.mesh))
-        )
+        return batch_width(self.job, dataset, indices, divisor=self._technique.width_divisor(self.ranks.mesh))
 
     def _totals(self, dataset: Dataset, chunks: Iterable[Sequence[int]]) -> dict[str, float]:
         """Returns the numbers of the global batch that its loss needs before the first forward; mostly there are none.
