@@ -6,10 +6,12 @@ With c_o = t_o (n_o + r_j), where t_o is the believed runtime of that rest under
     E[max(0, c_b - c_p)] - max(0, c_b - E[c_p])
 
 device-seconds in expectation, as the better of both is used once they are known. This is the value of information
-(Howard, Information Value Theory, 1966). c_p / c_b is log-normal, so the expectation has the closed form of an option's
-price. The price of a device-second is that of the plan's bound on the makespan, equal for all jobs; r_j is the further
-price of a second of job j, in devices: the least one under which no option beats the planned one. It is 0 for a job
-that takes the cheapest option, and large for a job that is spread over many devices as it decides the end.
+(Howard, Information Value Theory, 1966). Options are tried one after another: for a further one, c_b is what is
+expected of the best of those before it, so that each must gain beyond them. c_p / c_b is log-normal, so the expectation
+has the closed form of an option's price. The price of a device-second is that of the plan's bound on the makespan,
+equal for all jobs; r_j is the further price of a second of job j, in devices: the least one under which no option beats
+the planned one. It is 0 for a job that takes the cheapest option, and large for a job that is spread over many devices
+as it decides the end.
 
 Trying p costs a switch, two for a job that runs, and the part of the devices' time that p leaves unused or wastes.
 """
@@ -75,20 +77,21 @@ def explored(
 def _trying_segments(
     segment: PlannedSegment, job: ExploredJob, *, switch_cost_s: float, most: int
 ) -> list[PlannedSegment]:
-    worth = {
-        option: worth_s
-        for option in range(len(job.options))
-        if (worth_s := _worth_s(option, segment, job, switch_cost_s=switch_cost_s)) > 0
-    }
     found: list[PlannedSegment] = []
     step, left = job.step, job.total_steps - job.step
-    for option in sorted(worth, key=lambda k: -worth[k])[:most]:
-        num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)
-        if num_steps > MOST_SHARE * left or step + num_steps >= segment.last_step:
+    price, saved = _price(job.options, segment.option), 0.0
+    options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
+    while options and len(found) < most:
+        trials = [_Trial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s) for k in options]
+        best = max(trials, key=lambda trial: (trial.worth_s, -trial.option))
+        if best.worth_s <= 0:
+            break
+        options.remove(best.option)
+        if best.num_steps > MOST_SHARE * left or step + best.num_steps >= segment.last_step:
             continue
-        step += num_steps
-        devices = segment.devices[: job.options[option].num_devices]
-        found.append(replace(segment, option=option, last_step=step, devices=devices))
+        step, saved = step + best.num_steps, saved + best.saves
+        devices = segment.devices[: job.options[best.option].num_devices]
+        found.append(replace(segment, option=best.option, last_step=step, devices=devices))
     return found
 
 
@@ -97,27 +100,50 @@ def _num_steps(job: ExploredJob, option: int, *, switch_cost_s: float) -> int:
     return max(LEAST_STEPS, math.ceil(max(LEAST_TRIED_S, switch_cost_s) / step_s))
 
 
-def _worth_s(option: int, segment: PlannedSegment, job: ExploredJob, *, switch_cost_s: float) -> float:
-    """Returns the device-seconds that trying an option gains in expectation beyond its cost."""
+def _may_try(option: int, segment: PlannedSegment, job: ExploredJob) -> bool:
+    """Whether an option has not run, and fits on the devices of a planned segment."""
     tried, used = job.options[option], job.options[segment.option]
     fits = tried.num_devices <= len(segment.devices) and (tried.num_nodes, tried.device_type) == (
         used.num_nodes,
         used.device_type,
     )
-    if option == segment.option or job.beliefs[option].is_measured or not fits or tried.jobs or used.jobs:
-        return 0.0
-    price = _price(job.options, segment.option)
-    cost_used = used.runtime_s * (used.num_devices + price)
-    ratio = tried.runtime_s * (tried.num_devices + price) / cost_used
-    spread = job.beliefs[option].spread_beside(job.beliefs[segment.option])
-    gain_s = cost_used * (expected_saving(math.log(ratio), spread) - max(0.0, 1.0 - ratio))
-    held = len(segment.devices) + price
-    left = job.total_steps - job.step
-    share = _num_steps(job, option, switch_cost_s=switch_cost_s) / left if left else 1.0
-    tried_s = share * tried.runtime_s
-    num_switches = 2 if job.is_running else 1
-    switches_s = num_switches * (switch_cost_s + tried.startup_s) * held
-    return gain_s - switches_s - (held * tried_s - share * cost_used)
+    return fits and option != segment.option and not (job.beliefs[option].is_measured or tried.jobs or used.jobs)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A short segment that tries an option.
+
+    saves: the part of the planned option's cost that it is expected to save beyond what earlier trials save.
+    worth_s: the device-seconds that it gains in expectation beyond its cost.
+    """
+
+    option: int
+    num_steps: int
+    saves: float
+    worth_s: float
+
+    @classmethod
+    def of(
+        cls, option: int, segment: PlannedSegment, job: ExploredJob, *, price: float, saved: float, switch_cost_s: float
+    ) -> _Trial:
+        """Returns the trial of an option.
+
+        saved: the part of the planned option's cost that the trials before it are expected to save.
+        """
+        tried, used = job.options[option], job.options[segment.option]
+        cost_used = used.runtime_s * (used.num_devices + price)
+        ratio = tried.runtime_s * (tried.num_devices + price) / (cost_used * (1.0 - saved))
+        spread = job.beliefs[option].spread_beside(job.beliefs[segment.option])
+        saves = (1.0 - saved) * (expected_saving(math.log(ratio), spread) - max(0.0, 1.0 - ratio))
+        held = len(segment.devices) + price
+        left = job.total_steps - job.step
+        num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)
+        share = num_steps / left if left else 1.0
+        num_switches = 2 if job.is_running else 1
+        switches_s = num_switches * (switch_cost_s + tried.startup_s) * held
+        wasted_s = held * share * tried.runtime_s - share * cost_used
+        return cls(option, num_steps, saves, cost_used * saves - switches_s - wasted_s)
 
 
 def expected_saving(mean: float, spread: float) -> float:
