@@ -15,7 +15,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener
 from ringmaster.tasks.profiling.preflight import Failed
 from ringmaster.tasks.profiling.reasons import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.interface.values import to_json
@@ -87,8 +87,9 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
     }
     if (prediction := result.prediction) is not None:
         figures |= {"predicted_makespan_s": prediction.makespan_s, "predicted_low_s": prediction.low_s}
-        figures |= {"predicted_high_s": prediction.high_s, "prediction_spread": prediction.spread}
-        figures |= {"machine_load": prediction.load, "uncorrected_makespan_s": prediction.uncorrected_s}
+        figures |= {"predicted_high_s": prediction.high_s, "machine_load": prediction.load}
+        if not isinstance(recorder, PoolRecorder):  # the errors of a batch beside others say nothing of one alone
+            figures |= {"prediction_spread": prediction.spread, "uncorrected_makespan_s": prediction.uncorrected_s}
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
     metrics = {key: value for key, value in figures.items() if value is not None}
     recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])

@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.replanning.plan_manager import PlanManager
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques.runtime.processes.events import Steps
 
-EVERY_S = 5.0  # while speeds are measured
+EVERY_S = 2.0  # while speeds are measured
 MOST_SHARE = 0.01  # of the executor's time
 
 
