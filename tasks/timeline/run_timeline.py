@@ -233,7 +233,7 @@ def end_text(predicted: PredictedEnd) -> str:
     low, end, high = (
         seconds_text(max(0.0, s), like=predicted.high_s) for s in (predicted.low_s, predicted.end_s, predicted.high_s)
     )
-    return f"{end} ({low} to {high})"
+    return f"{end} ({low.rpartition(' ')[0]} to {high})"
 
 
 def _renamed(span: Span, mark: str) -> Span:

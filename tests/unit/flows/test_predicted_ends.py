@@ -1,0 +1,46 @@
+"""Predicted ends on the screens: `ringmaster status`, and the headline of a running batch."""
+
+import time
+
+import pytest
+
+from ringmaster.flows.reports.progress import BatchProgress
+from ringmaster.flows.reports.status_report import runs_of, status_table
+from ringmaster.tasks.execution.events import Planned, PredictionUpdate
+from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, PredictedEnd, Prediction
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.storage.journal import JobStatus, Journal
+
+
+def prediction(**changes):
+    ends = {"a": PredictedEnd(end_s=100.0, low_s=80.0, high_s=130.0), "b": PredictedEnd(end_s=9.0, low_s=8.0, high_s=9)}
+    figures = {"makespan_s": 100.0, "low_s": 80.0, "high_s": 130.0, "load": 1.0, "spread": 0.1, "num_earlier": 0}
+    return Prediction(**figures, jobs=ends, **changes)
+
+
+def test_status_says_in_how_long_each_job_ends_that_has_not_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    folder = tmp_path / "batches" / "night" / "2026-11-25T00-00-00"
+    folder.mkdir(parents=True)
+    journal = Journal.of_file(folder / "journal.db")
+    began_s = time.time() - 20.0
+    journal.put(NEWEST_PREDICTION, prediction(since_s=began_s, made_s=15.0).to_json())
+    journal.write_job("a", status=JobStatus.RUNNING)
+    journal.write_job("b", status=JobStatus.DONE)
+    journal.close()
+    rows = {row["job"]: row for run in runs_of("night") for row in run.rows}
+    assert rows["b"]["ends_in"] is None
+    assert rows["a"]["ends_in"]["end_s"] == pytest.approx(80.0, abs=5.0)
+    assert rows["a"]["ends_in"]["low_s"] < rows["a"]["ends_in"]["end_s"] < rows["a"]["ends_in"]["high_s"]
+    text = status_table(rows.values()).plain
+    assert "ends in" in text.splitlines()[0]
+    assert " to " in text.splitlines()[1]
+
+
+def test_the_headline_has_the_predicted_end_until_all_jobs_have_ended():
+    progress = BatchProgress(clock=lambda: 0.0)
+    problem = Problem("p", (Node("n", 1),), (PlanningJob("a", (Option("single", 1, 100.0),)),))
+    progress.hear(Planned(problem=problem, plan=solve(problem), why="start"))
+    assert "predicted" not in progress.headline()
+    progress.hear(PredictionUpdate(batch="", prediction=prediction()))
+    assert "predicted end after 100 s (80 to 130 s)" in progress.headline()
