@@ -1,14 +1,11 @@
-"""Predicted ends on the screens: `ringmaster status`, and the headline of a running batch."""
+"""Predicted ends in `ringmaster status`."""
 
 import time
 
 import pytest
 
-from ringmaster.flows.reports.progress import BatchProgress
 from ringmaster.flows.reports.status_report import runs_of, status_table
-from ringmaster.tasks.execution.events import Planned, PredictionUpdate
 from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, PredictedEnd, Prediction
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 
 
@@ -35,12 +32,3 @@ def test_status_says_in_how_long_each_job_ends_that_has_not_ended(tmp_path, monk
     text = status_table(rows.values()).plain
     assert "ends in" in text.splitlines()[0]
     assert " to " in text.splitlines()[1]
-
-
-def test_the_headline_has_the_predicted_end_until_all_jobs_have_ended():
-    progress = BatchProgress(clock=lambda: 0.0)
-    problem = Problem("p", (Node("n", 1),), (PlanningJob("a", (Option("single", 1, 100.0),)),))
-    progress.hear(Planned(problem=problem, plan=solve(problem), why="start"))
-    assert "predicted" not in progress.headline()
-    progress.hear(PredictionUpdate(batch="", prediction=prediction()))
-    assert "predicted end after 100 s (80 to 130 s)" in progress.headline()
