@@ -33,7 +33,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-lineage bench-execution bench-sweep bench-adapters environment constraints clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-sweep bench-adapters environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -141,6 +141,10 @@ bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wron
 # About 20 minutes on two quiet cores; BENCH="--draws 2 --families paper-txt-12x8" for less.
 bench-learning: $(READY)  ## Measure plans by predictions that are corrected while training, beside trying every option
 	$(BIN)/python -m benchmarks.learning $(BENCH)
+
+# About 15 minutes on two quiet cores; BENCH="--only bert vit" for some of its jobs.
+bench-predictions: $(READY)  ## Measure how far predicted seconds of a step are from measured ones
+	$(BIN)/python -m benchmarks.predictions $(BENCH)
 
 # About 50 minutes, with Slurm and Ray; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
 bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, 128 nodes, lent nodes

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM  # noqa: F401 - loaded once, and not in each child
 
 from ringmaster.techniques.runtime.estimates import device_rates
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, Sizes, rates
