@@ -23,6 +23,7 @@ from prefect.utilities.callables import get_call_parameters
 
 from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
+from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import server_process
 from ringmaster.flows.services.databases import prefect_database
@@ -160,5 +161,5 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 raise ServerNotStarted(f"{what}. To fix: {remedy}")
             if time.monotonic() - told_s > TOLD_EVERY_S:
                 told_s = time.monotonic()
-                current_view.get().notice(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
+                announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
             time.sleep(LOOK_EVERY_S)
