@@ -111,16 +111,14 @@ def test_a_password_that_the_user_has_set_is_kept(answering):
     assert options["env"]["PREFECT_SERVER_API_AUTH_STRING"] == AUTH
 
 
-def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch):
-    lines = []
-    monkeypatch.setattr(module, "current_view", SimpleNamespace(get=lambda: SimpleNamespace(notice=lines.append)))
+def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch, capfd):
     times = iter(range(0, 2000, 20))
     monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     process = SimpleNamespace(poll=lambda: None)
     with pytest.raises(ServerNotStarted, match=r"for 6.. s .last answer: .*refused.*busy"):
         module._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process)
-    assert sum("it is waited for" in line for line in lines) > 3
+    assert capfd.readouterr().err.count("it is waited for") > 3
 
 
 def test_where_another_server_is_named_none_is_started(started):
