@@ -192,6 +192,7 @@ def handled() -> Iterator[None]:
     if interrupts is None or threading.current_thread() is not threading.main_thread():
         yield
         return
+    interrupts.check()  # before a batch is opened: an import may have swallowed the exception
     with interrupts.handling():
         yield
 
