@@ -136,9 +136,23 @@ def test_training_goes_on_from_a_checkpoint(bench, job, tmp_path, kind):
     assert largest_difference(switched.weights, expected.weights) <= LARGEST_DIFFERENCE["adamw"]
 
 
+def test_a_group_pads_samples_as_a_separate_run_does(bench, job, tmp_path):
+    """Otherwise its steps cost as if each batch had the longest sample of all."""
+    base = bench.reference(job("completion")).order.model_dir
+    adapted = job("completion", base="stem", adapter=Adapter(rank=4))
+    _, (member,) = group_of(bench, [adapted], tmp_path, weights_from=base)
+    training, held_out = open_data(adapted.data, cache_dir=bench.cache_dir)
+    sampler = sampler_of(adapted, training)
+    for member.next_step in range(adapted.num_steps):
+        width = width_of(training, sampler.indices(member.next_step), multiple_of=8)
+        assert member.batch()["input_ids"].shape[1] == width
+    widths = [batch["input_ids"].shape[1] for batch, _ in member.held_out()]
+    assert min(widths) < held_out.width
+
+
 @pytest.mark.parametrize("kind", matrix((*DECODERS, "text-classification", "causal-classifier"), quick=[]))
 def test_adapters_of_one_base_train_together_as_alone(bench, job, tmp_path, kind):
-    """Alone, samples are padded to the longest of a batch; in a group, to one length for all steps."""
+    """Samples are padded to the longest of a batch in both, also where the batches of a group differ in length."""
     base = bench.reference(job(kind)).order.model_dir
     lora = job(kind, base="stem", adapter=Adapter(rank=4), optimizer=replace(ADAMW, lr=0.01))
     jobs = [
