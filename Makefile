@@ -104,12 +104,13 @@ check-imports: $(READY)
 	$(BIN)/python -m pytest tests/unit/project/test_architecture.py
 
 docs: $(DOCS_READY)  ## Build the documentation site into site/; a broken link or an unknown reference fails
-	$(MKDOCS) build --strict --quiet
+	$(MKDOCS) build --strict
 
 docs-serve: $(DOCS_READY)  ## Serve the documentation site on loopback, and build it again after each change
 	$(MKDOCS) serve
 
-# The site is built from sources, which are not imported: its environment has no torch.
+# The site is built from sources, which are not imported: its environment has no torch. With --quiet, --strict would not
+# see the warnings.
 $(DOCS_READY): docs/requirements.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement docs/requirements.txt
