@@ -81,6 +81,15 @@ def test_the_readme_stays_short_and_its_code_fits_a_page():
     assert [line for line in code.splitlines() if len(line) > 100] == []
 
 
+def test_the_page_of_benchmarks_has_every_block_that_a_benchmark_writes():
+    sources = "".join(path.read_text() for path in sorted((ROOT / "benchmarks").rglob("*.py")))
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    names = set(re.findall(r"<!-- ([a-z][a-z-]*) -->", sources))
+    assert len(names) > 10
+    for name in names:
+        assert re.search(rf"^<!-- {name} -->$.*^<!-- /{name} -->$", page, re.MULTILINE | re.DOTALL), name
+
+
 def test_pictures_are_self_contained():
     for picture in (ROOT / "docs" / "images").glob("*.svg"):
         text = picture.read_text()

@@ -195,8 +195,8 @@ def test_constraints_are_versions_and_nothing_else():
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
-def test_the_log_says_what_a_dependency_is_for(requirement: Requirement):
-    assert f"**{requirement.name}**" in (ROOT / "docs" / "log.md").read_text()
+def test_a_page_says_what_a_dependency_is_for(requirement: Requirement):
+    assert f"**{requirement.name}**" in (ROOT / "docs" / "decisions" / "dependencies.md").read_text()
 
 
 # Texts that belong to one person's machine or day, such as the path of this checkout.
@@ -225,7 +225,7 @@ def test_the_project_holds_nothing_of(what: str):
 
 def test_what_is_searched_is_the_whole_project():
     found = {str(path.relative_to(ROOT)) for path in texts()}
-    assert {"Makefile", "README.md", "pyproject.toml", ".ci/run", "flows/cli.py", "docs/log.md"} <= found
+    assert {"Makefile", "README.md", "pyproject.toml", ".ci/run", "flows/cli.py", "docs/planning.md"} <= found
 
 
 def test_the_license_is_the_one_that_is_named():
