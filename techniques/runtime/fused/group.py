@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ringmaster.techniques.runtime.data import num_tokens_of
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import in_order
 from ringmaster.techniques.runtime.fused.member import Member
@@ -82,7 +83,7 @@ class Group:
         learnt = self.stem.learn(parts, losses)
         sums: list[float] = torch.stack([each.loss_sum for each in learnt]).tolist() if learnt else []
         counts = [each.count for each in learnt]
-        tokens: list[float] = [member.num_tokens for member in self.members]
+        tokens = _token_counts(batches)
         if self._ranks is not None and learnt:
             sum_gradients([member.row for member in self.members])
             summed = self._ranks.sum([*sums, *counts, *tokens])
@@ -144,6 +145,13 @@ class Group:
 
     def _over_ranks(self, metrics: Metrics) -> dict[str, float]:
         return metrics.result(None if self._ranks is None else self._ranks.gather(metrics.parts()))
+
+
+def _token_counts(batches: Sequence[Batch]) -> list[float]:
+    """Returns the input tokens of each batch, by `num_tokens_of`, with one wait for the device."""
+    masked = [batch["attention_mask"].sum() for batch in batches if "attention_mask" in batch]
+    counted = iter(torch.stack(masked).tolist() if masked else ())
+    return [float(next(counted)) if "attention_mask" in batch else float(num_tokens_of(batch)) for batch in batches]
 
 
 def _loss_of(member: Member, batch: Batch, output: Any) -> SumAndCount:

@@ -26,7 +26,7 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.data import PreparedData, fetch, num_tokens_of, open_data, prepare, sampler_of
+from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.runtime.fused.batches import Part
 from ringmaster.techniques.runtime.fused.rows import Row
@@ -77,7 +77,7 @@ class Member:
         for name in self._own_weights():
             self._parameters[name].register_post_accumulate_grad_hook(partial(_discard, self._unreached, name))  # type: ignore[no-untyped-call]
         self._sampler = sampler_of(self.job, self._training)
-        self.next_step = self.num_tokens = 0  # tokens: of the rank's share of the last batch
+        self.next_step = 0
         self.passed_over: tuple[str, ...] = ()  # newer checkpoints that were skipped as damaged
 
     @property
@@ -94,9 +94,7 @@ class Member:
         """The rank's share of the next step's global batch, on the device."""
         rows = self._sampler.indices(self.next_step)
         width = batch_width(self.job, self._training, rows)
-        batch = fetch(self._training, self._share(rows.tolist()), width=width)
-        self.num_tokens = num_tokens_of(batch)
-        return self._to_device(batch)
+        return self._to_device(fetch(self._training, self._share(rows.tolist()), width=width))
 
     def _share(self, rows: Sequence[int]) -> list[int]:
         size = len(rows) // self._ranks.num_ranks
