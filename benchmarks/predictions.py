@@ -7,8 +7,8 @@ trained for some steps on two CPU slots of this machine: the one that is predict
 at random. Other programs are taken out: of a step's seconds, those count for which the rank did not wait for a core,
 and of all steps the least ratio of these to the processor time. `--record` stores what was measured, job by job;
 `--replay` reads it, and only predicts anew, so that two versions of the predictions are compared on the same
-measurements. Writes benchmarks/results/predictions.json and the section of docs/benchmarks.md between the markers
-`<!-- predictions -->`; not after `--only`.
+measurements. Writes benchmarks/results/predicted_steps.json and the section of docs/benchmarks.md between the markers
+`<!-- predicted-steps -->`; not after `--only`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predictions.json", ROOT / "docs" / "benchmarks.md"
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predicted_steps.json", ROOT / "docs" / "benchmarks.md"
 LEAST_STEPS, MOST_STEPS, ENOUGH_S = 3, 12, 0.8  # steps that are measured, and seconds of them
 BESIDE = ("save_s", "evaluate_s", "export_s")
 MINILM = {
@@ -318,7 +318,7 @@ def write(rows: Sequence[Row]) -> None:
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, "rows": list(rows)}) + "\n")
     text = f"{date.today().isoformat()}, {machine}.\n\n{report(rows)}"
     page = PAGE.read_text()
-    pattern = r"(?s)(<!-- predictions -->\n).*?(<!-- /predictions -->)"
+    pattern = r"(?s)(<!-- predicted-steps -->\n).*?(<!-- /predicted-steps -->)"
     PAGE.write_text(re.sub(pattern, lambda m: m[1] + text + m[2], page))
 
 
