@@ -62,18 +62,21 @@ def main() -> None:
     """Measures all contenders, and writes the table and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="of each contender")
+    parser.add_argument("--threads", type=int, help="of the script with peft; by default, as many as are fastest")
     parser.add_argument("--quick", action="store_true", help="short trials, which test this benchmark")
     options = parser.parse_args()
     if not (DATA / "base").exists():
         subprocess.run([sys.executable, ROOT / "examples" / "recipes" / "make_base.py"], check=True)
     with tempfile.TemporaryDirectory(prefix="bench-sweep-") as folder:
-        measured = measure(Path(folder), rounds=1 if options.quick else options.rounds, quick=options.quick)
+        measured = measure(
+            Path(folder), rounds=1 if options.quick else options.rounds, threads=options.threads, quick=options.quick
+        )
     print(table(measured))
     if not options.quick:
         write(measured)
 
 
-def measure(folder: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
+def measure(folder: Path, *, rounds: int, threads: int | None, quick: bool) -> dict[str, Any]:
     """Runs all contenders in turns; returns the results of each round, with the evaluations and their times."""
     raw = yaml.safe_load(FILE.read_text())
     if quick:
@@ -96,10 +99,11 @@ def measure(folder: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
         batch_size=job["global_batch_size"],
         num_steps=job["num_steps"],
         configurations=[
-            {"lr": lr, "rank": rank} for lr, rank in product(raw["space"]["optimizer.lr"], raw["space"]["adapter.rank"])
+            {"lr": float(lr), "rank": rank}
+            for lr, rank in product(raw["space"]["optimizer.lr"], raw["space"]["adapter.rank"])
         ],
     )
-    plain = plain if quick else replace(plain, threads=best_threads(plain, folder))
+    plain = replace(plain, threads=threads or (1 if quick else best_threads(plain, folder)))
     rows = []
     for number in range(rounds):
         load = os.getloadavg()[0]
@@ -273,7 +277,7 @@ def table(measured: Mapping[str, Any]) -> str:
     loads = [row["load"] for row in rows]
     return f"""{measured["date"]}, {measured["machine"]}, a load of {min(loads):.1f} to {max(loads):.1f} by other work
 before a round; {measured["trials"]} trials of {measured["steps"]} steps; medians of {len(rounds)} round(s) of whole
-commands in turns, with empty homes. The script with peft has {measured["threads"]} thread(s), which was fastest.
+commands in turns, with empty homes. The script with peft has {measured["threads"]} thread(s).
 
 {chr(10).join(lines)}
 
