@@ -21,7 +21,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
 from ringmaster.flows.batch.fusing import choose_together
 from ringmaster.flows.batch.records import tell_refused
-from ringmaster.flows.batch.result import BatchResult, collect
+from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect, notices
@@ -242,6 +242,7 @@ class PooledRun:
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
         tell_refused(profiled)
         journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - began_s})
+        journal.put(MEASURED, are_measured(profiled.profiles) and are_measured(profiled.groups))
         journal.put(
             "surveyed",
             {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.preflights.items()},

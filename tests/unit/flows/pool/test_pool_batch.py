@@ -145,7 +145,7 @@ def test_a_batch_is_measured_handed_over_followed_and_recorded(bench):
         "a": "models:/nightly.a/1",
         "b": "models:/nightly.b/1",
     }
-    assert result.plan["makespan_s"] > 0
+    assert result.plan["makespan_s"] > 0 and result.is_measured
     assert bench.ledger.statuses["run of nightly"] == "FINISHED"
     (key,) = bench.ids()
     assert key.startswith("nightly-")
