@@ -106,8 +106,8 @@ def test_fifty_faults_are_printed_and_the_others_counted(error, monkeypatch, cap
     monkeypatch.setattr("ringmaster.flows.cli.app", fails)
     with pytest.raises(SystemExit) as ended:
         main()
-    lines = capsys.readouterr().err.splitlines()
-    assert (ended.value.code, len(lines), lines[-1]) == (2, MOST_FAULTS + 1, "and 350 more")
+    *_, last = lines = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, len(lines), last) == (2, MOST_FAULTS + 1, "and 350 more"), lines
     assert len(error.faults) == 400 and str(error).endswith("and 350 more")
 
 

@@ -121,6 +121,6 @@ def test_a_trial_measures_all_of_a_group_at_once(groups, jobs):
     assert [e.NAME for e in trained.events if isinstance(e, (Ready, Measured))] == ["ready", "measured"]
     (profile,) = (event.profile for event in trained.said("measured"))
     assert min(profile[key] for key in ("step_s", "save_s", "stall_s", "export_s", "evaluate_s")) > 0
-    assert profile["startup_s"] >= 0 and 50e6 < profile["peak_bytes"] < 4e9
+    assert profile["startup_s"] >= 0 and 20e6 < profile["peak_bytes"] < 4e9
     assert not any((groups.folder / job.name / "checkpoints").exists() for job in jobs)
     assert not (groups.folder / LEADER / "gang" / "scratch").exists()
