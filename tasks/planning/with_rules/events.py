@@ -183,6 +183,9 @@ def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
     shares, shortest = [dict(of) for of in periods.shares], shortest_of(problem)
     for job in problem.jobs:
         mine = {p: of[job.id] for p, of in enumerate(shares) if job.id in of}
+        if not mine:  # so short that rounding has left nothing of it
+            shares[-1][job.id] = 1.0
+            continue
         longest = max(mine, key=lambda p: mine[p])
         total = sum(mine.values())
         for p, share in mine.items():

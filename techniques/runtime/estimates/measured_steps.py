@@ -53,6 +53,7 @@ VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time
 MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
 FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 12, 0.25
+PATIENCE_S = 10.0  # for what takes two; a step that hangs is left to a trial or a segment, which are watched
 SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
 MOST_SAMPLES = 1 << 20  # of which an order is drawn
 
@@ -105,7 +106,7 @@ def measured_step_times(
         with TemporaryDirectory(dir=cache_dir) as folder:
             measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
             try:
-                found = in_children([partial(measure, slot=slot) for slot in slots])
+                found = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
             except RuntimeError as error:
                 print(f"steps are predicted by operations: {error}", file=sys.stderr)
                 return None

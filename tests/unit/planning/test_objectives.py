@@ -284,6 +284,17 @@ def test_plans_for_fairness_keep_every_rule(problem):
     assert Problem.from_json(problem.to_json()) == problem
 
 
+def test_jobs_of_seconds_beside_one_of_years_are_planned_for_fairness():
+    """Rounding leaves nothing of them in any period between two events."""
+    runtimes_s = (1.0, 1.0, 1.0, 1e9)
+    jobs = tuple(
+        PlanningJob(f"j{i}", (Option("t", 1, runtime_s),), weight=0.0, group=("", "a", "b")[i % 3])
+        for i, runtime_s in enumerate(runtimes_s)
+    )
+    problem = Problem("short", (Node("n", 2, price=0.0),), jobs)
+    assert verify(solve(problem, objective="fairness", work_s=2.0), problem) == []
+
+
 def test_the_users_of_a_batch_file_are_groups_of_its_plans():
     text = BATCH.replace("objective: mean", "objective: fairness").replace("name: long,", "name: long, user: ana,")
     batch = parse_batch(text, folder=Path(), name="batch.yaml")
