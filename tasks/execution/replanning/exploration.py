@@ -79,6 +79,8 @@ def _trying_segments(
 ) -> list[PlannedSegment]:
     found: list[PlannedSegment] = []
     step, left = job.step, job.total_steps - job.step
+    if left <= 0:  # it is evaluated and exported now
+        return found
     price, saved = _price(job.options, segment.option), 0.0
     options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
     while options and len(found) < most:
@@ -137,9 +139,8 @@ class _Trial:
         spread = job.beliefs[option].spread_beside(job.beliefs[segment.option])
         saves = (1.0 - saved) * (expected_saving(math.log(ratio), spread) - max(0.0, 1.0 - ratio))
         held = len(segment.devices) + price
-        left = job.total_steps - job.step
         num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)
-        share = num_steps / left if left else 1.0
+        share = num_steps / (job.total_steps - job.step)
         num_switches = 2 if job.is_running else 1
         switches_s = num_switches * (switch_cost_s + tried.startup_s) * held
         wasted_s = held * share * tried.runtime_s - share * cost_used
