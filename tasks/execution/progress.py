@@ -129,7 +129,9 @@ class RunningSegment:
         """
         if self.members != set(self.beside):
             return self._together
-        if self.step_s is None or self.profile.key is None:
+        if not self.step_s or self.profile.key is None:  # a command may report no seconds
+            return None
+        if {member.job for member in self.profile.members} != set(self.beside):  # some rest, or have ended before
             return None
         ends = {name: result[name] for name in ("save_s", "evaluate_s", "export_s") if name in result}
         learnt = {name: value for name, value in (self._learnt | ends).items() if value}

@@ -1,7 +1,11 @@
 """The progress of a running segment, as its gang reports it."""
 
+from dataclasses import replace
+
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import FEWEST_STEPS, MOST_STEPS, RunningSegment
+from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.techniques.interface.profiles import ProfileKey
 from ringmaster.techniques.runtime.processes.events import Steps
 from tests.unit.execution.fakes import profile
 
@@ -24,3 +28,13 @@ def test_the_speed_is_that_of_the_newest_steps():
     assert running.step_s == 2.0
     running.hear(Steps(first_step=running.step, seconds=(1.0,) * MOST_STEPS))
     assert running.step_s == 1.0
+
+
+def test_steps_without_seconds_say_nothing_of_the_speed():
+    """As those of a command with a clock of whole seconds."""
+    segment = PlannedSegment(job="a", option=0, last_step=10_000, devices=(("n", 0),), start_s=0.0, end_s=1.0)
+    key = ProfileKey(fingerprint="f", speed_class="class", device_kind="cpu, 1 core")
+    running = RunningSegment(segment, replace(profile(), key=key), (), 0)
+    running.hear(Steps(first_step=0, seconds=(0.0,) * 9))
+    Replanner(name="b", make_plan=lambda _: None).hear(running)
+    assert running.measured({}) is None
