@@ -134,10 +134,13 @@ class Profile:
         return replace(self, **seconds, stall_s=stall_s, members=members, load=load).at_pace(ratio)
 
     def beside(self, jobs: Collection[str]) -> Self:
-        """Returns the same profile with only those members that are among `jobs`."""
+        """Returns the same profile with only those members that are among `jobs`.
+
+        The key is that of the whole group. What fewer jobs take is not stored under it.
+        """
         if all(member.job in jobs for member in self.members):
             return self
-        return replace(self, members=tuple(member for member in self.members if member.job in jobs))
+        return replace(self, members=tuple(member for member in self.members if member.job in jobs), key=None)
 
     def is_like(self, other: Profile) -> bool:
         """Whether both profiles are of one option, regardless of the members trained beside the job."""

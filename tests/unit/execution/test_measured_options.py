@@ -113,6 +113,19 @@ def test_a_group_is_measured_while_all_of_its_jobs_are_there():
     assert (found.step_s, found.members, found.own_step_s, found.save_s) == (2.0, (), 0.0, 9.0)
 
 
+def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
+    members = tuple(GroupMember(job=name, num_steps=5, step_s=1.0) for name in "bc")
+    whole = replace(predicted(), members=members, own_step_s=1.0)
+    left = whole.beside(["b"])
+    for option in (whole, left):  # c rests for now, or has ended
+        gang = running(option, beside={"b": 3})
+        gang.hear(steps(3, *[2.0] * 8))
+        assert gang.measured({}) is None
+    store, rows = opened_store()
+    MeasuredOptions(store).add_unfit(left, message="no room")
+    assert rows == []
+
+
 def test_an_option_without_a_key_is_not_stored():
     gang = running(profile())
     gang.hear(steps(0, *[1.0] * 9))
