@@ -34,6 +34,7 @@ from ringmaster.tasks.profiling.trial_runner import (
     TrialLimits,
     TrialRunner,
     needed_trials,
+    of_each_size,
     predicted_batch_s,
     search_thoroughly,
     trial_of_config,
@@ -150,7 +151,9 @@ def profile_jobs(
     if is_thorough:
         search_thoroughly(options.searches, options.by_name, runner=runner)
     elif policy == TrialPolicy.NEEDED:
-        options.take(runner.measure(needed_trials(options.searches, options.by_name)))
+        # What the smallest gangs take is known before the share of the batch's time is asked for again.
+        for trials in of_each_size(needed_trials(options.searches, options.by_name)):
+            options.take(runner.measure(trials))
         options.take(runner.measure(options.needed_group_trials(num_nodes=num_nodes)))
     profiles = options.profiles(only_measured=is_thorough)
     groups = group_profiles(

@@ -33,12 +33,16 @@ class TrialLimits:
     trial_s: float = MOST_TRIAL_S
 
     def left_s(self, *, spent_s: float) -> float:
-        """Returns the seconds that the next trials may take."""
+        """Returns the seconds that the next trials may take; none where their share is 0."""
+        if not self.share:
+            return 0.0
         batch_s = self.batch_s()
         return self.trial_s if batch_s is None else min(self.trial_s, self.share * batch_s - spent_s)
 
     def __str__(self) -> str:
         """Returns the limits for people."""
+        if not self.share:
+            return "no time"
         batch_s = self.batch_s()
         share = "" if batch_s is None else f", and {self.share:.3g} of the predicted {batch_s:.0f} s in all"
         return f"at most {self.trial_s:.0f} s each{share}"
@@ -75,7 +79,7 @@ class TrialRunner:
         while left and not self.is_closed:
             limit_s = math.inf if self._limits is None else self._limits.left_s(spent_s=self.spent_s)
             if limit_s < LEAST_TRIAL_S:
-                self._notice(f"not tried, but predicted: {', '.join(map(str, left))} (trials take {self._limits})")
+                self._notice(f"not tried: {', '.join(map(str, left))} (trials take {self._limits})")
                 break
             try:
                 wave, results = self._next_wave(left, limit_s=limit_s)
@@ -158,24 +162,34 @@ def needed_trials(searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple
     return trials
 
 
+def of_each_size(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Divides trials by the size of their gangs, the smallest first."""
+    by_size: dict[int, list[Trial]] = {}
+    for trial in trials:
+        by_size.setdefault(trial.candidate.num_devices, []).append(trial)
+    return [by_size[size] for size in sorted(by_size)]
+
+
 def predicted_batch_s(
     jobs: Sequence[Job], searches_of: Mapping[str, Sequence[ConfigSearch]], *, num_devices: int
 ) -> float | None:
     """Returns the seconds that the jobs take if they fill the devices; None if nothing is known of one of them.
 
-    Each job counts with the option that takes the least device time, measured if possible, or else predicted.
+    Each job counts with the option that takes the least device time, measured if possible, or else predicted. No batch
+    ends before its longest job does under that job's fastest option.
     """
-    total_s = 0.0
+    total_s = longest_s = 0.0
     for job in jobs:
-        seconds = [
-            search.num_devices * step_s
+        options = [
+            (search.num_devices, step_s)
             for search in searches_of[job.name]
             if (step_s := search.best_s if search.profiles else search.predicted_s) is not None
         ]
-        if searches_of[job.name] and not seconds:
+        if searches_of[job.name] and not options:
             return None
-        total_s += min(seconds, default=0.0) * job.total_steps
-    return total_s / num_devices if math.isfinite(total_s) else None
+        total_s += min((size * step_s for size, step_s in options), default=0.0) * job.total_steps
+        longest_s = max(longest_s, min((step_s for _, step_s in options), default=0.0) * job.total_steps)
+    return max(total_s / num_devices, longest_s) if math.isfinite(total_s) else None
 
 
 def trial_of_config(search: ConfigSearch, fingerprint: str, jobs: Mapping[str, tuple[Job, Preflight]]) -> Trial:

@@ -177,6 +177,24 @@ def test_what_nothing_predicts_is_tried_once_for_each_gang_size(stage):
     assert (stage.profile(plain(num_steps=10**6)).num_trials, len(stage.tried)) == (0, 2)
 
 
+def test_larger_gangs_are_tried_within_the_share_of_what_smaller_ones_have_shown(stage):
+    """Of 60 steps of 3 s, 5 % are 9 s: the trial on one device leaves time for that on two, in a batch of less none."""
+    stage.candidates["a"] = UNPREDICTED
+    assert stage.profile(plain(num_steps=60)).num_trials == 2
+    assert stage.limits_s == [20.0, 7.0]
+    stage.tried, stage.kept = [], {}
+    found = stage.profile(plain(num_steps=10))
+    assert (stage.tried, step_times(found)) == ([("single", 1, 1)], {("single", 1): ("measured", 3.0)})
+    assert "0.05 of the predicted 30 s in all" in stage.told[-1]
+
+
+def test_a_share_of_0_makes_no_trials(stage):
+    stage.candidates["a"] = UNPREDICTED
+    found = stage.profile(plain(num_steps=10**6), share=0.0)
+    assert (found.num_trials, found.faults) == (0, {})
+    assert {step_s for _, step_s in step_times(found).values()} == {GUESSED_STEP_S}
+
+
 def test_a_trial_that_hangs_ends_at_its_limit_and_the_guess_stands(stage):
     stage.candidates["a"] = UNPREDICTED
     stage.trial_s = math.inf
