@@ -46,6 +46,7 @@ from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBeliefs, error
 from ringmaster.techniques import Profile
 
 NUM_DRAWS = 200
+SPEEDS, SURROUNDINGS = 0, 1  # the seeds of the draws of speeds, and of the factor that stretches all ends
 NU = 4  # the runs that the prior spread counts for
 LEAST_SPREAD = 0.1  # what no profile contains: records, evaluation beside training, a machine that drifts
 # The part of a load, as a logarithm, that may come or go before the batch ends.
@@ -82,10 +83,13 @@ class Surroundings:
 
 
 class _Normals:
-    """Antithetic standard normal numbers with a fixed seed: the second half of the draws mirrors the first."""
+    """Antithetic standard normal numbers with a fixed seed: the second half of the draws mirrors the first.
 
-    def __init__(self, num_draws: int = NUM_DRAWS) -> None:
-        self._random, self._num_draws = np.random.default_rng(0), num_draws
+    Numbers of different seeds are independent.
+    """
+
+    def __init__(self, *, seed: int, num_draws: int = NUM_DRAWS) -> None:
+        self._random, self._num_draws = np.random.default_rng(seed), num_draws
 
     def __call__(self) -> Draws:
         half = self._random.standard_normal(self._num_draws // 2)
@@ -104,7 +108,7 @@ def seconds_left(
     ahead.finish()
     segments = sorted(ahead.segments[num_before:], key=lambda each: (each.starts_s, each.ends_s))
     used = {(each.stretch.segment.job, each.stretch.segment.option): None for each in segments}
-    draws = beliefs.draws({key: options[key] for key in used}, normals=_Normals())
+    draws = beliefs.draws({key: options[key] for key in used}, normals=_Normals(seed=SPEEDS))
     medians = {key: beliefs.of(*key, technique=options[key][0], errors=options[key][1]).mean for key in used}
     free: dict[DeviceId, Draws] = {}
     left: dict[str, Draws] = {}
@@ -185,7 +189,7 @@ def predict(
     centre, half = corrected(spread, about.earlier)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
     stretch = half / (NormalDist().inv_cdf((1 + COVERAGE) / 2) * spread)
-    factor = np.exp(common * _Normals()())
+    factor = np.exp(common * _Normals(seed=SURROUNDINGS)())
 
     def end_of(draws: Draws) -> PredictedEnd:
         some = np.maximum(draws, LEAST_S) * factor

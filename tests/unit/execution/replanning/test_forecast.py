@@ -196,6 +196,15 @@ def test_a_quiet_machine_and_sure_speeds_leave_the_least_spread():
     assert busy.spread > math.hypot(LEAST_SPREAD, 0.1)
 
 
+@pytest.mark.parametrize("num_jobs", [1, 4])
+def test_what_no_profile_contains_is_independent_of_the_speeds(num_jobs):
+    """Spreads of independent causes add up as squares: an interval is as wide as its spread says."""
+    found = predict(left := left_of(*plan_of(*((0, 100.0 * i) for i in range(num_jobs)))))
+    assert found.spread == pytest.approx(math.hypot(spread_of(left), LEAST_SPREAD))
+    half = math.log(found.high_s / found.low_s) / 2
+    assert half == pytest.approx(corrected(found.spread, ())[1], rel=0.05)
+
+
 def test_errors_of_earlier_runs_fade_as_speeds_are_measured():
     earlier = [EarlierRun(error=0.4, spread=0.3)] * 5
     draws = {"a": 100 * np.exp(0.3 * np.linspace(-2, 2, 200))}
