@@ -24,7 +24,7 @@ class ProfileStore:
     newest: returns the profiles that were stored last, of any jobs.
 
     Profiles are stored with the load of the machine at which they were measured. What the methods return is as on a
-    quiet machine.
+    quiet machine. What a newer release has stored, and this one cannot read, is not known.
     """
 
     find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
@@ -33,7 +33,8 @@ class ProfileStore:
 
     def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
         """Returns the known measurements, by fingerprint."""
-        return {name: _result(data) for name, data in self.find(fingerprints).items()}
+        found = ((name, _result(data)) for name, data in self.find(fingerprints).items())
+        return {name: result for name, result in found if result is not None}
 
     def newest_profiles(self) -> list[Profile]:
         """Returns the profiles that were stored last, of any jobs, the newest first."""
@@ -99,5 +100,8 @@ def combined(old: Profile, new: Profile) -> Profile:
     return mean.under_load(new.load)
 
 
-def _result(data: Mapping[str, Any]) -> Result:
-    return from_json(Failure, data) if "kind" in data else from_json(Profile, data).under_load(1.0)
+def _result(data: Mapping[str, Any]) -> Result | None:
+    try:
+        return from_json(Failure, data) if "kind" in data else from_json(Profile, data).under_load(1.0)
+    except ValueError:  # of another release, which shares the records
+        return None

@@ -299,3 +299,12 @@ def test_profiles_are_stored_with_their_load_and_read_as_on_a_quiet_machine():
     assert store.results(["a"])["a"].step_s == pytest.approx(1.5)
     store.add("a", Failure(kind="failed", message="no such luck"))
     assert "step_s" in kept["a"]
+
+
+def test_what_another_release_has_stored_and_cannot_be_read_is_not_known(stage):
+    (single, *_) = stage.profile(plain()).profiles["a"]
+    foreign = {**to_json(replace(single, source="measured", step_s=3.0)), "a_new_field": 1}
+    stage.kept[single.key.fingerprint], stage.newest = foreign, [foreign, {"kind": "another"}]
+    assert step_times(stage.profile(plain()))["single", 1] == ("predicted", 1.0)
+    ProfileStore(find=lambda _: {"f": foreign}, keep=stage.kept.__setitem__).add("f", single)
+    assert stage.kept["f"] == to_json(single)
