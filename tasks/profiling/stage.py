@@ -277,9 +277,10 @@ def groups_of_some(
         for job in profiled.jobs
     }
     every = _classes(profiled.jobs, preflights, profiled.profiles, keys, cluster)
-    searches = group_searches(every, cluster=cluster, num_nodes=1)
+    searches = group_searches(every, cluster=cluster, num_nodes=1, newest=known.newest_profiles())
+    found = known.results([name for search in searches for name in search.known])
     for search in searches:
-        search.take(known.results(list(search.known)))
+        search.take(found)
     offered = [search for search in searches if search.has_any(profiled.groups)]
     return lambda names: groups_among(names, offered)
 

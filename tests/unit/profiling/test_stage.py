@@ -248,6 +248,18 @@ def test_what_groups_of_other_jobs_have_saved_is_expected_of_these(stage):
     assert whole(stage.profile(*adapters(4), policy="none")).together_s == pytest.approx(1.0 + 3 * 0.6)
 
 
+def test_some_jobs_are_grouped_by_what_groups_of_other_jobs_have_saved(stage):
+    first = stage.profile(*adapters(4), policy="none").groups["job-0"][0]
+    half_s = 0.5 * first.predicted_step_s
+    stage.newest = [to_json(replace(first, source="measured", step_s=half_s, members=(), own_step_s=0.0))]
+    found, asked = stage.profile(*adapters(4), policy="none"), []
+    environment = TrialEnvironment(server=None, devices=cluster(2).devices, cache_dir=stage.tmp_path)
+    known = ProfileStore(find=lambda names: asked.append(names) or {}, newest=lambda: stage.newest)
+    some = stages.groups_of_some(found, environment=environment, cluster=cluster(2), known=known)
+    assert some([f"job-{i}" for i in range(4)]) == found.groups
+    assert len(asked) == 1
+
+
 def test_trials_take_no_more_than_their_share_by_the_wall_with_all_that_belongs_to_them(stage):
     """Four jobs of 60 steps of 1 s on two devices are 120 s: of 5 % of these, a trial of 4 s leaves too little."""
     stage.trial_s = 4.0
