@@ -88,21 +88,27 @@ def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | 
     """Returns the rates of these devices of one kind, CPU slots or GPUs, for jobs of a precision.
 
     They are measured once for each machine, in separate processes, and cached under `cache_dir`. None, with the reason
-    in the log, where they cannot be measured.
+    in the log, where they cannot be measured; a process does not try that again for its next job.
     """
     key = [os.uname().nodename, [to_json(slot) for slot in slots], _dtype(precision), torch.__version__, VERSION]
     file = cache_dir / f"rates-{digest(key)}.json"
     if not file.exists():
+        if file in _failed:
+            return None
         try:
             measured = _measured(slots, precision)
         except RuntimeError as error:
             print(f"no step is predicted: {error}", file=sys.stderr)
+            _failed.add(file)
             return None
         aside = file.with_suffix(f".{os.getpid()}")
         aside.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(to_json(measured)))
         aside.rename(file)
     return from_json(Rates, json.loads(file.read_text()))
+
+
+_failed: set[Path] = set()  # the files of rates that this process could not measure
 
 
 def _dtype(precision: str) -> str:

@@ -53,6 +53,7 @@ VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time
 MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
 FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 12, 0.25
+SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
 PATIENCE_S = 10.0  # for what takes two; a step that hangs is left to a trial or a segment, which are watched
 SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
 MOST_SAMPLES = 1 << 20  # of which an order is drawn
@@ -245,9 +246,7 @@ class _TimedTrainer(trainers.Trainer):
         self.step()
         rounds: list[_MicroBatch] = []
         started_s = time.perf_counter()
-        while (num := len(rounds)) < FEWEST_ROUNDS or (
-            num < MOST_ROUNDS and time.perf_counter() - started_s < ENOUGH_S
-        ):
+        while _goes_on(len(rounds), time.perf_counter() - started_s):
             self._spans.clear()
             self._begin("step")
             self.step()
@@ -311,6 +310,13 @@ class _TimedTrainer(trainers.Trainer):
         self._begin("update")
         super()._update(count)
         self._end("update")
+
+
+def _goes_on(num_rounds: int, seconds: float) -> bool:
+    """Whether another round is measured after some. A slow model's rounds are long, and need no repetition."""
+    if num_rounds < FEWEST_ROUNDS:
+        return not num_rounds or seconds < SLOW_S
+    return num_rounds < MOST_ROUNDS and seconds < ENOUGH_S
 
 
 class _CpuClock:

@@ -42,6 +42,22 @@ def test_rates_are_kept_by_devices_and_type_of_matrices(on_the_cpu, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_what_cannot_be_measured_is_not_tried_again_for_each_job(monkeypatch, tmp_path):
+    """A link that is blocked takes its whole time limit."""
+    tried = []
+
+    def fail(works):
+        tried.append(works)
+        raise RuntimeError("the link is blocked")
+
+    monkeypatch.setattr(device_rates, "in_children", fail)
+    for _ in range(3):
+        assert rates(GPUS[:1], precision="fp32", cache_dir=tmp_path) is None
+    assert len(tried) == 1
+    assert rates(GPUS[:1], precision="bf16", cache_dir=tmp_path) is None
+    assert len(tried) == 2
+
+
 def test_a_gpu_is_waited_for_before_a_time_is_taken(monkeypatch):
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)

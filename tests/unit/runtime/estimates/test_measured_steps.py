@@ -79,6 +79,26 @@ def test_what_cannot_be_measured_is_told(measure, capfd):
     assert "steps are predicted by operations" in capfd.readouterr().err
 
 
+def test_slow_steps_are_measured_once_and_quick_ones_often():
+    def num_rounds(step_s):
+        num = 0
+        while measuring._goes_on(num, num * step_s):
+            num += 1
+        return num
+
+    assert [num_rounds(step_s) for step_s in (30.0, 1.0, 0.1, 0.05, 0.001)] == [1, 2, 3, 5, 12]
+
+
+def test_a_measurement_that_hangs_is_ended_soon(measure, monkeypatch, capfd):
+    def hang(works, *, patience_s):
+        assert patience_s <= 10
+        raise RuntimeError("it took too long")
+
+    monkeypatch.setattr(measuring, "in_children", hang)
+    assert measure() is None
+    assert "it took too long" in capfd.readouterr().err
+
+
 class Padded:
     """Samples of these lengths."""
 
