@@ -9,6 +9,7 @@ from typing import Any
 
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, Failure, Result
 from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.profiles import ProfileKey
 from ringmaster.techniques.interface.values import from_json, to_json
 
 TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
@@ -37,9 +38,15 @@ class ProfileStore:
         return {name: result for name, result in found if result is not None}
 
     def newest_profiles(self) -> list[Profile]:
-        """Returns the profiles that were stored last, of any jobs, the newest first."""
-        results = map(_result, self.newest())
-        return [result for result in results if isinstance(result, Profile)]
+        """Returns the profiles that were stored last, of any jobs, the newest first; the newest one of each option.
+
+        An option is stored several times while a batch runs, each time with all of its steps so far.
+        """
+        found: dict[ProfileKey | int, Profile] = {}
+        for number, result in enumerate(map(_result, self.newest())):
+            if isinstance(result, Profile):
+                found.setdefault(result.key or number, result)
+        return list(found.values())
 
     def add(self, fingerprint: str, result: Result) -> None:
         """Stores a measurement for later runs: a profile beside what is known of its option, or a lack of memory."""

@@ -150,6 +150,17 @@ def test_what_other_jobs_have_measured_on_such_devices_corrects_predictions_by_t
     assert step_times(stage.profile(plain()))["ddp", 2][1] == 0.6
 
 
+def test_an_option_of_another_job_counts_once_however_often_it_was_stored(stage):
+    _, ddp, _ = stage.profile(plain()).profiles["a"]
+    key = replace(ddp.key, speed_class="another")
+    once = to_json(replace(ddp, source="measured", step_s=1.5 * ddp.predicted_step_s, spread=0.01, key=key))
+    older = {**once, "step_s": 9.0 * ddp.predicted_step_s}
+    stage.newest = [once]
+    expected = stage.profile(plain()).profiles["a"]
+    stage.newest = [once] * 20 + [older] * 5
+    assert stage.profile(plain()).profiles["a"] == expected
+
+
 def test_an_option_that_ran_out_of_memory_is_not_offered_again(stage):
     (_, ddp, _) = stage.profile(plain()).profiles["a"]
     ProfileStore(keep=stage.kept.__setitem__).add(ddp.key.fingerprint, Failure(kind="out_of_memory", message="no room"))
