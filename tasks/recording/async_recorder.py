@@ -22,7 +22,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate
 from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
 from ringmaster.tasks.pool.event_log import content_of, event_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
@@ -150,6 +150,8 @@ class AsyncRecorder:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Passes an event to the writing thread. An executor's listener."""
+        if isinstance(event, PredictionUpdate):  # no record, and too many to wait for an MLflow that is away
+            return
         self._has_heard = True
         if isinstance(event, GangSaid) and self._todo.qsize() >= MOST_WAITING:
             self._num_dropped += 1

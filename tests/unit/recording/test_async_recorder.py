@@ -13,7 +13,8 @@ from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, PredictionUpdate, SegmentStarted
+from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.pool.batch_events import BatchEvents
 from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.event_log import EventLog
@@ -185,6 +186,20 @@ def test_patience_ends_and_what_is_missing_is_told(database):
     (fault,) = recorder.close(patience_s=0.0)
     assert "start it. Then `ringmaster run --resume` records the rest" in fault
     assert not recorder.is_complete
+
+
+def test_predictions_do_not_wait_for_mlflow(database):
+    """There is one every two seconds, with the ends of all jobs."""
+    ledger, journal = FakeLedger(), Journal(database, batch=KEY)
+    ledger.away = -1
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    prediction = Prediction(makespan_s=1.0, low_s=1.0, high_s=1.0, load=1.0, spread=0.1, num_earlier=0)
+    for event in [*story(), *[PredictionUpdate(batch="", prediction=prediction)] * 9]:
+        recorder.listen(event)
+    recorder.close(patience_s=0.0)
+    kinds = [kind for kind, *_ in journal.get(async_recorder.UNRECORDED)["events"]]
+    assert kinds == ["SegmentStarted", "JobEnded"]
 
 
 def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
