@@ -115,10 +115,14 @@ class RunningSegment:
             self._is_warm = True
 
     def lose(self, member: str) -> None:
-        """Records that a member has left. What its group takes together is measured until then."""
-        if member in self.members and self.members == set(self.beside):
+        """Records that a member has left. What its group takes together is measured until then, and the rest anew."""
+        if member not in self.members:
+            return
+        if self.members == set(self.beside):
             self._together = self.measured({})
         self.members.discard(member)
+        self._steps_s.clear()
+        self._mean_s = None
 
     def measured(self, result: Mapping[str, Any]) -> Profile | None:
         """Returns the profile of its option as it was measured; None if that says nothing.

@@ -108,7 +108,10 @@ def test_a_group_is_measured_while_all_of_its_jobs_are_there():
     gang = running(group, beside={"b": 0})
     gang.hear(steps(0, *[2.0] * 8))
     gang.lose("b")
+    assert gang.step_s is None
     gang.hear(steps(8, *[1.0] * 50))
+    gang.lose("b")  # a repeated report
+    assert gang.step_s == 1.0, "the speed of those that are left"
     found = gang.measured({"save_s": 5.0})
     assert (found.step_s, found.members, found.own_step_s, found.save_s) == (2.0, (), 0.0, 9.0)
 
