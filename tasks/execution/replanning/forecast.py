@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -141,6 +141,7 @@ def plan_left(
 
     profiles: option k of a job is its profile k.
     """
+    problem, leads = _waiting_for_leads(problem, plan)
     num_steps = {job.id: SHARES for job in problem.jobs}
     rows = {job.id: job for job in problem.jobs}
     ahead = PlanSimulator(
@@ -149,7 +150,21 @@ def plan_left(
         num_steps=num_steps,
         step_s=lambda job, option: rows[job].options[option].runtime_s / SHARES,
     )
-    return seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
+    left = seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
+    return left | {member: left[lead] for member, lead in leads.items() if lead in left}
+
+
+def _waiting_for_leads(problem: Problem, plan: Plan) -> tuple[Problem, dict[str, str]]:
+    """Returns the problem as jobs wait under a plan with groups, and the lead job of each member.
+
+    A member has no segments: what depends on it waits for its lead job.
+    """
+    rows = {job.id: job for job in problem.jobs}
+    leads = {member: s.job for s in plan.segments for member in rows[s.job].options[s.option].jobs}
+    jobs = tuple(
+        replace(job, after=tuple(dict.fromkeys(leads.get(other, other) for other in job.after))) for job in problem.jobs
+    )
+    return (replace(problem, jobs=jobs) if leads else problem), leads
 
 
 def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tuple[str, Errors]]:

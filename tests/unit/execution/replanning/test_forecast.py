@@ -145,6 +145,22 @@ def test_a_job_waits_for_the_job_that_it_depends_on_in_every_draw():
     assert (left["j1"] > left["j0"]).all()
 
 
+def test_a_job_waits_for_the_group_in_which_the_job_is_trained_that_it_depends_on():
+    """As in a dry run, whose plan has options for groups."""
+    problem, plan = plan_of((0, 0.0), (0, 0.0), (1, 150.0), after={2: ("j1",)})
+    lead, member, last = problem.jobs
+    lead = replace(lead, options=(*lead.options, Option("shared_base", 1, 150.0, jobs=("j1",))))
+    together = replace(plan.segments[0], option=1, end_s=150.0)
+    plan = replace(plan, segments=(together, plan.segments[2]))
+    found = replace(problem, jobs=(lead, member, last))
+    profiles = {"j0": [profile(PREDICTED)] * 2, "j1": [profile(PREDICTED)], "j2": [profile(PREDICTED)]}
+    left = plan_left(found, plan, profiles)
+    assert left.keys() == {"j0", "j1", "j2"}
+    assert (left["j1"] == left["j0"]).all()
+    assert (left["j2"] > left["j0"]).all()
+    assert math.isclose(np.median(left["j2"]), 250.0, rel_tol=0.05)
+
+
 def test_draws_are_of_the_posterior_of_the_beliefs():
     beliefs, errors = SpeedBeliefs(), OF_PREDICTIONS
     beliefs.note("a", 0, 1.3, technique="ddp", errors=errors)
