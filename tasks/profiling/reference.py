@@ -66,7 +66,10 @@ class QuietTimes:
     def _quiet_s(self, timed: ReferenceTimed) -> float:
         """Returns the fewest seconds of a repetition, of those that are kept and the one that is timed."""
         file = self._folder / f"reference-{digest([platform.node(), timed.kind, VERSION])}.json"
-        kept: list[float] = json.loads(file.read_text()) if file.exists() else []
+        try:
+            kept: list[float] = json.loads(file.read_text())
+        except (OSError, ValueError):  # there is none; a power failure may leave an empty one
+            kept = []
         kept = [*kept, timed.fastest_s][-NUM_KEPT:]
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{os.getpid()}")

@@ -5,7 +5,6 @@ The measurement takes about a second and is cached for the machine.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -24,8 +23,9 @@ from torch._C._distributed_c10d import FileStore  # the source of torch.distribu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.interface.values import digest, to_json
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
+from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.runtime.processes.order import Slot
 from ringmaster.techniques.runtime.processes.ranks import BACKENDS, take_device
@@ -92,20 +92,16 @@ def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | 
     """
     key = [os.uname().nodename, [to_json(slot) for slot in slots], _dtype(precision), torch.__version__, VERSION]
     file = cache_dir / f"rates-{digest(key)}.json"
-    if not file.exists():
-        if file in _failed:
-            return None
-        try:
-            measured = _measured(slots, precision)
-        except RuntimeError as error:
-            print(f"no step is predicted: {error}", file=sys.stderr)
-            _failed.add(file)
-            return None
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(to_json(measured)))
-        aside.rename(file)
-    return from_json(Rates, json.loads(file.read_text()))
+    if (known := kept(Rates, file)) is not None or file in _failed:
+        return known
+    try:
+        measured = _measured(slots, precision)
+    except RuntimeError as error:
+        print(f"no step is predicted: {error}", file=sys.stderr)
+        _failed.add(file)
+        return None
+    keep(measured, file)
+    return measured
 
 
 _failed: set[Path] = set()  # the files of rates that this process could not measure

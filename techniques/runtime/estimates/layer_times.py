@@ -7,7 +7,6 @@ is the loss over the vocabulary.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -29,6 +28,7 @@ from ringmaster.techniques.interface.technique import Config
 from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
+from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.models import layer_names
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, partition
@@ -107,19 +107,18 @@ def layer_times(
     libraries = [torch.__version__, transformers.__version__]
     what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
-    if not file.exists():
-        try:
-            found = in_children(
-                [lambda i=i: _measured(job, data=data, num_rows=rows, slots=slots, which=i) for i in range(len(slots))]  # type: ignore[misc]
-            )
-        except RuntimeError as error:
-            print(f"stages are balanced by parameters: {error}", file=sys.stderr)
-            return None
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(to_json(_mean([from_json(LayerTimes, one) for one in found]))))
-        aside.rename(file)
-    return from_json(LayerTimes, json.loads(file.read_text()))
+    if (known := kept(LayerTimes, file)) is not None:
+        return known
+    try:
+        found = in_children(
+            [lambda i=i: _measured(job, data=data, num_rows=rows, slots=slots, which=i) for i in range(len(slots))]  # type: ignore[misc]
+        )
+    except RuntimeError as error:
+        print(f"stages are balanced by parameters: {error}", file=sys.stderr)
+        return None
+    measured = _mean([from_json(LayerTimes, one) for one in found])
+    keep(measured, file)
+    return measured
 
 
 def _mean(found: Sequence[LayerTimes]) -> LayerTimes:

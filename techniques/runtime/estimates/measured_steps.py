@@ -12,7 +12,6 @@ reference of a loss, dropout, the optimizer, and samples padded to the data's me
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -39,6 +38,7 @@ from ringmaster.techniques.interface.values import digest, from_json, set_fields
 from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
 from ringmaster.techniques.runtime.data.samples import Padded
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
+from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.layer_times import WEIGHTS_STD, kind_of
 from ringmaster.techniques.runtime.estimates.step_times import StepTimes
 from ringmaster.techniques.runtime.models import layer_names
@@ -103,18 +103,18 @@ def measured_step_times(
     machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
     what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width]
     file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
-    if not file.exists():
-        with TemporaryDirectory(dir=cache_dir) as folder:
-            measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
-            try:
-                found = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
-            except RuntimeError as error:
-                print(f"steps are predicted by operations: {error}", file=sys.stderr)
-                return None
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({key: fmean(one[key] for one in found) for key in found[0]}))
-        aside.rename(file)
-    return from_json(StepTimes, json.loads(file.read_text()))
+    if (known := kept(StepTimes, file)) is not None:
+        return known
+    with TemporaryDirectory(dir=cache_dir) as folder:
+        measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
+        try:
+            found = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
+        except RuntimeError as error:
+            print(f"steps are predicted by operations: {error}", file=sys.stderr)
+            return None
+    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in found) for key in found[0]})
+    keep(times, file)
+    return times
 
 
 def _measurable(job: Job) -> Job:

@@ -8,7 +8,6 @@ writes and reads per second through the runtime's own writer (with checksums, sy
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ import torch
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
-from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.runtime.estimates.device_rates import undisturbed_s
+from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 
 VERSION = 2
 LARGE = 1 << 20  # elements of the state that is written to measure the disk; far shorter than a time slice
@@ -96,12 +96,12 @@ def segment_costs(
 def disk_rates(cache_dir: Path) -> DiskRates:
     """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
     file = cache_dir / f"disk-{digest([os.uname().nodename, VERSION])}.json"
-    if not file.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(to_json(_measured(cache_dir))))
-        aside.rename(file)
-    return from_json(DiskRates, json.loads(file.read_text()))
+    if (known := kept(DiskRates, file)) is not None:
+        return known
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    measured = _measured(cache_dir)
+    keep(measured, file)
+    return measured
 
 
 def _measured(folder: Path) -> DiskRates:

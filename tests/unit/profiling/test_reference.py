@@ -41,6 +41,14 @@ def test_the_quiet_time_is_the_least_that_was_seen_of_a_kind(tmp_path):
     assert times.load([]) == Load()
 
 
+def test_times_that_cannot_be_read_are_forgotten(tmp_path):
+    times = QuietTimes(tmp_path)
+    times.load([timed(1.0)])
+    (file,) = tmp_path.iterdir()
+    file.write_text("[1.0,")  # as after a power failure
+    assert times.load([timed(3.0, fastest_s=2.0)]).ratio == 1.5
+
+
 def test_a_load_that_changes_meanwhile_is_uncertain(tmp_path):
     found = QuietTimes(tmp_path).load([timed(1.0), timed(4.0, spread=0.1)])
     assert math.isclose(found.ratio, 2.0)

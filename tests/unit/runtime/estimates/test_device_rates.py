@@ -42,6 +42,16 @@ def test_rates_are_kept_by_devices_and_type_of_matrices(on_the_cpu, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_rates_that_cannot_be_read_are_measured_again(monkeypatch, tmp_path):
+    found = Rates(**dict.fromkeys(Rates.__dataclass_fields__, 2.0))
+    monkeypatch.setattr(device_rates, "_measured", lambda *_: found)
+    for content in ("", '{"flops_per_s": 1.0', "{}"):
+        assert rates(GPUS[:1], precision="fp32", cache_dir=tmp_path) == found
+        (file,) = tmp_path.iterdir()
+        file.write_text(content)
+    assert rates(GPUS[:1], precision="fp32", cache_dir=tmp_path) == found
+
+
 def test_what_cannot_be_measured_is_not_tried_again_for_each_job(monkeypatch, tmp_path):
     """A link that is blocked takes its whole time limit."""
     tried = []
