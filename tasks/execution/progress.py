@@ -27,7 +27,7 @@ FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
 MOST_STEPS = 100  # the newest steps, over which a speed is measured
 MOST_REPORTS = 50  # the newest reports, over which rates for people are measured
-TRAINING = "training"  # the phase in which steps are taken
+STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
 
 def is_about(event: Event, job: str) -> bool:
@@ -234,7 +234,7 @@ class JobProgress:
 
     step: int = 0
     step_s: float | None = None
-    phase: str = "starting"
+    phase: str = STARTING
     phase_s: float = 0.0
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -252,6 +252,8 @@ class JobProgress:
             case Ready() if self.phase != TRAINING:
                 self.phase, self.phase_s = TRAINING, now_s
             case Steps() if event.seconds:
+                if self.phase == STARTING:  # the reports before this one were not heard
+                    self.phase, self.phase_s = TRAINING, now_s
                 self._take_steps(event)
             case Metrics():
                 self.metrics = event.metrics

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ringmaster.tasks.execution.events import GangSaid
-from ringmaster.tasks.execution.local.step_events import MOST_STEPS, StepEvents
+from ringmaster.tasks.execution.local.step_events import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
 from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
@@ -45,6 +45,17 @@ def test_rates_leave_out_the_first_report_which_has_the_slow_first_step():
     figures = progress.figures()
     assert (figures.samples_per_s, figures.tokens_per_s, figures.loss, figures.phase) == (16.0, 300.0, 2.0, "")
     assert progress.left_s(10) == 2.0
+
+
+def test_a_gang_whose_first_reports_were_not_heard_trains_once_it_reports_steps():
+    progress = JobProgress()
+    assert progress.figures().phase == "starting"
+    progress.hear(REPORT, now_s=2.0)
+    assert progress.figures().phase == ""
+    assert progress.phase_s == 2.0
+    progress.hear(PhaseStarted(phase="evaluating"))
+    progress.hear(REPORT)
+    assert progress.figures().phase == "evaluating"
 
 
 def test_a_phase_ends_with_the_next_one():
@@ -100,4 +111,28 @@ def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
     tell(PhaseStarted(phase="saving", patience_s=9.0))
     stored = [event.content for event in MessageStore(database).events(after=0)]
     assert [type(event) for event in stored] == [Steps, Steps, Metrics, PhaseStarted]
+    database.close()
+
+
+def test_phases_that_follow_each_other_quickly_are_stored_at_intervals(tmp_path):
+    database = Database(file_url(tmp_path / "journal.db"), synced=False)
+    now_s = 0.0
+    events = StepEvents(database, clock=lambda: now_s)
+
+    def evaluate(times):
+        for _ in range(times):
+            for phase in ("evaluating", "training"):
+                events.listen(GangSaid(number=1, job="a", event=PhaseStarted(phase=phase)))
+
+    def stored():
+        return [event.content.phase for event in MessageStore(database).events(after=0)]
+
+    evaluate(50)
+    assert len(stored()) == MOST_PHASES
+    now_s = EVERY_S
+    evaluate(50)
+    assert len(stored()) == MOST_PHASES + 1
+    now_s = EVERY_S * 100
+    events.listen(GangSaid(number=1, job="a", event=PhaseStarted(phase="exporting")))
+    assert stored()[-1] == "exporting"
     database.close()
