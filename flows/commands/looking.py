@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.table import Table
@@ -17,6 +17,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
 
 FOLLOW_EVERY_S = 0.5
+MOST_CHARACTERS = 1_000_000  # of a log that are read at a time
 
 
 def techniques(
@@ -88,9 +89,12 @@ def logs(
                 write_document(text)
                 sys.stdout.flush()
         return
-    text = gang.log(rank).read_text(errors="replace")
-    write_document(text)
-    if not text:
+    num_characters = 0
+    with _opened(gang, rank) as file:
+        while text := file.read(MOST_CHARACTERS):
+            num_characters += len(text)
+            write_document(text)
+    if not num_characters:
         error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
 
 
@@ -98,12 +102,15 @@ def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
     """Yields a log and what is added to it, and then the logs of the job's next gangs, until the job has ended."""
     clock = threading.Event()
     while True:
-        with gang.log(rank).open(errors="replace") as file:
+        with _opened(gang, rank) as file:
             has_next = is_over = False
             while not (has_next or is_over):
                 newest = _last_gang(batch, gang.job)  # before the log is read, so that no line of it is missed
-                text = file.read()
-                yield text
+                while True:
+                    text = file.read(MOST_CHARACTERS)
+                    yield text
+                    if len(text) < MOST_CHARACTERS:
+                        break
                 has_next = newest.folder != gang.folder and (newest.folder / f"rank-{rank}.log").exists()
                 is_over = newest.is_over
                 if not text:
@@ -111,6 +118,15 @@ def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
         if not has_next:
             return
         gang = newest
+
+
+def _opened(gang: _Gang, rank: int) -> TextIO:
+    """Opens the log of a rank. Raises InputError where that is not possible."""
+    file = gang.log(rank)
+    try:
+        return file.open(errors="replace")
+    except OSError as error:  # of another user's run
+        raise InputError([f"{file} cannot be read: {error.strerror}"]) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +153,10 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
 
     names: list[str] = []
     idle: list[str] = []  # why a job of that name has no gang
-    for run in sorted(runs_of(batch), key=lambda run: run.folder.name, reverse=True):
+    for run in sorted(runs_of(batch, has_figures=False), key=lambda run: run.folder.name, reverse=True):
         names += [str(row["job"]) for row in run.rows]
         mine = [row for row in run.rows if row["job"] == job]
-        every = sorted((run.folder / "gangs").glob("[0-9]*-*"))
+        every = sorted((run.folder / "gangs").glob("[0-9]*-*"), key=lambda path: int(path.name.partition("-")[0]))
         leaders = {row["leader"] for row in mine}  # whose gang trained it, where one did
         gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
         if gangs:

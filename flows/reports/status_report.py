@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
+from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
@@ -39,6 +40,7 @@ from ringmaster.text import printable
 
 T = TypeVar("T")
 
+PATIENCE_S = 2.0  # with a database that is full or locked
 MOST_NAMED = 4  # devices whose numbers are shown
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
 STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
@@ -53,9 +55,12 @@ class StatusRun:
     rows: list[dict[str, Any]]
 
 
-def runs_of(batch: str | None) -> list[StatusRun]:
-    """Returns the runs to look at: those of one batch, or of all. Raises InputError where there is no such batch."""
-    every = [*_runs_here(), *_runs_on_pool()]
+def runs_of(batch: str | None, *, has_figures: bool = True) -> list[StatusRun]:
+    """Returns the runs to look at: those of one batch, or of all. Raises InputError where there is no such batch.
+
+    has_figures: whether the rows of jobs that run have their speeds and ends, for which much more is read.
+    """
+    every = [*_runs_here(has_figures=has_figures), *_runs_on_pool(has_figures=has_figures)]
     runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
     if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
         error_console().print(f"no job of {batch} has been in a plan: its last run waits for that, or ended before")
@@ -65,22 +70,34 @@ def runs_of(batch: str | None) -> list[StatusRun]:
     return runs
 
 
-def _runs_here() -> Iterator[StatusRun]:
+def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
     """The newest run of each batch that ran on this machine alone."""
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
         batch, folder = file.parent.parent.name, file.parent
         try:
-            records, options = jobs_of_file(file), _options(segments_of_file(file))
-            with closing(Database(file_url(file))) if _is_running(records) else nullcontext() as database:
-                lines = {} if database is None else _lines(TimelineReader(database, name=batch))
+            records = jobs_of_file(file)
+            options = _options(segments_of_file(file)) if has_figures else {}
+            lines = _lines_here(file, batch) if has_figures and _is_running(records) else {}
             rows = _rows(records, batch, folder.name, options=options, lines=lines)
             yield StatusRun(batch=batch, folder=folder, rows=rows)
         except DatabaseFault as error:  # the other batches are shown
             report_faults(error.faults)
 
 
-def _runs_on_pool() -> Iterator[StatusRun]:
+def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
+    """Returns what is known of the jobs of a batch that runs on this machine alone; nothing where only that is lacking.
+
+    Whoever opens a `Database` must be able to write to it, which not everybody who may read a journal is.
+    """
+    try:
+        with closing(Database(file_url(file), patience_s=PATIENCE_S)) as database:
+            return _lines(TimelineReader(database, name=batch))
+    except (DatabaseFault, SQLAlchemyError):
+        return {}
+
+
+def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
     """The runs that stand on the pool that this machine belongs to, and the newest one of each batch."""
     address = settings.pool()
     if address is None:
@@ -95,8 +112,9 @@ def _runs_on_pool() -> Iterator[StatusRun]:
         for qualified, record in Journal(database, batch=None).jobs(batches=list(shown)).items():
             key, _, job = qualified.partition("/")
             records[key].append(replace(record, name=job))
-        options = _options(Archive(database, is_pool=True).segments(list(shown), since_s=0.0))
-        is_running = any(map(_is_running, records.values()))
+        segments = Archive(database, is_pool=True).segments(list(shown), since_s=0.0) if has_figures else []
+        options = _options(segments)
+        is_running = has_figures and any(map(_is_running, records.values()))
         lines = _lines(TimelineReader(database, name="the pool", is_pool=True)) if is_running else {}
         for key, name in shown.items():
             mine = (_of_batch(options, key), _of_batch(lines, key))

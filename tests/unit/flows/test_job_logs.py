@@ -9,6 +9,7 @@ from ringmaster.flows import cli
 from ringmaster.flows.commands import looking
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.storage.database import DatabaseFault
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.events import PhaseStarted, Steps
@@ -83,6 +84,34 @@ def test_a_log_is_followed_to_the_job_s_next_gang_and_to_its_end(run, monkeypatc
     shown += list(texts)
     assert "".join(shown) == "12:00:01 step 4, loss 2.5\nstep 8\n"
     journal.close()
+
+
+def test_the_newest_gang_is_that_of_the_highest_number(run):
+    log(run, 9999, "a", "older\n")
+    log(run, 10000, "a", "newest\n")
+    assert invoke("logs", "a").stdout == "newest\n"
+
+
+def test_a_long_log_is_read_in_parts(run, monkeypatch):
+    monkeypatch.setattr(looking, "MOST_CHARACTERS", 5)
+    assert invoke("logs", "a").stdout == "12:00:01 step 4, loss 2.5\n"
+
+
+def test_logs_read_no_figures(run, monkeypatch):
+    monkeypatch.setattr("ringmaster.flows.reports.status_report.TimelineReader", None)
+    assert invoke("logs", "a").exit_code == 0
+
+
+def test_status_needs_no_write_access_to_a_journal(run, monkeypatch):
+    def refuse(url, **options):
+        raise DatabaseFault("it cannot be written")
+
+    monkeypatch.setattr("ringmaster.flows.reports.status_report.Database", refuse)
+    rows = json.loads(invoke("status", "--json").stdout)
+    assert [(row["job"], row["status"], row["option"]) for row in rows] == [
+        ("a", "running", "ddp on n:cpu:0,1"),
+        ("b", "failed", ""),
+    ]
 
 
 def test_status_says_what_runs_with_which_technique_and_how_fast(run):
