@@ -96,8 +96,8 @@ def announce(text: str) -> None:
 
     It is shown by what shows the present activity, if there is such a thing, and else printed.
     """
-    if _activity_views:
-        _activity_views[-1](text)
+    if views := _activity_views[-1:]:  # a copy, as another thread may remove the last one
+        views[0](text)
     else:
         error_console().print(text, style="dim", soft_wrap=True)
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -43,6 +44,9 @@ LINES_EVERY_S = 30.0  # between the lines about each running job in a log
 MOST_LINES = 20  # jobs of which a log says each time how they go on
 MOST_NAMED = 4  # devices of a gang whose numbers are shown
 WIDE, BAR = 120, 16  # columns from which on a terminal has room for bars, and of a bar
+LEAST_JOB = 8  # columns of the jobs' names, which are cut before a column is left out
+COLUMNS = ("job", "technique", "step", "loss", "samples/s", "tokens/s", "memory", "ends in")
+LEFT_OUT_FIRST = ("tokens/s", "samples/s", "memory", "technique", "loss")  # on a narrow terminal
 
 
 @dataclass(kw_only=True)
@@ -68,6 +72,12 @@ class RunningJob:
         if (left_s := progress.left_s(self.num_steps)) is None:
             return f"first step, {whole_seconds(now_s - progress.phase_s)}"
         return ends_in or whole_seconds(left_s)
+
+    def cells(self, now_s: float, *, ends_in: str = "") -> dict[str, str]:
+        """Returns its state as the cells of a table, by column."""
+        step = f"{self.progress.step}/{self.num_steps}" if self.num_steps else str(self.progress.step)
+        figures, activity = self.progress.figures().cells, self.activity(now_s, ends_in=ends_in)
+        return dict(zip(COLUMNS, (self.job, self.option, step, *figures, activity), strict=True))
 
     def line(self, now_s: float, *, ends_in: str = "") -> str:
         """Returns its state as one line of a log."""
@@ -121,6 +131,8 @@ class BatchProgress:
             case JobEnded():
                 self._num_done += 1
                 self.rows = {key: row for key, row in self.rows.items() if key[1] != event.job}
+            case Waiting():
+                self._activity = _waiting(event)
 
     def _start(self, event: SegmentStarted, now_s: float) -> None:
         jobs = (event.segment.job, *event.members)
@@ -148,8 +160,8 @@ class BatchProgress:
             texts.append(whole_seconds(now_s - self._planned_s))
         if self._activity:
             texts.append(f"{self._activity}, {whole_seconds(now_s - self._activity_s)}")
-        if self._prediction is not None and self.rows:
-            texts.append(f"ends in {self._ends_in(self._prediction.end)}")
+        if self._prediction is not None and self.rows and (ends_in := self._ends_in(self._prediction.end)):
+            texts.append(f"ends in {ends_in}")
         return " · ".join(texts)
 
     def ends_in(self, job: str) -> str:
@@ -158,8 +170,11 @@ class BatchProgress:
         return "" if end is None else self._ends_in(end)
 
     def _ends_in(self, end: PredictedEnd) -> str:
+        """Returns in how long something likely ends; empty where it should have ended by now."""
         assert self._prediction is not None
         elapsed_s = self._wall_clock() - self._prediction.since_s
+        if end.high_s <= elapsed_s:
+            return ""
         return range_text(end.low_s - elapsed_s, end.high_s - elapsed_s)
 
     def lines(self) -> list[str]:
@@ -320,24 +335,37 @@ class LiveView(View):
         return Group(*parts, self._spinner)
 
     def _jobs(self, rows: Sequence[RunningJob]) -> Table:
-        has_bars = self._console.width >= WIDE
-        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("job", style="bold", min_width=8)  # the only column that gives room to the others
-        table.add_column("technique", style="cyan", no_wrap=True, overflow="ellipsis")
-        if has_bars:
-            table.add_column("", width=BAR)
-        for heading in ("step", "loss", "samples/s", "tokens/s", "memory"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("ends in", no_wrap=True)
         now_s = self._batch.now_s()
-        for row in rows:
-            progress = row.progress
-            step = f"{progress.step}/{row.num_steps}" if row.num_steps else str(progress.step)
-            bar = [ProgressBar(total=row.num_steps or 1, completed=progress.step, width=BAR)] if has_bars else []
-            cells = (step, *progress.figures().cells, row.activity(now_s, ends_in=self._batch.ends_in(row.job)))
-            job = styled(row.job, no_wrap=True, overflow="ellipsis")
-            table.add_row(job, styled(row.option), *bar, *map(styled, cells))
+        every = [row.cells(now_s, ends_in=self._batch.ends_in(row.job)) for row in rows]
+        shown, has_bars = _columns_shown(every, self._console.width), self._console.width >= WIDE
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+        for name in shown:
+            # The name of the job is the only column that gives room to the others.
+            least, style = (LEAST_JOB, "bold") if name == "job" else (None, "cyan" if name == "technique" else None)
+            is_text = name in ("job", "technique", "ends in")
+            justify: Literal["left", "right"] = "left" if is_text else "right"
+            table.add_column(name, style=style, min_width=least, justify=justify, no_wrap=name != "job")
+            if name == "technique" and has_bars:
+                table.add_column("", width=BAR)
+        for row, cells in zip(rows, every, strict=True):
+            texts: list[RenderableType] = [styled(cells[name], no_wrap=True, overflow="ellipsis") for name in shown]
+            if has_bars:
+                bar = ProgressBar(total=row.num_steps or 1, completed=row.progress.step, width=BAR)
+                texts.insert(shown.index("technique") + 1, bar)
+            table.add_row(*texts)
         return table
+
+
+def _columns_shown(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Returns the columns of a table that fit a terminal `width` columns wide, two blanks apart."""
+    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in COLUMNS}
+    widths["job"] = LEAST_JOB
+    shown = [*COLUMNS]
+    for name in LEFT_OUT_FIRST:
+        if width >= WIDE or sum(widths[each] + 2 for each in shown) - 2 <= width:
+            break
+        shown.remove(name)
+    return shown
 
 
 @contextmanager
@@ -394,9 +422,13 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             causes = why_undefined(details["metrics"])
             text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *causes])
             return text, "yellow" if causes else "green"
-        case Waiting(holders=holders):
-            return f"waiting for devices held by {', '.join(holders)}", ""
+        case Waiting():
+            return _waiting(event), ""
     return "", ""
+
+
+def _waiting(event: Waiting) -> str:
+    return f"waiting for devices held by {', '.join(event.holders)}"
 
 
 def _devices(devices: tuple[tuple[str, int], ...]) -> str:

@@ -8,7 +8,14 @@ import pytest
 from ringmaster.flows.output import TextConsole, announce, working
 from ringmaster.flows.reports.progress import LINES_EVERY_S, BatchProgress, LinesView, LiveView, shown
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, PredictionUpdate, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import (
+    GangSaid,
+    JobEnded,
+    PredictionUpdate,
+    SegmentEnded,
+    SegmentStarted,
+    Waiting,
+)
 from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
 from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
@@ -144,6 +151,19 @@ def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
     progress.hear(PredictionUpdate(batch="", prediction=found))
     assert progress.lines()[0].endswith("ends in 3.0 to 6.3 min")
     assert progress.headline().endswith("ends in 3.0 to 8.0 min")
+    clock.now_s = 450.0  # the job should have ended: its present speed is shown
+    assert progress.lines()[0].endswith("ends in 16 s")
+    assert progress.headline().endswith("ends in at most 50 s")
+    clock.now_s = 501.0
+    assert "ends in" not in progress.headline()
+
+
+def test_a_pipe_says_that_devices_are_waited_for(clock):
+    view, new = lines(clock)
+    view.listen(Waiting(holders=("batch other",)))
+    clock.now_s = LINES_EVERY_S
+    view.tick()
+    assert new() == ["waiting for devices held by batch other", "still waiting for devices held by batch other, 30 s"]
 
 
 def screen(view):
@@ -172,6 +192,25 @@ def test_the_live_table_fits_its_terminal_and_changes_every_second(clock, width)
         clock.now_s += 1.0
         assert screen(view) != before
         assert "evaluating, 1 s" in screen(view)
+
+
+@pytest.mark.parametrize(
+    ("width", "shown_there", "left_out"),
+    [
+        (40, ("job-a", "8/40", "2.5", "16 s"), ("samples/s", "memory")),
+        (80, ("job-a", "ddp on 0,1", "0.5 of 1 GiB", "16 s"), ()),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_with_whole_cells(clock, width, shown_there, left_out):
+    view = LiveView(TextConsole(file=io.StringIO(), width=width, force_terminal=True), clock=clock)
+    view.listen(started("job-a"))
+    for event in (Ready(), steps(0), steps(4)):
+        view.listen(said(event, job="job-a"))
+    picture = screen(view)
+    for text in shown_there:
+        assert text in picture
+    for text in left_out:
+        assert text not in picture
 
 
 def test_more_jobs_than_lines_of_the_terminal_are_counted(clock):
