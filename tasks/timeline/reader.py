@@ -310,7 +310,8 @@ class TimelineReader:
         What was to have ended by now ends now at the earliest.
         """
         found: dict[tuple[str, str | None], PredictedEnd] = {}
-        left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in ENDED}
+        stands = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing goes on has no end that could be predicted
+        left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in stands}
         for batch, prediction in self._archive.predictions(left.intersection(batches)).items():
             for name, end in ((None, prediction.end), *prediction.jobs.items()):
                 found[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)

@@ -6,7 +6,9 @@ import pytest
 
 from ringmaster.flows.reports.status_report import runs_of, status_table
 from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, PredictedEnd, Prediction
+from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.timeline.reader import TimelineReader
 
 
 def prediction(**changes):
@@ -32,3 +34,16 @@ def test_status_says_in_how_long_each_job_ends_that_has_not_ended(tmp_path, monk
     text = status_table(rows.values()).plain
     assert "ends in" in text.splitlines()[0]
     assert " to " in text.splitlines()[1]
+
+
+def test_a_batch_of_which_nothing_goes_on_has_no_predicted_end(tmp_path):
+    database = Database(file_url(tmp_path / "journal.db"), synced=False)
+    journal = Journal(database, batch="")
+    journal.put(NEWEST_PREDICTION, prediction(since_s=time.time(), made_s=0.0).to_json())
+    journal.write_job("a", status=JobStatus.PAUSED)
+    journal.write_job("b", status=JobStatus.DONE)
+    reader = TimelineReader(database, name="night")
+    assert reader.read().predicted == {}
+    journal.write_job("a", status=JobStatus.WAITING)
+    assert set(reader.read().predicted) == {""}
+    database.close()
