@@ -30,9 +30,11 @@ class BlackBox(Technique):
     By default, one worker process supervises the trainer.
 
     rank: rank of this process in the gang, set by the harness before `profile` and `run`; 0 for a single process.
+    prints_itself: whether the log is the trainer's own output, to which the harness adds no lines about its events.
     """
 
     rank: int = 0
+    prints_itself = False
     whole_tensors = True  # the trainer has an optimizer of its own
 
     @abstractmethod

@@ -24,6 +24,7 @@ class Command(BlackBox):
     name = "command"
     summary = "an external trainer, started as a command"
     needs = "a job whose model is a command that speaks the protocol; devices of one node"
+    prints_itself = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Supports exactly the jobs whose model is a command, on one node."""

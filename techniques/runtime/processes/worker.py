@@ -51,6 +51,8 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     for folder, url in order.model_urls.items():
         fetch_model(url, Path(folder))
     technique = registry.load(order.technique)
+    if rank == 0 and order.purpose == TRAIN and not (isinstance(technique, BlackBox) and technique.prints_itself):
+        reporter.log = RankLog()
     if isinstance(technique, BlackBox):
         technique.rank = rank
         if order.purpose == TRIAL:
@@ -61,8 +63,6 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
                 store_model(Path(order.model_dir or ""), order.model_url)
         reporter.send(RankResult(result=result))
         _leave(0)
-    if rank == 0 and order.purpose == TRAIN:
-        reporter.log = RankLog()
     slot = order.slots[0]
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
     num_ranks = technique.num_ranks(shape)

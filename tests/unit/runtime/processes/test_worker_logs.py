@@ -1,10 +1,18 @@
-"""The log of a rank on a full disk: a `print` must not end the rank."""
+"""The log of a rank: whose lines it has, and a full disk, on which a `print` must not end the rank."""
 
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
+
+from ringmaster.techniques.command import Command
+from ringmaster.techniques.rewrite import Rewrite
+from ringmaster.techniques.runtime.processes import worker
+from ringmaster.techniques.runtime.processes.order import TRAIN
 from ringmaster.techniques.runtime.processes.worker import _Log
+from ringmaster.techniques.shared_base import SharedBase
 
 PRINTS = """
 import os, sys
@@ -27,3 +35,21 @@ def test_what_a_full_disk_does_not_take_of_a_log_is_lost():
         assert log.write(b"four") == 4
     done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "still here")
+
+
+@pytest.mark.parametrize(("technique", "has_lines"), [(SharedBase, True), (Rewrite, True), (Command, False)])
+def test_groups_and_rewritten_models_have_lines_of_the_harness_and_commands_their_own(
+    technique, has_lines, monkeypatch
+):
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(worker, "_leave", leave)
+    monkeypatch.setattr(worker.registry, "load", lambda _: technique())
+    monkeypatch.setattr(technique, "run", lambda *_: {"status": "done", "step": 0, "metrics": {}})
+    job = SimpleNamespace(total_steps=0)
+    order = SimpleNamespace(technique="", purpose=TRAIN, job=job, model_url=None, model_urls={})
+    reporter = SimpleNamespace(log=None, phase=lambda *_, **__: None, send=lambda _: None)
+    with pytest.raises(SystemExit):
+        worker._run(order, 0, reporter)
+    assert (reporter.log is not None) == has_lines
