@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.segment import Segment
@@ -84,6 +85,27 @@ def styled(text: str, style: str = "", **layout: Any) -> Text:
     layout: further arguments of rich's `Text`.
     """
     return Text(printable(text), style=style, **layout)
+
+
+def fitting_columns(
+    rows: Sequence[Mapping[str, str]], *, width: int, least: Mapping[str, int], left_out_first: Sequence[str]
+) -> list[str]:
+    """Returns the columns of a table that fit a terminal, two blanks apart.
+
+    rows: the cells by column; at least one row.
+    width: of the terminal, in cells.
+    least: the columns that may be cut, with the width that they need.
+    left_out_first: the columns that may be left out, in this order.
+    """
+    shown = [*rows[0]]
+    texts = {name: [name, *(row[name] for row in rows)] for name in shown}
+    widths = {name: max(map(cell_len, column)) for name, column in texts.items()} | dict(least)
+    for name in left_out_first:
+        if sum(widths[each] + 2 for each in shown) - 2 <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+    return shown
 
 
 def message(text: str) -> Text:

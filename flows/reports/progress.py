@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
-from ringmaster.flows.output import announced_by, styled
+from ringmaster.flows.output import announced_by, fitting_columns, styled
 from ringmaster.flows.process.interrupts import said_by
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
@@ -337,11 +336,13 @@ class LiveView(View):
     def _jobs(self, rows: Sequence[RunningJob]) -> Table:
         now_s = self._batch.now_s()
         every = [row.cells(now_s, ends_in=self._batch.ends_in(row.job)) for row in rows]
-        shown, has_bars = _columns_shown(every, self._console.width), self._console.width >= WIDE
+        width, has_bars = self._console.width, self._console.width >= WIDE
+        left_out_first = () if has_bars else LEFT_OUT_FIRST
+        shown = fitting_columns(every, width=width, least={"job": LEAST_JOB}, left_out_first=left_out_first)
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
         for name in shown:
             # The name of the job is the only column that gives room to the others.
-            least, style = (LEAST_JOB, "bold") if name == "job" else (None, "cyan" if name == "technique" else None)
+            least, style = LEAST_JOB if name == "job" else None, {"job": "bold", "technique": "cyan"}.get(name)
             is_text = name in ("job", "technique", "ends in")
             justify: Literal["left", "right"] = "left" if is_text else "right"
             table.add_column(name, style=style, min_width=least, justify=justify, no_wrap=name != "job")
@@ -354,18 +355,6 @@ class LiveView(View):
                 texts.insert(shown.index("technique") + 1, bar)
             table.add_row(*texts)
         return table
-
-
-def _columns_shown(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    """Returns the columns of a table that fit a terminal `width` columns wide, two blanks apart."""
-    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in COLUMNS}
-    widths["job"] = LEAST_JOB
-    shown = [*COLUMNS]
-    for name in LEFT_OUT_FIRST:
-        if width >= WIDE or sum(widths[each] + 2 for each in shown) - 2 <= width:
-            break
-        shown.remove(name)
-    return shown
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from ringmaster.flows.output import styled
+from ringmaster.flows.output import fitting_columns, styled
 from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import Piece
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
@@ -27,6 +28,8 @@ from ringmaster.tasks.timeline.text import (
 )
 
 NUMBERS = ("step", *FIGURES, "ends after")  # columns of numbers
+LEAST = {"job": 8, "message": 12}  # columns of text that may be cut, and the cells that they get
+LEFT_OUT_FIRST = ("tokens/s", "samples/s", "memory", "technique", "loss", "message", "status", "step")
 HEADINGS = 11  # lines other than devices, jobs, nodes and notes
 INK, FAINT, DARK, RED = "#22303c", "#6b7680", "#3a444c", "#c1121f"
 STATUS_STYLES = {"running": "bold", "failed": RED, "done": "green", "paused": "yellow", "cancelled": "yellow"}
@@ -60,7 +63,7 @@ def picture(run_timeline: RunTimeline, *, width: int, room: Room, has_shades: bo
         Text(),
         *_gantt(run_timeline, width, room.devices, has_shades=has_shades),
         Text(),
-        _jobs(run_timeline, room.jobs),
+        _jobs(run_timeline, room.jobs, width=width),
     ]
     if run_timeline.nodes:
         parts += [Text(), _nodes(run_timeline, room.nodes)]
@@ -114,19 +117,24 @@ def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tupl
     return f"bold {INK}" if is_running else INK, f" on {own}"
 
 
-def _jobs(run_timeline: RunTimeline, most: int) -> Table:
+def _jobs(run_timeline: RunTimeline, most: int, *, width: int) -> Table:
     columns, rows = job_table(run_timeline, most)
-    table = Table(
-        *(Column(name, justify="right" if name in NUMBERS else "left", no_wrap=name == "job") for name in columns),
-        box=None,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
-    for row in rows:
-        table.add_row(*row, style=STATUS_STYLES.get(row[2]))
+    cells = [dict(zip(columns, row, strict=True)) for row in rows]
+    without = LEFT_OUT_FIRST if any(row["message"] for row in cells) else ("message", *LEFT_OUT_FIRST)
+    shown = fitting_columns(cells, width=width, least=LEAST, left_out_first=without) if cells else columns
+    # A job has one line: more of them than the screen has room for would displace what is below.
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in shown:
+        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
+        table.add_column(
+            name, justify=justify, no_wrap=name not in LEAST, min_width=LEAST["job"] if name == "job" else None
+        )
+    for row in cells:
+        texts = (styled(row[name], no_wrap=True, overflow="ellipsis") for name in shown)
+        table.add_row(*texts, style=STATUS_STYLES.get(row["status"]))
     left_out = len(run_timeline.jobs) - most
     if left_out > 0:
-        table.add_row("", f"and {left_out} more", style=FAINT)
+        table.add_row("", styled(f"and {left_out} more", no_wrap=True), style=FAINT)
     return table
 
 

@@ -12,6 +12,8 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch_view import Room, picture
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
@@ -123,3 +125,33 @@ def test_a_screen_holds_what_fits_and_says_what_does_not():
     text = captured.get()
     assert len(text.splitlines()) <= 40
     assert "and 108 more devices" in text and "and 991 more" in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 24), (80, 24), (140, 40)])
+def test_a_running_job_has_one_line_with_its_name_and_its_whole_end(width, height):
+    figures = JobFigures(loss=2.1, samples_per_s=512.0, tokens_per_s=65_500.0, peak_bytes=2**30, predicted_bytes=2**31)
+    end = PredictedEnd(end_s=4000.0, low_s=3000.0, high_s=5000.0)
+    jobs = tuple(
+        JobLine(
+            name=f"job-{k}",
+            status="running",
+            step=240,
+            num_steps=1000,
+            technique="fsdp",
+            num_devices=1,
+            message="" if k else "loading data and model",
+            figures=figures,
+            predicted=end,
+        )
+        for k in range(30)
+    )
+    running = (Span(job="job-0", technique="fsdp", devices=(("vm", 0),), start_s=0.0, end_s=4000.0, status="running"),)
+    shown = RunTimeline(name="night", zero_s=0.0, now_s=100.0, rows=(("vm", 1),), running=running, jobs=jobs)
+    console = Console(width=width, height=height)
+    with console.capture() as capture:
+        console.print(picture(shown, width=width, room=Room.of_screen(shown, height)))
+    lines = capture.get().splitlines()
+    assert len(lines) <= height
+    (line,) = (line for line in lines if "job-1 " in line)
+    assert line.startswith("B  job-1 ")
+    assert "66.7 min (50.0 to 83.3 min)" in line
