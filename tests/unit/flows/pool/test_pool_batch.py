@@ -473,7 +473,7 @@ def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled
             of_command.add("run-9")
         else:
             cancel_unsubmitted(database, key, why="by hand")
-        threading.Event().wait(120)
+        threading.Event().wait(20)
 
     bench.profile = measure
     with interrupts.answered(interrupts.Interrupts(say=lambda line: None)):
