@@ -25,7 +25,7 @@ UNKNOWN = 0.08  # what no profile contains: the deviation of the factor of all t
 
 
 @dataclass
-class Ends:
+class IntervalCoverage:
     """Ends of one kind, of the batch or of jobs, at one time: which lie in their interval, and errors."""
 
     inside: list[bool] = field(default_factory=list)
@@ -54,14 +54,16 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: |")
     for name, errors in (("predicted", OF_PREDICTIONS), ("measured", OF_MEASUREMENTS)):
         for size in chosen.sizes:
-            ends = {(share, of): Ends() for share in SHARES for of in ("batch", "jobs")}
+            ends = {(share, of): IntervalCoverage() for share in SHARES for of in ("batch", "jobs")}
             for seed in range(chosen.draws):
                 measure(draw(chosen.family, seed=seed), errors, size, seed=seed, ends=ends)
             for (share, of), found in ends.items():
                 print(found.line(f"{name}, {size:g} times, {of} at {share:.0%}"), flush=True)
 
 
-def measure(problem: Problem, errors: Errors, size: float, *, seed: int, ends: dict[tuple[float, str], Ends]) -> None:
+def measure(
+    problem: Problem, errors: Errors, size: float, *, seed: int, ends: dict[tuple[float, str], IntervalCoverage]
+) -> None:
     """Adds the ends of one simulated batch."""
     numbers = random.Random(seed)
     plan = by_rules(problem)
