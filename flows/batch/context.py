@@ -248,7 +248,7 @@ def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = N
         weights = base_weights(batch, node_context.ledger, journal, home)
         node_context = with_weights(node_context, weights)
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
-        journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
+        journal.put("batch", batch.to_json())
         begun(batch, home)
         yield RunContext(
             node_context=node_context,

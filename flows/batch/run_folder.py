@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
@@ -16,7 +17,6 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import unfit_parents
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import digest
 
 
 def fresh_folder(batch: Batch, home: Path) -> Path:
@@ -84,16 +84,16 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
     while folders:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
-            then = journal.get("digest")
+            stored = journal.get("batch")
             is_recorded = journal.get("is_recorded", True)  # unset by earlier releases, and by a kill
             is_recorded = is_recorded and all("model_uri" in r.details for r in journal.jobs().values())
             is_done = journal.get("status") == "done" and is_recorded
-        if then is not None:
+        if stored is not None:
             break
         folders.pop()  # it was killed before it had written its inputs
     if not folders or (is_done and was_being_started(batch, home)):
         return None
-    if then != digest(batch.to_json()):
+    if not is_batch(batch, stored):
         raise InputError(
             [
                 f"the batch file has changed since the run in {folders[-1]}, so it cannot be resumed. "
@@ -103,6 +103,16 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     if is_done:
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
     return folders[-1]
+
+
+def is_batch(batch: Batch, stored: Any) -> bool:
+    """Returns whether a journal's `stored` batch is `batch`. Fields that a later release added have their defaults."""
+    if stored is None:
+        return False
+    try:
+        return Batch.from_json(stored).to_json() == batch.to_json()
+    except (TypeError, ValueError):  # a later release wrote it
+        return False
 
 
 def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:

@@ -52,7 +52,7 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
@@ -234,8 +234,7 @@ class PooledRun:
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
-        facts = {"batch": batch.to_json(), "digest": digest(batch.to_json())}
-        journal.put_all({**facts, "started_s": journal.get("started_s", since_s), "since_s": since_s})
+        journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
         self._checkpoint_root = checkpoint_root_of(journal, resume=False)
         self._weights = base_weights(batch, ledger, journal, settings.home())
         batch = replace(batch, jobs=with_teachers(batch.jobs, self._weights))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows.batch.flow_runs import root_run, runs_fact
-from ringmaster.flows.batch.run_folder import fresh_folder, was_being_started
+from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_started
 from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
@@ -117,7 +117,7 @@ def newest_run(batch: Batch, database: Database, home: Path) -> tuple[str, Path]
     mine = [key for key, name, _ in submissions.names() if name == batch.name]
     if not mine:
         return None
-    same = [key for key in mine if Journal(database, batch=key).get("digest") == digest(batch.to_json())]
+    same = [key for key in mine if is_batch(batch, Journal(database, batch=key).get("batch"))]
     if not same:
         raise InputError(
             [

@@ -5,13 +5,10 @@ pool-0.1: the batch `pooled` was submitted, and the pool was stopped by `down` a
 and files of processes are left out.
 """
 
-import json
 import sqlite3
 import tarfile
 from contextlib import closing
 from pathlib import Path
-
-from ringmaster.techniques.interface.values import digest
 
 HERE = Path(__file__).parent
 MADE_IN = "/srv/ringmaster-0.1"
@@ -27,7 +24,7 @@ def unpack(name, *, to, kind=DEVICE_KIND):
 
 
 def _replace(file, replaced):
-    """Replaces texts in all columns of a database, and the digests of batches, which cover their folders."""
+    """Replaces texts in all columns of a database."""
     with closing(sqlite3.connect(file)) as database, database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
@@ -39,7 +36,3 @@ def _replace(file, replaced):
                             f'UPDATE "{table}" SET "{column}" = replace("{column}", ?, ?) WHERE instr("{column}", ?)',
                             (old, new, old),
                         )
-        if "facts" in tables:
-            for batch, text in database.execute("SELECT batch, value FROM facts WHERE key = 'batch'").fetchall():
-                now = json.dumps([digest(json.loads(text)[0])])
-                database.execute("UPDATE facts SET value = ? WHERE batch = ? AND key = 'digest'", (now, batch))

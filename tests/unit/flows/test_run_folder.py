@@ -1,15 +1,17 @@
 """The run that `--resume` continues. A run that was killed before it began has nothing to resume."""
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from ringmaster.flows.batch.run_folder import begun, folder_to_resume, fresh_folder, note_start
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import digest
 from tests.unit.execution.fakes import job
 
-BATCH = Batch(name="nightly", jobs=(job("a"),), folder=None, text="name: nightly\n")
+BATCH = Batch(name="nightly", jobs=(job("a"),), folder=Path("/batches"), text="name: nightly\n")
 
 
 def run(home, *, status, batch=BATCH):
@@ -17,7 +19,7 @@ def run(home, *, status, batch=BATCH):
     note_start(batch, home)
     folder = fresh_folder(batch, home)
     journal = Journal.of_file(folder / "journal.db")
-    journal.put_all({"digest": digest(batch.to_json()), "status": status})
+    journal.put_all({"batch": batch.to_json(), "status": status})
     journal.write_job("a", details={"model_uri": "models:/nightly.a/1"} if status == "done" else {})
     journal.close()
     begun(batch, home)
@@ -68,6 +70,23 @@ def test_what_is_done_or_of_another_file_is_refused(tmp_path):
     run(tmp_path, status="done")
     with pytest.raises(InputError, match="is done"):
         folder_to_resume(BATCH, tmp_path)
-    other = Batch(name="nightly", jobs=(job("b"),), folder=None, text="")
+    other = Batch(name="nightly", jobs=(job("b"),), folder=Path("/batches"), text="")
     with pytest.raises(InputError, match="the batch file has changed"):
         folder_to_resume(other, tmp_path)
+
+
+def test_a_run_of_an_earlier_release_whose_jobs_lack_later_fields_is_resumed(tmp_path):
+    folder = run(tmp_path, status="interrupted")
+    with closing(Journal.of_file(folder / "journal.db")) as journal:
+        stored = journal.get("batch")
+        del stored["jobs"][0]["evaluation"]["at_steps"]
+        journal.put("batch", stored)
+    assert folder_to_resume(BATCH, tmp_path) == folder
+
+
+def test_a_run_of_a_later_release_is_of_another_batch(tmp_path):
+    folder = run(tmp_path, status="interrupted")
+    with closing(Journal.of_file(folder / "journal.db")) as journal:
+        journal.put("batch", journal.get("batch") | {"later": True})
+    with pytest.raises(InputError, match="the batch file has changed"):
+        folder_to_resume(BATCH, tmp_path)
