@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from ringmaster.codec import from_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.pool.own_node import own_node

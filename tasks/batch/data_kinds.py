@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ringmaster.techniques.interface.values import digest
+
+from ringmaster.codec import digest
 from ringmaster.techniques.data.inference import (
     encodes_text,
     has_negatives,
@@ -14,7 +17,6 @@ from ringmaster.techniques.data.inference import (
     with_processor_of,
 )
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.losses.contrastive import Contrastive
 
 

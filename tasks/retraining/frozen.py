@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
+from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data.files import matching, opened
 from ringmaster.techniques.interface.values import digest

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.adapters.attaching import AdaptedLinear, first_state, pretrained_state, sites
 from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.adapters.leaves import own_leaves

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
@@ -23,7 +24,6 @@ from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import BUILTIN, metric_names
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
@@ -14,6 +15,7 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow.utils import validation
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, load_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
