@@ -32,7 +32,6 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
 from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.interface.values import digest
-
 from ringmaster.codec import digest
 from ringmaster.techniques.data.inference import (
     encodes_text,

@@ -16,11 +16,6 @@ from ringmaster.techniques.data.rows import FileText, format_of
 from ringmaster.techniques.data.sources.registry import data_source_of
 from ringmaster.techniques.data.training_faults import SplitRows
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.values import digest, to_json
-from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import FileText, format_of
-from ringmaster.techniques.runtime.data.sources.registry import data_source_of
-from ringmaster.techniques.runtime.data.training_faults import SplitRows
 
 MOST_REMEMBERED = 256
 

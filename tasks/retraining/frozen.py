@@ -12,7 +12,6 @@ from pathlib import Path
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data.files import matching, opened
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 

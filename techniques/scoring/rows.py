@@ -15,11 +15,8 @@ import numpy as np
 from ringmaster.codec import from_json
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import DataSpec, Job
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.scoring.likeness import tokenizer_of
 from ringmaster.techniques.scoring.order import TrainingData
-from ringmaster.techniques.runtime.scoring.likeness import tokenizer_of
-from ringmaster.techniques.runtime.scoring.order import TrainingData
 
 if TYPE_CHECKING:
     import torch

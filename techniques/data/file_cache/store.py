@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.techniques.data.prepared import locked
 from ringmaster.techniques.data.windows import DAY_S
-from ringmaster.techniques.interface.values import digest
-from ringmaster.codec import digest
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 
 # Incremented whenever the same file would be kept in another way than before.

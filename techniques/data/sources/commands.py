@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ringmaster.codec import digest
 from ringmaster.techniques.data.prepared import Preparation
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.values import digest
-from ringmaster.codec import digest
-from ringmaster.techniques.runtime.data.prepared import Preparation
-from ringmaster.techniques.runtime.data.stored_source import StoredSource
 
 
 class CommandsOwn(StoredSource):

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import transformers
+from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -37,9 +38,6 @@ from ringmaster.techniques.data.samples import Padded
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
-from ringmaster.techniques.runtime.data.samples import Padded
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.layer_times import WEIGHTS_STD, kind_of

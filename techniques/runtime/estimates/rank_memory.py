@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ringmaster.techniques.runtime.data import PreparedData
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,8 +29,6 @@ from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import from_json
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.dropout import DrawSites
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.runtime.models import layer_names

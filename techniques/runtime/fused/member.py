@@ -17,7 +17,6 @@ from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.modules import PREFIX
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ringmaster.techniques.runtime.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json
@@ -14,8 +15,6 @@ from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.values import from_json
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.fused.base.sharding import shard
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import prepare
 from safetensors.torch import load_file, save_file
 
 from ringmaster.codec import to_json
@@ -19,8 +20,6 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.adapters.attaching import first_state, sites
 from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.scoring import score_together
 from ringmaster.techniques.scoring import together as together_module

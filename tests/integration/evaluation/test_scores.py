@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
@@ -13,8 +14,6 @@ from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
 from ringmaster.techniques.scoring.order import TrainingData

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
@@ -14,8 +15,6 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.probing import StepFault

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
@@ -16,8 +17,6 @@ from ringmaster.techniques.adaptations.support import copies_reference, why_no_a
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.requirements import why_not_together

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
@@ -14,8 +15,6 @@ from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import from_json, to_json
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
