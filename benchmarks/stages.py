@@ -23,8 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ringmaster.techniques.runtime.data import PreparedData
-
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs

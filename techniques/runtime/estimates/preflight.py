@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.adapters.attaching import attach

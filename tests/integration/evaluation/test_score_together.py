@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import prepare
 from safetensors.torch import load_file, save_file
 
 from ringmaster.codec import to_json

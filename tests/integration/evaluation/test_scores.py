@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
