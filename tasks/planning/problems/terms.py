@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.parts import ProblemError
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
 
 HOUR_S = 3600.0
 
@@ -45,7 +44,7 @@ class Terms:
             )
             for job in problem.jobs
         )
-        is_paid = bool(registry.objective(self.objective).coefficients(problem).prices)
+        is_paid = bool(objective_by_name(self.objective).coefficients(problem).prices)
         nodes = tuple(
             replace(node, price=self.price_per_device_hour / HOUR_S if is_paid else node.price)
             for node in problem.nodes

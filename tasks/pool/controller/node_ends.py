@@ -14,7 +14,7 @@ from dataclasses import replace
 from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
-from ringmaster.tasks.planning.plans.checked import bounded
+from ringmaster.tasks.planning.plans.checked_plans import bounded
 
 logger = logging.getLogger(__name__)
 

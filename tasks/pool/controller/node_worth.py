@@ -14,8 +14,8 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.planning import Plan, Problem, solve
-from ringmaster.tasks.planning.problems.parts import Node as PlanningNode
-from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Node as PlanningNode
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.profiling.options import planning_problem
 
