@@ -21,7 +21,7 @@ from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, Ledger
 from ringmaster.techniques.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
+    from ringmaster.model_lineage.snapshot import Node, Snapshot
     from ringmaster.model_lineage.tensors import TensorStore
 
 Model = Annotated[
@@ -59,13 +59,13 @@ class LineageHome:
     @cached_property
     def snapshot(self) -> Snapshot:
         """A snapshot of the lineage, taken on first use."""
-        from ringmaster.model_lineage.graph.snapshot import Snapshot
+        from ringmaster.model_lineage.snapshot import Snapshot
 
         return Snapshot.of(self.ledger, cache=self.folder / "cache" / "lineage", is_fresh=self.is_fresh)
 
     def find(self, name: str) -> Node:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
-        from ringmaster.model_lineage.graph.snapshot import UnknownName
+        from ringmaster.model_lineage.snapshot import UnknownName
 
         with input_errors(UnknownName):
             return self.snapshot.find(name)
@@ -127,7 +127,7 @@ class LineageHome:
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1)."""
-    from ringmaster.model_lineage.graph.graph import Circle
+    from ringmaster.model_lineage.graph import Circle
     from ringmaster.model_lineage.tensors import StoreFault
 
     try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.model_lineage.graph.snapshot import UnknownName
+from ringmaster.model_lineage.snapshot import UnknownName
 from tests.unit.lineage.families import data, node, shop, snapshot
 
 VERSIONS = snapshot(

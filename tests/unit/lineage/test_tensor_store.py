@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ringmaster.model_lineage.tensors import StoreFault, TensorStore
-from ringmaster.model_lineage.tensors.planes import pack, unpack
+from ringmaster.model_lineage.tensors.objects import pack, unpack
 from tests.children import in_a_child
 from tests.drawing import draws
 
