@@ -1,4 +1,4 @@
-"""The files of a model: a validated listing of an untrusted folder, the parts of safetensors files, and the stored list.
+"""The files of a model: a validated listing of an untrusted folder, the parts of safetensors files, the stored list.
 
 A file that is not a plain file of the folder is refused. A link to a file is followed if it stays in the folder.
 Hugging Face's cache stores a model in `models--OWNER--NAME`, where `snapshots/REVISION/model.safetensors` is a link to

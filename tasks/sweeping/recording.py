@@ -47,8 +47,8 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
     mark = model_pages.picture("Parallel coordinates", run_id, PARALLEL)
     if mark not in note:
         curves = model_pages.picture("Learning curves", run_id, CURVES)
-        experiment_id = ledger.experiment_of(run_id)
-        board = f"All of them: {model_pages.link('leaderboard', model_pages.artifact_path(experiment_id, run_id, LEADERBOARD))}."
+        path = model_pages.artifact_path(ledger.experiment_of(run_id), run_id, LEADERBOARD)
+        board = f"All of them: {model_pages.link('leaderboard', path)}."
         ledger.set_note(run_id, f"{_sentence(rows)} {board}\n\n{mark}\n\n{curves}\n\n{note}")
 
 
