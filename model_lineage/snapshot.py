@@ -1,4 +1,4 @@
-"""An in-memory snapshot of the lineage: models by name, ancestry, differences, garbage collection, consistency checks."""
+"""A snapshot of the lineage in memory: models by name, ancestry, differences, garbage collection, consistency checks."""
 
 from __future__ import annotations
 
