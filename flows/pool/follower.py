@@ -28,7 +28,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Listener
 from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.execution.replanning.forecaster import EVERY_S
 from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.pool.batch_events import BatchEvents, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission

@@ -15,10 +15,10 @@ ENTRY_POINT_GROUP = "ringmaster.engines"
 LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
 BUILTIN: dict[str, str] = {
     LOCAL: "ringmaster.tasks.execution.local.engine:local",
-    WORKERS: "ringmaster.tasks.pool.controller.engine:workers",
+    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
     WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
-    SLURM: "ringmaster.tasks.pool.providers.slurm.engine:slurm",
-    RAY: "ringmaster.tasks.pool.providers.ray.engine:ray",
+    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
+    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
 }
 """By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
 

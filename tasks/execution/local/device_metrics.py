@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.devices.monitor import Telemetry
+from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.techniques.runtime.processes.events import Event
 

@@ -11,8 +11,7 @@ import pytest
 
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.devices.monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry
-from ringmaster.tasks.devices.probes import pids_are_known
+from ringmaster.tasks.device_monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry, pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded

@@ -10,7 +10,7 @@ from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.context import EngineContext
 from ringmaster.tasks.execution.engines.registry import BUILTIN, LOCAL, WORKERS, build_engine, engine_names
 from ringmaster.tasks.execution.local.engine import LocalEngine
-from ringmaster.tasks.pool.controller.engine import PoolEngine
+from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.interface.registry import installed
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
