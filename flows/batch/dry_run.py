@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
@@ -28,8 +29,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.prediction import Prediction
-from ringmaster.tasks.execution.replanning.forecast import Surroundings
+from ringmaster.tasks.execution.replanning.forecast import Prediction, Surroundings
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -44,7 +44,6 @@ from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import markdown
 
 

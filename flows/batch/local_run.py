@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
 from ringmaster.flows.batch.context import RunContext, open_run_context
@@ -27,17 +28,13 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.engines.known_nodes import following
-from ringmaster.tasks.execution.engines.registry import LOCAL, build_engine
 from ringmaster.tasks.execution.events import JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState, JobTable
-from ringmaster.tasks.execution.local.device_metrics import watching
-from ringmaster.tasks.execution.local.step_events import StepEvents
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION
-from ringmaster.tasks.execution.replanning.forecast import Surroundings
+from ringmaster.tasks.execution.local.engine import StepEvents, watching
+from ringmaster.tasks.execution.replanning.forecast import FIRST_PREDICTION, NEWEST_PREDICTION, Surroundings
 from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
@@ -55,7 +52,6 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import from_json, to_json
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same

@@ -29,9 +29,7 @@ from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.tasks.execution.engines.registry import WORKERS, build_engine
+from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replanner import Replanner

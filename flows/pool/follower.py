@@ -14,6 +14,7 @@ from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect
@@ -25,9 +26,8 @@ from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Listeners, Planned, PredictionUpdate
-from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, predictions_in
-from ringmaster.tasks.execution.replanning.forecaster import EVERY_S
-from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.tasks.execution.job_table import SteeringRequest
+from ringmaster.tasks.execution.replanning.forecast import EVERY_S, NEWEST_PREDICTION, predictions_in
 from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
@@ -38,7 +38,6 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.interface.preflight import Preflight, Refusal
-from ringmaster.techniques.interface.values import from_json, to_json
 
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = (

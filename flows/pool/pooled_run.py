@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
 from ringmaster.flows.batch.fusing import choose_together
@@ -40,7 +41,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
-from ringmaster.tasks.execution.steering import GOAL
+from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.pool.event_log import Position
 from ringmaster.tasks.pool.handed_over import BatchMeasurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
@@ -52,7 +53,6 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"

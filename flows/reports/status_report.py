@@ -12,13 +12,14 @@ from rich.cells import cell_len
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
 from ringmaster.flows.pool.asking import open_database
 from ringmaster.flows.process.process_log import report_faults
-from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
+from ringmaster.tasks.execution.replanning.forecast import PredictedEnd
 from ringmaster.tasks.pool.handed_over import Pending, pending
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, DatabaseFault, file_url
@@ -35,7 +36,6 @@ from ringmaster.tasks.timeline.queries import Archive
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import JobLine, end_text
 from ringmaster.tasks.timeline.text import FIGURES
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.text import printable
 
 T = TypeVar("T")

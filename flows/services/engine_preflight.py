@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows.services.engine_options import EngineOptions
-from ringmaster.tasks.execution.engines.registry import RAY, SLURM
+from ringmaster.tasks.execution.engine import RAY, SLURM
 
 
 def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.pages import links
@@ -19,8 +20,8 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.code_version import code_version
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -38,7 +39,6 @@ from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.runtime.processes.events import (

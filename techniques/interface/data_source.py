@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.values import SINCE_LATER
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,7 @@ class Row:
 class DataSource(ABC):
     """A kind of data, a class without arguments in one file.
 
-    Most kinds make a sample of each row of a file or a data set: `runtime.data.row_samples.row_source.RowSource`
+    Most kinds make a sample of each row of a file or a data set: `data.row_samples.row_source.RowSource`
     implements everything except the roles of columns and the sample.
 
     Attributes:

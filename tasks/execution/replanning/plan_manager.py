@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, PlanProgress, in_steps
 from ringmaster.tasks.execution.events import ExecutionEvent, Planned
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.options import planning_problem

@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
-from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.tasks.execution.job_table import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch, Quarantine
 from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan

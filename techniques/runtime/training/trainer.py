@@ -14,29 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.adaptations.training import Adapting
 from ringmaster.techniques.adapters.attaching import attach, trained_names
 from ringmaster.techniques.adapters.exporting import export_adapter
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.loss import REWARDS
-from ringmaster.techniques.interface.technique import (
-    Technique,
-    data_parallel_rank,
-    data_parallel_size,
-    why_no_optimizer,
-)
-from ringmaster.techniques.interface.values import digest, from_json, to_json
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
-    HostCopies,
-    Reader,
-    named_state,
-    piece_writer,
-    read_whole,
-    restore_model,
-)
-from ringmaster.techniques.runtime.data import (
+from ringmaster.techniques.data import (
     Dataset,
     Indices,
     PreparedData,
@@ -46,6 +28,24 @@ from ringmaster.techniques.runtime.data import (
     prepare,
     sampler_of,
     width_of,
+)
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.loss import REWARDS
+from ringmaster.techniques.interface.technique import (
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
+)
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
+from ringmaster.techniques.runtime.checkpoints.state import (
+    HostCopies,
+    Reader,
+    named_state,
+    piece_writer,
+    read_whole,
+    restore_model,
 )
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of

@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
     Waiting,
 )
-from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
+from ringmaster.tasks.execution.replanning.forecast import PredictedEnd, Prediction
 from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from ringmaster.codec import from_json
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli
@@ -18,7 +19,6 @@ from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
 from ringmaster.flows.services.needed import PoolOptions, compose
 from ringmaster.tasks.pool.nodes import Timeouts
-from ringmaster.techniques.interface.values import from_json
 from tests import manifests
 from tests.manifests import FOLDER, KUSTOMIZATIONS
 

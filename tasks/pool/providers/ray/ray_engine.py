@@ -13,13 +13,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.codec import from_json
 from ringmaster.extras import require_extra
-from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun
+from ringmaster.tasks.execution.engine import EngineContext, NodeRun
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine, pool_engine
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, RayOptions
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.processes.channel import Channel
 
 COMMAND = (sys.executable, "-P", "-m", "ringmaster.tasks.pool.providers.ray.broker")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun
+from ringmaster.tasks.execution.engine import EngineContext, NodeRun
 from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway

@@ -2,12 +2,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from ringmaster.codec import to_json
 
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.ray.options import cause
 from ringmaster.tasks.pool.providers.ray.ray_engine import BrokerConnection, RayProvider
 from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S
-from ringmaster.techniques.interface.values import to_json
 
 
 class FakeRay:

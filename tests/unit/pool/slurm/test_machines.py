@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.engines.context import NodeRun
+from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.slurm.commands import (
     SlurmJob,
