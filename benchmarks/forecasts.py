@@ -13,7 +13,7 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.replanning.forecast import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.simulation.simulate import simulate
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.baselines import BASELINES

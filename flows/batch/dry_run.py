@@ -29,7 +29,8 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.replanning.forecast import Prediction, Surroundings
+from ringmaster.tasks.execution.events import Prediction
+from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text

@@ -30,11 +30,11 @@ from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.engines.known_nodes import following
-from ringmaster.tasks.execution.events import JobEnded, Listener, Planned
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.local.engine import StepEvents, watching
-from ringmaster.tasks.execution.replanning.forecast import FIRST_PREDICTION, NEWEST_PREDICTION, Surroundings
+from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task

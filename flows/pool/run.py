@@ -14,7 +14,7 @@ from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_
 from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.replanning.forecast import FIRST_PREDICTION, NEWEST_PREDICTION
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.requests import Requests

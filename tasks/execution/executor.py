@@ -19,7 +19,7 @@ from itertools import count
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlanProgress
+from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
@@ -31,9 +31,8 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
-from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.execution.replanning.forecast import Forecaster
-from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePlan, PlanManager
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord

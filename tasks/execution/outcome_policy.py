@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ringmaster.tasks.execution.dispatch import PlanProgress
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
-from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.tasks.cluster import Cluster, Device
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanProgress, device_of
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.trials import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord

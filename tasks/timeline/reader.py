@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
-from ringmaster.tasks.execution.replanning.forecast import PredictedEnd
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes

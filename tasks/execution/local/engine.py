@@ -11,51 +11,13 @@ from contextlib import contextmanager, nullcontext
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, Spawn
+from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, SegmentTelemetry, Spawn
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentEnded
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.events import Event, Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.launcher import Launcher
-
-Say = Callable[[Event], None]
-
-
-class SegmentTelemetry:
-    """Adds telemetry events to the events of segments. Safe to use from several threads."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._telemetry = telemetry
-        self._lock = threading.Lock()
-        self._says: dict[int, Say] = {}
-
-    @contextmanager
-    def segment(self, call: SegmentCall) -> Iterator[Say]:
-        """While a segment's gang runs: yields the callback that receives the gang's events."""
-        with self._lock:
-            self._says[call.number] = call.on_event
-        self._telemetry.begin(call.number, [number for _, number in call.devices])
-
-        def say(event: Event) -> None:
-            call.on_event(event)
-            self._pass_on()
-
-        try:
-            yield say
-        finally:
-            with self._lock:
-                del self._says[call.number]
-            if (last := self._telemetry.end(call.number)) is not None:
-                call.on_event(last)
-
-    def _pass_on(self) -> None:
-        """Sends the due telemetry events of all segments. Gangs send events far more often than telemetry is due."""
-        events = self._telemetry.due_events()
-        with self._lock:
-            due = [(self._says[number], event) for number, event in events.items() if number in self._says]
-        for say, event in due:
-            say(event)
 
 
 @contextmanager

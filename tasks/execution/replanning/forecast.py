@@ -30,109 +30,24 @@ no I/O, and its random numbers have a fixed seed.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
 from ringmaster.tasks.execution.events import (
-    ExecutionEvent,
-    GangSaid,
-    JobEnded,
-    Planned,
-    PredictionUpdate,
-    SegmentEnded,
+    COVERAGE,
+    PredictedEnd,
+    Prediction,
 )
-from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.replanning.plan_manager import PlanManager
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBeliefs, errors_of
-from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Profile
-from ringmaster.techniques.runtime.processes.events import Steps
-
-COVERAGE = 0.9  # the share of ends that should be in their interval
-FIRST_PREDICTION = "prediction"
-"""The fact: the first prediction since the batch was started or resumed, as JSON."""
-NEWEST_PREDICTION = "newest_prediction"
-"""The fact: the newest prediction, as JSON."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedEnd:
-    """When something ends: the median, and the interval that contains the end with probability `COVERAGE`."""
-
-    end_s: float
-    low_s: float
-    high_s: float
-
-    def later(self, seconds: float) -> PredictedEnd:
-        """Returns the same end in seconds that count from `seconds` earlier."""
-        return PredictedEnd(end_s=self.end_s + seconds, low_s=self.low_s + seconds, high_s=self.high_s + seconds)
-
-    def not_before(self, now_s: float) -> PredictedEnd:
-        """Returns the end of something that has not ended at `now_s`."""
-        return PredictedEnd(end_s=max(self.end_s, now_s), low_s=max(self.low_s, now_s), high_s=max(self.high_s, now_s))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The predicted ends of a batch and its jobs. All seconds count from the batch's begin.
-
-    makespan_s: when the last job ends, the median.
-    low_s, high_s: the interval that contains the actual makespan with probability `coverage`.
-    load: the load of the machine when the plan was made (`tasks/profiling/reference.py`), which the plan contains.
-    spread: the expected logarithmic error of what the speeds alone say.
-    num_earlier: the number of earlier runs whose errors correct it.
-    uncorrected_s: the median makespan by the speeds alone; None in predictions of earlier releases.
-    jobs: the end of each job that has not ended.
-    since_s: the batch's begin, in seconds since the epoch; 0 if it has not begun.
-    made_s: when it was made.
-    """
-
-    makespan_s: float
-    low_s: float
-    high_s: float
-    load: float
-    spread: float
-    num_earlier: int
-    coverage: float = COVERAGE
-    uncorrected_s: float | None = None
-    jobs: Mapping[str, PredictedEnd] = field(default_factory=dict)
-    since_s: float = 0.0
-    made_s: float = 0.0
-
-    @property
-    def end(self) -> PredictedEnd:
-        """The end of the batch."""
-        return PredictedEnd(end_s=self.makespan_s, low_s=self.low_s, high_s=self.high_s)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the JSON form, with seconds to a thousandth."""
-        data: dict[str, Any] = to_json(self)
-        jobs = {name: {key: round(value, 3) for key, value in end.items()} for name, end in data["jobs"].items()}
-        return {**data, "jobs": jobs}
-
-
-def predictions_in(facts: Mapping[str, Any]) -> tuple[Prediction | None, Prediction | None]:
-    """Returns the first and the newest prediction of a batch by its facts; None for what is missing or unreadable."""
-    return _read(facts.get(FIRST_PREDICTION)), _read(facts.get(NEWEST_PREDICTION) or facts.get(FIRST_PREDICTION))
-
-
-def _read(data: Any) -> Prediction | None:
-    try:
-        return None if data is None else from_json(Prediction, data)
-    except ValueError:  # of another release
-        return None
-
 
 NUM_DRAWS = 200
 SPEEDS, SURROUNDINGS = 0, 1  # the seeds of the draws of speeds, and of the factor that stretches all ends
@@ -369,79 +284,3 @@ def _last(left: Mapping[str, Draws]) -> Draws:
     """Returns draws of the seconds until the last of the jobs ends."""
     found: Draws = np.maximum.reduce(list(left.values()))
     return np.maximum(found, LEAST_S)
-
-
-EVERY_S = 2.0  # while speeds are measured
-MOST_SHARE = 0.01  # of the executor's time
-
-
-class Forecaster:
-    """Predicts the ends of each batch of an executor's job table; a listener of the executor.
-
-    plan_manager: re-plans by what it believes of the jobs' speeds; nothing is predicted without a replanner.
-    tell: receives a `PredictionUpdate` for each batch.
-    clock: monotonic seconds.
-    wall_clock: seconds since the epoch.
-    """
-
-    PURPOSE = "the prediction of when jobs end"
-
-    def __init__(
-        self,
-        plan_manager: PlanManager,
-        job_table: JobTable,
-        journal: Journal,
-        *,
-        tell: Callable[[ExecutionEvent], None],
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._plan_manager, self._job_table, self._journal = plan_manager, job_table, journal
-        self._tell, self._clock, self._wall_clock = tell, clock, wall_clock
-        self._since_s: dict[str, float] = {}  # by batch, when it began
-        self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
-        self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
-
-    def listen(self, event: ExecutionEvent) -> None:
-        """Predicts anew if an event may have changed what is known, and that has not been done lately."""
-        now_s = self._clock()
-        if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
-            jobs = self._job_table.of_batch(batch)
-            if all(self._job_table.records[job].status in ENDED for job in jobs):
-                del self._since_s[batch]  # it may be resumed, and begins anew then
-        is_learnt = isinstance(event, GangSaid) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
-        if (is_learnt or isinstance(event, (Planned, SegmentEnded))) and now_s >= self._free_s:
-            self._predict_all()
-            self._made_s = self._clock()
-            self._free_s = self._made_s + (self._made_s - now_s) / MOST_SHARE
-
-    def _predict_all(self) -> None:
-        if (replanner := self._plan_manager.replanner) is None:
-            return
-        of_batches: dict[str, dict[str, Draws]] = {}
-        for job, draws in replanner.seconds_left(self._plan_manager.state()).items():
-            if (entry := self._job_table.entries.get(job)) is not None:
-                of_batches.setdefault(entry.batch, {})[entry.local_job.name] = draws
-        self._since_s = {batch: at_s for batch, at_s in self._since_s.items() if batch in of_batches}
-        for batch, left in of_batches.items():
-            self._predict(batch, left, replanner.surroundings)
-
-    def _predict(self, batch: str, left: dict[str, Draws], surroundings: Surroundings) -> None:
-        journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
-        facts = {}
-        if batch not in self._since_s:
-            first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
-            self._since_s[batch] = (first.since_s if first is not None else 0.0) or now_s
-            self._first_spread[batch] = spread_of(left)
-            first = first or predict(left, surroundings=surroundings)
-            facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
-        since_s = self._since_s[batch]
-        prediction = predict(
-            left,
-            surroundings=surroundings,
-            first_spread=self._first_spread[batch],
-            since_s=since_s,
-            made_s=now_s - since_s,
-        )
-        journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
-        self._tell(PredictionUpdate(batch=batch, prediction=prediction))

@@ -14,7 +14,8 @@ from random import Random
 from typing import Literal
 
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
-from ringmaster.tasks.execution.replanning.forecast import Prediction, predict, seconds_left
+from ringmaster.tasks.execution.events import Prediction
+from ringmaster.tasks.execution.replanning.forecast import predict, seconds_left
 from ringmaster.tasks.execution.replanning.replan_policy import (
     ExploredJob,
     Policy,

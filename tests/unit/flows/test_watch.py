@@ -12,8 +12,8 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch_view import Room, picture
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.execution.replanning.forecast import PredictedEnd
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal

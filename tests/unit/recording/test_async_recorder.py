@@ -13,8 +13,7 @@ from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, PredictionUpdate, SegmentStarted
-from ringmaster.tasks.execution.replanning.forecast import Prediction
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Prediction, PredictionUpdate, SegmentStarted
 from ringmaster.tasks.pool.controller import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions

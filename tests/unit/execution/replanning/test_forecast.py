@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from ringmaster.tasks.execution.events import JobEnded, PredictionUpdate
-from ringmaster.tasks.execution.replanning.forecast import (
+from ringmaster.tasks.execution.events import (
     COVERAGE,
-    EVERY_S,
     FIRST_PREDICTION,
-    LEAST_SPREAD,
-    MOST_SHARE,
     NEWEST_PREDICTION,
+    JobEnded,
+    PredictionUpdate,
+    predictions_in,
+)
+from ringmaster.tasks.execution.replanning.forecast import (
+    LEAST_SPREAD,
     NU,
     EarlierRun,
     Surroundings,
@@ -25,10 +27,10 @@ from ringmaster.tasks.execution.replanning.forecast import (
     errors_in,
     plan_left,
     predict,
-    predictions_in,
     spread_of,
     t_quantile,
 )
+from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
 from ringmaster.tasks.profiling.reference import Load
