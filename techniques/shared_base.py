@@ -1,4 +1,4 @@
-"""Technique that trains several jobs together, as adapters of one frozen base; `runtime.fused` implements it.
+"""Technique that trains several jobs together, as adapters of one frozen base; `training.fused` implements it.
 
 Each job has its own data, steps and checkpoints, in the form that every technique uses. So a job may be trained alone
 in one segment and beside other jobs in another.
