@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
@@ -42,7 +43,6 @@ from ringmaster.techniques import Adapter, Job
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder

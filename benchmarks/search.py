@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, quickest_looking_first, worthwhile
@@ -30,7 +31,6 @@ from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 ROOT = Path(__file__).resolve().parents[1]

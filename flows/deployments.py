@@ -39,6 +39,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
+from ringmaster.codec import from_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.automations import make_alarms
@@ -46,7 +47,6 @@ from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
 from ringmaster.flows.process.process_log import report_faults
 from ringmaster.flows.serve_node import serve_node_run
 from ringmaster.flows.services.engine_options import NodeDeployment
-from ringmaster.techniques.interface.values import from_json
 
 LOOK_EVERY_S = 0.2
 FORMER = ("segment/segment", "profile-node/profile-node")  # of earlier releases, which stood among those for people

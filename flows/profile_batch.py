@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import as_batch, open_node_context
 from ringmaster.flows.batch.records import tell_refused
@@ -12,7 +13,6 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
-from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.flows import settings
 from ringmaster.flows.batch import first_processes, waiting
 from ringmaster.flows.batch.run_folder import (
@@ -45,7 +46,6 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 
 LEASE_RETRY_S = 1.0

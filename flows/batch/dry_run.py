@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
@@ -44,7 +45,6 @@ from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import markdown
 
 

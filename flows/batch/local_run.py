@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
 from ringmaster.flows.batch.context import RunContext, open_run_context
@@ -55,7 +56,6 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import from_json, to_json
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same

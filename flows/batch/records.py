@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
 
+from ringmaster.codec import to_json
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
@@ -18,7 +19,6 @@ from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import printable
 
 

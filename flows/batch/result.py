@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
@@ -16,7 +17,6 @@ from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import printable
 
 MEASURED = "is_measured"

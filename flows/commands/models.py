@@ -78,10 +78,10 @@ def monitor(
     as_json: AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
+    from ringmaster.codec import to_json
     from ringmaster.tasks.evaluation.assertions.assertions import check, importable
     from ringmaster.tasks.evaluation.assertions.logs import Log
     from ringmaster.tasks.evaluation.suite import load_suite
-    from ringmaster.techniques.interface.values import to_json
 
     suite = load_suite(assertions)
     if not suite.assertions:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.diagnosis.bundle import Part
 from ringmaster.model_lineage.sqlite_files import path_of
@@ -18,7 +19,6 @@ from ringmaster.tasks.pool.nodes import read_nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import ABOUT, BATCHES, EXECUTOR, JOBS, LEASES, ORDERS, PLANS, REQUESTS, SEGMENTS
-from ringmaster.techniques.interface.values import to_json
 
 DATABASE_PATIENCE_S = 5.0
 MOST_ROWS = 200

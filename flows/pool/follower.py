@@ -14,6 +14,7 @@ from typing import Any
 
 from prefect.exceptions import TerminationSignal
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect
@@ -38,7 +39,6 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.interface.preflight import Preflight, Refusal
-from ringmaster.techniques.interface.values import from_json, to_json
 
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = (

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
 from ringmaster.flows.batch.fusing import choose_together
@@ -52,7 +53,6 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"

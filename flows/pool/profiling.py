@@ -18,6 +18,7 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.waiting import for_prefect, notices
@@ -35,7 +36,6 @@ from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
 TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.flows.batch.flow_runs import root_run, runs_fact
 from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_started
 from ringmaster.flows.faults import InputError
@@ -20,7 +21,6 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.techniques.interface.values import digest
 
 IS_OVER = "is_over"
 """Fact of a run: its follower has recorded and reported its end. Only then does running it again mean to resume it;

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from ringmaster.codec import from_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.pool.own_node import own_node
@@ -28,7 +29,6 @@ from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of

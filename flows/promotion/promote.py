@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.promotion import examine
@@ -21,7 +22,6 @@ from ringmaster.tasks.promotion.names import CHAMPION
 from ringmaster.tasks.promotion.policy import Decision, decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

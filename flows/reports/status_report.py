@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
@@ -35,7 +36,6 @@ from ringmaster.tasks.timeline.queries import Archive
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import JobLine, end_text
 from ringmaster.tasks.timeline.text import FIGURES
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.text import printable
 
 T = TypeVar("T")

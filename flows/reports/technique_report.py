@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console, output_console, styled
@@ -23,7 +24,6 @@ from ringmaster.tasks.profiling.trials import gang_shape
 from ringmaster.techniques import GangShape
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 PATIENCE_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call

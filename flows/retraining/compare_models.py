@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ringmaster.codec import from_json
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.promotion.approval import ask
 from ringmaster.flows.reports.progress import current_view
@@ -27,7 +28,6 @@ from ringmaster.tasks.retraining.production import with_tokenizer_of
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.scoring.order import TrainingData
 from ringmaster.text import markdown
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.model_lineage import LedgerError, ModelRecord
@@ -24,7 +25,6 @@ from ringmaster.tasks.retraining.frozen import freeze
 from ringmaster.tasks.retraining.observing import Trained
 from ringmaster.tasks.retraining.production import ProductionModel, Watched, with_tokenizer_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import from_json, to_json
 
 TRAINED = "retraining/trained.json"
 """The artifact of a model's MLflow run with the data that a retraining run trained it on."""

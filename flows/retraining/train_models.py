@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
@@ -28,7 +29,6 @@ from ringmaster.tasks.retraining.observing import Trained, input_features, refer
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import from_json
 
 
 def train_models(run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, *, seed: int) -> BatchResult | None:

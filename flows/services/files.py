@@ -12,9 +12,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.techniques.interface.values import from_json, to_json
 
 READY_FILE = "RINGMASTER_READY_FILE"
 """Environment variable that names the file in which a service with `says_ready` reports that it is ready."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from ringmaster.codec import to_json
 from ringmaster.extras import missing_extra
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
@@ -26,7 +27,6 @@ from ringmaster.flows.services.passwords import SHORTEST_PASSWORD
 from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engines.registry import SLURM
-from ringmaster.techniques.interface.values import to_json
 
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
 CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from sqlalchemy import Connection, select
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled
@@ -46,7 +47,6 @@ from ringmaster.tasks.pool.node.holding import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2

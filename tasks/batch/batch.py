@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.data_kinds import with_kinds
 from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, got, place_text
@@ -21,7 +22,6 @@ from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.losses.registry import reward_names
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.assertions.assertions import AssertionResult, check, importable, rows_of
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
@@ -16,7 +17,6 @@ from ringmaster.tasks.evaluation.slices import Measured, measure
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import default_metrics
 from ringmaster.techniques.runtime.scoring import Progress
 from ringmaster.techniques.runtime.scoring.order import TrainingData

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
 from ringmaster.tasks.evaluation.drawing import figure
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import ALL
-from ringmaster.techniques.interface.values import to_json
 
 FOLDER = "evaluation"  # of the artifacts
 METRICS = "test"  # prefix of the metrics, as `eval` is that of the metrics during training

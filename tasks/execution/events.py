@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringmaster.codec import SINCE_LATER, stored_as
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.prediction import Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.values import SINCE_LATER, stored_as
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.text import printable_lines

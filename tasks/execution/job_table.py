@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.groups import GroupTable
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import EVALUATED, GOAL, LIKE, RESTED, SETTLED
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.losses.registry import loss_function_of
 
 LAYOUT = "layout"

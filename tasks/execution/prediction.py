@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.codec import from_json, to_json
 
 COVERAGE = 0.9  # the share of ends that should be in their interval
 FIRST_PREDICTION = "prediction"

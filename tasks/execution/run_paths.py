@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.techniques.runtime.checkpoints.storage import join_root
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import from_json, to_json
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE = "job", "like"

@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, func, insert, select
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import TOLD
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.events import event_from_json
 
 logger = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import FACTS, REQUESTS, json_field
-from ringmaster.techniques.interface.values import from_json, to_json
 
 MEASURING = "measuring "  # begins the key of the pool's fact about a batch that is being measured
 PROGRESS = "progress"  # the fact of such a batch: what is being measured, and how much of it is done

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning.problems.terms import Terms
@@ -19,7 +20,6 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.storage.schema import BATCHES, JOBS, json_field
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.values import from_json, to_json
 
 
 class BatchStatus(StrEnum):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job
@@ -17,7 +18,6 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.channel import ChannelClosed

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient

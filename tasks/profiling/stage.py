@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
@@ -43,7 +44,6 @@ from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, gang_shap
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.model_lineage import Ledger, LedgerError, ModelRecord
-from ringmaster.techniques.interface.values import from_json, to_json
 
 TAG = "ringmaster.decision"
 TABLE = "promotion/decisions.json"

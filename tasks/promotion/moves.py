@@ -32,13 +32,13 @@ from sqlalchemy import (
     update,
 )
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.faults import RingmasterError
 from ringmaster.tasks.promotion import decisions
 from ringmaster.tasks.promotion.decisions import DecisionRecord
 from ringmaster.tasks.promotion.names import CHAMPION
 from ringmaster.tasks.storage.database import Database
-from ringmaster.techniques.interface.values import from_json, to_json
 
 METADATA = MetaData()
 MOVES = Table(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
@@ -27,7 +28,6 @@ from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Positio
 from ringmaster.tasks.pool.event_log import content_of, event_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import printable_lines
 
 __all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.pages import links
@@ -38,7 +39,6 @@ from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.runtime.processes.events import (

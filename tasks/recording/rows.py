@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.execution.events import Planned
@@ -12,7 +13,6 @@ from ringmaster.tasks.recording.system_metrics import telemetry_points
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.loss import options_of
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.losses.registry import loss_function_of
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of

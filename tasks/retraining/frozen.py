@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
+from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.techniques.runtime.data.files import matching, opened

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringmaster.codec import from_json, stored_as, to_json
 from ringmaster.tasks.evaluation.assertions.logs import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.retraining.drift import Reference, reference_of
-from ringmaster.techniques.interface.values import from_json, stored_as, to_json
 from ringmaster.techniques.runtime.data.arrays import open_columns
 from ringmaster.techniques.runtime.data.row_samples.ragged import rows_of
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.sentences import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.dates import day_text
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.text import markdown
 
 PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"

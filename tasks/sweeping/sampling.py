@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values, combinations
-from ringmaster.techniques.interface.values import digest
 
 RANDOM, GRID, TPE = "random", "grid", "tpe"
 MOST_DRAWS = 100  # of one trial, until it differs from all earlier ones

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.steering import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -22,7 +23,6 @@ from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import metric_named
 from ringmaster.techniques.runtime.processes.events import Metrics
 

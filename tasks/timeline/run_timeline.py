@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ringmaster.codec import stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.prediction import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.charts.drawing import beside_plan, seconds_text
 from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.techniques.interface.values import stored_as, to_json
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 
 FAULTS = (

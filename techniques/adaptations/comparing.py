@@ -9,9 +9,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import model_of_folder, weight_bytes
 from ringmaster.techniques.interface.job import Job, ModelSpec
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.processes.order import GangOrder

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import nn
 
+from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
 from ringmaster.techniques.adaptations.int8 import Int8Linear
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 
 DYNAMIC = "dynamic-int8"

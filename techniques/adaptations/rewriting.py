@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.adaptations.comparing import compare
 from ringmaster.techniques.adaptations.folders import quantization_of
 from ringmaster.techniques.adaptations.merging import merge
 from ringmaster.techniques.adaptations.pruning import prune
 from ringmaster.techniques.adaptations.quantizing import export_quantized, quantize
 from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
 from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.models import build_model, export_model

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.values import SINCE_LATER
 
 if TYPE_CHECKING:
     import torch

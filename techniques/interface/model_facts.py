@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ringmaster.techniques.interface.values import SINCE_LATER
+from ringmaster.codec import SINCE_LATER
 
 
 @dataclass(frozen=True, kw_only=True)

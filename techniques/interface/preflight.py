@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import SINCE_LATER
 
 FROM_META_STEP, ARITHMETIC = "rehearsed", "arithmetic"
 

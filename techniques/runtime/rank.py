@@ -26,7 +26,7 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ringmaster.techniques.interface.values import from_json
+from ringmaster.codec import from_json
 from ringmaster.techniques.runtime.processes.channel import HANG_UP, Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.launcher import rank_environment
 from ringmaster.techniques.runtime.processes.order import GangOrder

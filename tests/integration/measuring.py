@@ -3,11 +3,11 @@
 import torch
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory

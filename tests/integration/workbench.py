@@ -11,11 +11,11 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import with_probe
 from ringmaster.techniques.runtime.models import model_facts

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.cluster import Cluster, Device, Node, cpu_slots, detect, gpus
-from ringmaster.techniques.interface.values import from_json, to_json
 
 
 class FakeNvml:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 

@@ -10,11 +10,11 @@ from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE, Layout
 from ringmaster.tasks.profiling.options import num_evaluations
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
 
 MOST_TOGETHER = 32

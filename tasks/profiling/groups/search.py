@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ringmaster.codec import digest
 from ringmaster.tasks.profiling.fingerprint import fingerprint
 from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER, Group, candidate_groups, even_parts, sample
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE, Layout
@@ -16,7 +17,6 @@ from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.fused.requirements import NAME
 
 # The size of the first group that is tried, if a class has so many jobs. A pair and the largest power of two follow:

@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST, Block, Place
 from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.storage import place_of

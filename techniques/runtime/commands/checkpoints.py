@@ -15,7 +15,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.codec import digest, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointError, Manifest, StoredFile
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
 

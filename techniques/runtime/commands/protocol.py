@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.codec import to_json
 from ringmaster.techniques.runtime.commands.events import MOST_IN_LINE, CommandEvent, parse_event
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 
 # Incremented whenever the same files would be prepared into other samples than before, or refused.

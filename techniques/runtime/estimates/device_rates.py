@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FileStore  # the source of torch.distribu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.codec import digest, to_json
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.codec import from_json, to_json
 
 T = TypeVar("T")
 

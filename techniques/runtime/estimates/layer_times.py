@@ -22,10 +22,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
-from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept

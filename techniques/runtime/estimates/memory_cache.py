@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import transformers
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import EvaluationSpec, ScheduleSpec
-from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene, estimate_rank
 from ringmaster.techniques.runtime.probing.probe import source_state, source_states
 

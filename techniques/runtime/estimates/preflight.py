@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.black_box import BlackBox
@@ -20,7 +21,6 @@ from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.runtime.data.encoding.progress import progress_to
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
+from ringmaster.codec import digest
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.runtime.estimates.device_rates import undisturbed_s

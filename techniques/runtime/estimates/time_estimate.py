@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest, from_json
 from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
 from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
@@ -19,7 +20,6 @@ from ringmaster.techniques.interface.loss import CAUSAL
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
-from ringmaster.techniques.interface.values import digest, from_json
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.runtime.data import PreparedData, open_data
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.adapters.attaching import AdaptedLinear, first_state, pretrained_state, sites
 from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.modules import PREFIX
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (

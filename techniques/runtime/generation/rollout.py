@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import digest
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.data.sources.prompt import PROMPT, ROW
 from ringmaster.techniques.runtime.generation.rewards import Rewards
 from ringmaster.techniques.runtime.generation.sampling import Ends, sample

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.models.decoder import decoder_of
 from ringmaster.techniques.runtime.models.layers import layer_names, num_parameters

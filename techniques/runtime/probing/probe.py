@@ -14,9 +14,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
-from ringmaster.techniques.interface.values import digest, from_json, set_fields, to_json
 from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
 from ringmaster.techniques.metrics.registry import installed_metric
 from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
+from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.techniques.interface.metric import checked_values
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import SINCE_LATER, from_json, to_json
 from ringmaster.text import printable_lines, storable_values
 
 MOST_STEPS = 2**53  # JSON's whole numbers; a job has fewer

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.codec import to_json
 from ringmaster.techniques.runtime.processes.caches import own_caches
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.order import GangOrder

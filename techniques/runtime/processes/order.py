@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest, stored_as
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.values import digest, stored_as
 
 TRAIN, TRIAL = "train", "trial"
 

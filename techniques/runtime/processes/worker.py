@@ -11,10 +11,10 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model, store_model
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import RankFailed, RankResult

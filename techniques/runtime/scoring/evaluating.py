@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 if TYPE_CHECKING:

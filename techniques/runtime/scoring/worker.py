@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.values import from_json
+from ringmaster.codec import from_json
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import (
     ModelFailed,

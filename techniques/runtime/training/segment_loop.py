@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.comparing import COMPARING_PATIENCE_S, compare
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.adaptations.training import Adapting
 from ringmaster.techniques.adapters.attaching import attach, trained_names
 from ringmaster.techniques.adapters.exporting import export_adapter
@@ -25,7 +26,6 @@ from ringmaster.techniques.interface.technique import (
     data_parallel_size,
     why_no_optimizer,
 )
-from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
@@ -22,7 +23,6 @@ from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import BUILTIN, metric_names
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.scoring import score_together

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
@@ -17,7 +18,6 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.adapters.attaching import first_state, sites
 from ringmaster.techniques.adapters.exporting import export_adapter
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.scoring import score_together

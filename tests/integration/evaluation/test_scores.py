@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluate_model

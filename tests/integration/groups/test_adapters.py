@@ -9,10 +9,10 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
+from ringmaster.codec import to_json
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment
@@ -14,7 +15,6 @@ from ringmaster.techniques import Adapter, DataSpec, ModelSpec
 from ringmaster.techniques.adaptations.support import copies_reference, why_no_adaptation
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from ringmaster.techniques.interface.values import to_json
+from ringmaster.codec import to_json
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.events import Beat, Steps, event_to_json
 from ringmaster.techniques.runtime.processes.gang import Gang
@@ -103,7 +103,7 @@ def test_hanging_up_ends_a_rank_and_its_children(processes, tmp_path):
 OWNER = """
 import json, sys
 from pathlib import Path
-from ringmaster.techniques.interface.values import from_json
+from ringmaster.codec import from_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.process_launcher import ProcessLauncher
 order = from_json(GangOrder, json.load(sys.stdin))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.techniques import ModelSpec, OptimizerSpec
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
 from tests.integration.kinds import MODELS, job_of

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.values import from_json, to_json
 
 TEXT = """\
 name: towers

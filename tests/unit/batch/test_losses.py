@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.values import digest, from_json, to_json
 
 TEXT = """
 jobs:

@@ -9,6 +9,7 @@ import tarfile
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.codec import to_json
 from ringmaster.flows import cli, entry
 from ringmaster.flows.diagnosis import machine
 from ringmaster.flows.diagnosis.bundle import Part, collect
@@ -23,7 +24,6 @@ from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import to_json
 from tests.ports import free_port
 from tests.unit.pool.bench import submission, worker_of
 

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from ringmaster.tasks.execution.executor import AT_ONCE_S
 from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.events import (
     CheckpointFailed,
     CheckpointSaved,

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.techniques.interface.profiles import GroupMember, ProfileKey
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, Steps
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile

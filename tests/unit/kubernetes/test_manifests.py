@@ -13,12 +13,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from ringmaster.codec import from_json
 from ringmaster.flows import cli
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
 from ringmaster.flows.services.needed import PoolOptions, compose
 from ringmaster.tasks.pool.timeouts import Timeouts
-from ringmaster.techniques.interface.values import from_json
 from tests import manifests
 from tests.manifests import FOLDER, KUSTOMIZATIONS
 

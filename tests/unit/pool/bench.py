@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
@@ -16,7 +17,6 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.batching_database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import at_once

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
@@ -17,7 +18,6 @@ from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore, Share
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.events import Ready, ShareEnded, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from tests.fake_engine import cpu_devices

@@ -5,6 +5,7 @@ from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 
 import pytest
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.tasks.profiling import fingerprint as module
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key
 from ringmaster.techniques import (
@@ -18,7 +19,6 @@ from ringmaster.techniques import (
     ScheduleSpec,
 )
 from ringmaster.techniques.interface.job import ParameterGroup
-from ringmaster.techniques.interface.values import SINCE_LATER
 
 JOB = Job(
     name="a",

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from benchmarks.search import replay
+from ringmaster.codec import to_json
 from ringmaster.tasks.profiling.search import (
     FAR_BEHIND_PREDICTED,
     FEWEST_TRIALS,
@@ -15,7 +16,6 @@ from ringmaster.tasks.profiling.search import (
 )
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.values import to_json
 
 TECHNIQUES = ("ddp", "zero1", "zero2", "fsdp", "tensor", "pipeline")
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.profiling import preflight as stage
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.values import to_json
 from tests.unit.profiling.solos import job, preflight
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trial_runner
 from ringmaster.tasks.profiling.lending import DevicesBusy
@@ -14,7 +15,6 @@ from ringmaster.tasks.profiling.search import Failure
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.values import to_json
 from tests.unit.profiling.solos import FACTS, cluster, job
 
 DATA = {**dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))}

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.retraining.drift import DriftRule, Reference, drift_of, drifts_of, ks, psi, reference_of
-from ringmaster.techniques.interface.values import from_json, to_json
 
 DRAW = np.random.default_rng(0)
 NORMAL = DRAW.normal(size=2000)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.files import Service
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.techniques.interface.values import to_json
 
 LIVES = "import signal; signal.pause()"
 

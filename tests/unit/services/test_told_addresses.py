@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.commands.services import _print_address
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.techniques.interface.values import to_json
 
 PASSWORD = "correct horse battery"
 

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.services import up_and_down
@@ -18,7 +19,6 @@ from ringmaster.flows.services.needed import PoolOptions
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.stopped import is_stopped
 from tests.ports import free_port
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import ray
 
+from ringmaster.codec import from_json
 from ringmaster.tasks.pool.providers.ray import agent_parent
 from ringmaster.tasks.pool.providers.ray.options import NodeOrder
-from ringmaster.techniques.interface.values import from_json
 
 ALLOCATION, READY_FILE = "RINGMASTER_ALLOCATION", "RINGMASTER_READY_FILE"
 LOOK_EVERY_S = 0.2

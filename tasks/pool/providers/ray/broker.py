@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.ray import actor
 from ringmaster.tasks.pool.providers.ray.options import (
@@ -30,7 +31,6 @@ from ringmaster.tasks.pool.providers.ray.options import (
     node_environment,
     resources,
 )
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 
 ANSWER_S = 0.5  # how long actors are waited for, each time

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ringmaster.codec import from_json
 from ringmaster.extras import require_extra
 from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun
 from ringmaster.tasks.pool.controller.engine import PoolEngine, pool_engine
@@ -14,7 +15,6 @@ from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatu
 from ringmaster.tasks.pool.providers.ray.connection import BrokerConnection
 from ringmaster.tasks.pool.providers.ray.options import RayOptions
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
-from ringmaster.techniques.interface.values import from_json
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import digest
+from ringmaster.codec import digest
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.data.prepared import locked
 from ringmaster.techniques.runtime.data.windows import DAY_S

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ringmaster.codec import digest
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.values import digest
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ringmaster.codec import digest
 from ringmaster.techniques import ScheduleSpec
-from ringmaster.techniques.interface.values import digest
 from tests.integration.groups.shared_base.groups import BRIEF, EVEN, HEADED, IA3, LEADER, LORA, Groups
 from tests.integration.workbench import ADAMW, SGD, SINGLE
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.techniques import OptimizerSpec
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from tests.integration.groups.shared_base.groups import (

@@ -11,6 +11,7 @@ import pytest
 from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Crashed, Running, Scheduled
 
+from ringmaster.codec import to_json
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool import profiling
 from ringmaster.flows.pool.own_node import NodeGone, healthy, lent
@@ -25,7 +26,6 @@ from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.values import to_json
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from ringmaster.techniques.interface.values import digest
+from ringmaster.codec import digest
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     CheckpointError,
     CheckpointStore,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.estimates.segment_costs import DiskRates, disk_rates, segment_costs
 
 FACTS = ModelFacts(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from mlflow.utils import validation
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, load_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.commands.checkpoints import adopt, incoming
 from ringmaster.techniques.runtime.commands.events import Alive, Done, parse_event

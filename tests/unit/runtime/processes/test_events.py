@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.events import (
     Beat,
     CheckpointFailed,

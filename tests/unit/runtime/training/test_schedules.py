@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_linear_schedule_with_warmup, get_wsd_schedule
 
+from ringmaster.codec import to_json
 from ringmaster.techniques import ScheduleSpec
-from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.training.optimizers import schedule_factor
 
 NUM_STEPS, NUM_WARMUP = 50, 5

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.codec import from_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.services.databases import databases
@@ -13,7 +14,6 @@ from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployme
 from ringmaster.flows.services.needed import PoolOptions, compose
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
-from ringmaster.techniques.interface.values import from_json
 
 WORK_POOL = EngineOptions(name="work-pool", work_pool="gpus", max_nodes=4, idle_s=60.0, devices="cpu:2")
 
