@@ -100,8 +100,8 @@ class Task:
     def __init__(self, job, folder):
         from transformers import AutoTokenizer
 
+        from ringmaster.techniques.models import build_model
         from ringmaster.techniques.runtime.data import open_data, prepare
-        from ringmaster.techniques.runtime.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.samples, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

@@ -84,7 +84,7 @@ class Ours:
         from ringmaster.techniques.interface import registry
         from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
         from ringmaster.techniques.runtime.processes.ranks import join
-        from ringmaster.techniques.runtime.training.trainer import Trainer
+        from ringmaster.techniques.training.trainer import Trainer
 
         path = registry.dotted_path("single")
         order = GangOrder(
@@ -112,8 +112,8 @@ class Theirs:
     """The job under Hugging Face's Trainer, with the same model, rows, threads, clipping and optimizer kernel."""
 
     def __init__(self, job, folder):
+        from ringmaster.techniques.models import build_model
         from ringmaster.techniques.runtime.data import open_data, prepare
-        from ringmaster.techniques.runtime.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

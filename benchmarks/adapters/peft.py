@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from ringmaster.techniques import Job
-from ringmaster.techniques.adapters.attaching import first_state, sites
+from ringmaster.techniques.models.adapters.attaching import first_state, sites
 from ringmaster.techniques.runtime.data import batch_indices, fetch, open_data, prepare
 
 PREFIX = "base_model.model."  # of peft's parameter names

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json
-from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import DISTILLED, Job
@@ -21,6 +19,9 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
+from ringmaster.techniques.models.adaptations.training import teacher_model
 from ringmaster.techniques.runtime.data import PreparedData, open_data
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
@@ -35,7 +36,6 @@ from ringmaster.techniques.runtime.estimates.step_times import (
     predicted_step_s,
     times_by_operations,
 )
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
