@@ -23,6 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ringmaster.techniques.data import PreparedData
+
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
@@ -31,7 +33,6 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.parallel.stages import parts_of
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer

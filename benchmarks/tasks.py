@@ -98,10 +98,10 @@ class Task:
     """A task under another trainer, from the weights and with the rows of the job."""
 
     def __init__(self, job, folder):
+        from ringmaster.techniques.runtime.models import build_model
         from transformers import AutoTokenizer
 
-        from ringmaster.techniques.models import build_model
-        from ringmaster.techniques.runtime.data import open_data, prepare
+        from ringmaster.techniques.data import open_data, prepare
 
         prepared = prepare(job.data, cache_dir=folder)
         self.samples, _ = open_data(job.data, cache_dir=folder, prepared=prepared)
@@ -114,7 +114,7 @@ class Task:
         from datasets import Dataset
         from torch.utils.data import SequentialSampler
 
-        from ringmaster.techniques.runtime.data import batch_indices
+        from ringmaster.techniques.data import batch_indices
 
         size, samples = self.job.global_batch_size, len(self.samples)
         steps = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from torch import Tensor, nn
 
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
@@ -26,7 +27,6 @@ from ringmaster.techniques.models.architectures import (
     instantiate,
     pretrained_config,
 )
-from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 
 MAX_NAMED = 3
 MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
@@ -19,7 +20,6 @@ from ringmaster.techniques.models.adaptations.folders import WEIGHTS
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import no_progress_bar, skeleton
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import turn_end_of
 
 FACTORY = "model.json"
 GENERATION = "generation_config.json"

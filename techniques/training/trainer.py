@@ -12,6 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.data import (
+    Dataset,
+    Indices,
+    PreparedData,
+    fetch,
+    num_tokens_of,
+    open_data,
+    prepare,
+    sampler_of,
+    width_of,
+)
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
@@ -38,17 +49,6 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.data import (
-    Dataset,
-    Indices,
-    PreparedData,
-    fetch,
-    num_tokens_of,
-    open_data,
-    prepare,
-    sampler_of,
-    width_of,
-)
 from ringmaster.techniques.runtime.probing import draws_of
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
@@ -60,12 +60,7 @@ from ringmaster.techniques.training.half_precision import compute_in_half
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.metrics import Metrics
 from ringmaster.techniques.training.named_losses import disable_dropout
-from ringmaster.techniques.training.optimizers import (
-    ParameterSettings,
-    build_optimizer,
-    parameter_settings,
-    update_,
-)
+from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
 
 Root = str | Path
 """A folder of checkpoints, or an fsspec URL."""

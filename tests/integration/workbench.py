@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.data import prepare
 from safetensors.torch import load_file
 
 from ringmaster.codec import digest
@@ -17,7 +18,6 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import with_probe
 from ringmaster.techniques.runtime.probing import probe
 from ringmaster.techniques.runtime.processes.events import Event, Steps

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json, to_json
@@ -21,7 +22,6 @@ from ringmaster.techniques.models.adaptations.merging import merge
 from ringmaster.techniques.models.adaptations.pruning import prune
 from ringmaster.techniques.models.adaptations.quantizing import export_quantized, quantize
 from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringmaster.techniques.data import PreparedData
 from torch import Tensor
 
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
@@ -14,7 +15,6 @@ from ringmaster.techniques.models.adapters.peft_format import CONFIG, WEIGHTS, c
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.export import copy_processors
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data import PreparedData
 
 
 def export_adapter(

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import transformers
+from ringmaster.techniques.data import PreparedData
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
@@ -28,7 +29,6 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
 from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, partition

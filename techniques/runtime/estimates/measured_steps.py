@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 import transformers
+from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data.samples import Padded
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -38,8 +40,6 @@ from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
-from ringmaster.techniques.runtime.data.samples import Padded
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.layer_times import WEIGHTS_STD, kind_of

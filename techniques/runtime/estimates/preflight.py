@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.encoding.progress import progress_to
+
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface import registry
@@ -23,8 +26,6 @@ from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptations.support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters.attaching import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.encoding.progress import progress_to
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel

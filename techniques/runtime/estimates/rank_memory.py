@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ringmaster.techniques.data import PreparedData
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,7 +31,6 @@ from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.runtime.probing import known_draws
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot

@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.data import PreparedData, open_data
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
+
 from ringmaster.codec import digest, from_json
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.data_source import SampleTensor
@@ -22,8 +25,6 @@ from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
 from ringmaster.techniques.models.adaptations.training import teacher_model
-from ringmaster.techniques.runtime.data import PreparedData, open_data
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times

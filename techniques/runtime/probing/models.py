@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ringmaster.techniques.data import PreparedData
 from torch import nn
 
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.models.architectures import TooLarge, instantiate
 from ringmaster.techniques.models.build import build_model, model_config, seeded
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.probing.tiny import tiny_config
 
 MOST_PARAMETERS = 500_000_000  # and buffers, of the small model

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.data.sources.registry import installed_source
 from torch import Tensor
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
@@ -21,8 +23,6 @@ from ringmaster.techniques.losses.registry import class_of, reward_names, source
 from ringmaster.techniques.metrics.registry import installed_metric
 from ringmaster.techniques.models.architectures import misspelt, undeclared_fields
 from ringmaster.techniques.models.build import seeded
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
-from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.probing.batches import cropped, made_up, ragged, rows_of
 from ringmaster.techniques.runtime.probing.division import NUM_SAMPLES, why_undivided
 from ringmaster.techniques.runtime.probing.faults import (

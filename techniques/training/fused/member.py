@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json
@@ -26,7 +27,6 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
 from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules, adapter_modules_of

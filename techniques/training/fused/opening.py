@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ringmaster.techniques.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json
@@ -14,7 +15,6 @@ from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.models.adapters.leaves import own_leaves
 from ringmaster.techniques.models.adapters.peft_format import resolved
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks, join
 from ringmaster.techniques.training.fused.base.sharding import shard

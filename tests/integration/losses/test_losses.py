@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
@@ -15,10 +17,8 @@ from ringmaster.techniques import Adapter, DataSpec, ModelSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.models.adaptations.support import copies_reference, why_no_adaptation
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluate_model
 from ringmaster.techniques.training.fused.requirements import why_not_together
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences
 from tests.integration.techniques.test_conformance import PLAIN_MESH

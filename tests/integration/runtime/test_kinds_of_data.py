@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+from ringmaster.techniques.data import open_data, width_of
+from ringmaster.techniques.data.sampling import sampler_of
 
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.data import open_data, width_of
-from ringmaster.techniques.runtime.data.sampling import sampler_of
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.runtime.processes.ranks import alone
 from ringmaster.techniques.training.fused.requirements import why_not_together
@@ -24,14 +24,7 @@ from tests.integration.techniques.test_conformance import (
     SPILLED,
     assert_trains_the_same,
 )
-from tests.integration.workbench import (
-    ADAMW,
-    SINGLE,
-    Layout,
-    is_bit_equal,
-    largest_difference,
-    weights_in,
-)
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 from tests.matrix import matrix
 
 DECODERS = ("chat", "completion")

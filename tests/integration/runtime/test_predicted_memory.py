@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import ModelSpec, OptimizerSpec
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.data import prepare
 from tests.integration.kinds import MODELS, job_of
 from tests.integration.workbench import ADAMW, LLAMA, VIT, Layout
 from tests.matrix import matrix

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ringmaster.techniques.data import prepare
 from torch import nn
 
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.training.half_precision import compute_in_half
 from tests.integration.techniques.test_conformance import QUICK, SWITCHED
 from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal

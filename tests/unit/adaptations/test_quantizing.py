@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from ringmaster.techniques.data import PreparedData
 from safetensors.torch import load_file
 from torch import nn
 
@@ -10,7 +11,6 @@ from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adaptations.folders import quantization_of, tensor_shapes, weight_bytes
 from ringmaster.techniques.models.adaptations.int8 import Int8Linear, int8_product, to_int8
 from ringmaster.techniques.models.adaptations.quantizing import export_quantized, is_quantized, load_quantized, quantize
-from ringmaster.techniques.runtime.data import PreparedData
 from tests.unit.runtime.models.conftest import LLAMA
 
 METHODS = ["dynamic-int8", "weight-only-int8"]

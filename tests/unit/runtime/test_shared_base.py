@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ringmaster.techniques.data import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
@@ -14,7 +15,6 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase

@@ -49,8 +49,8 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
     "name",
     [
         "ringmaster.techniques.interface.dotted_names",
-        "ringmaster.techniques.runtime.data",
-        "ringmaster.techniques.models",
+        "ringmaster.techniques.data",
+        "ringmaster.techniques.runtime.models",
     ],
 )
 def test_torch_is_not_imported(name):

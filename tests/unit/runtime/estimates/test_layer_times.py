@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec
@@ -12,7 +13,6 @@ from ringmaster.techniques.interface.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates import layer_times as measuring
 from ringmaster.techniques.runtime.estimates import time_estimate
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times

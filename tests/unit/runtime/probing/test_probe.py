@@ -7,6 +7,7 @@ from dataclasses import replace
 import datasets
 import pytest
 import transformers
+from ringmaster.techniques.data import prepare
 from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
@@ -15,7 +16,6 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import architectures
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.probing import StepFault, probe
 from ringmaster.techniques.runtime.probing.probe import _file, source_state

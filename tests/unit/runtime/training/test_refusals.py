@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.data import prepare
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
@@ -10,7 +11,6 @@ from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.probing import StepFault
 from ringmaster.techniques.training.fused.requirements import why_not_together
