@@ -101,12 +101,12 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     """Measures steps of a group of all adapters."""
     sys.path.append(str(ROOT))
     import torch
-    from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-    from ringmaster.techniques.runtime.fused.group import Group
-    from ringmaster.techniques.runtime.fused.member import Member
     from ringmaster.techniques.runtime.models import build_model
 
     from ringmaster.techniques.data import prepare
+    from ringmaster.techniques.training.fused.base.shared_base import Stem
+    from ringmaster.techniques.training.fused.group import Group
+    from ringmaster.techniques.training.fused.member import Member
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]

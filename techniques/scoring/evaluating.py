@@ -55,9 +55,8 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 
 def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
     """A trainer that evaluates on the device of `ranks`, a single process. Raises the errors of `evaluate_model`."""
-    from ringmaster.techniques.runtime.training.trainer import Trainer
-
     from ringmaster.techniques.data import PreparedData
+    from ringmaster.techniques.training.trainer import Trainer
 
     order = of_folder(order)
     prepared = from_json(PreparedData, order.data)
