@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import torch
-from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
 
 from ringmaster.tasks.batch import load_batch
+from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.metrics import Metrics

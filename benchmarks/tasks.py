@@ -98,10 +98,10 @@ class Task:
     """A task under another trainer, from the weights and with the rows of the job."""
 
     def __init__(self, job, folder):
-        from ringmaster.techniques.runtime.models import build_model
         from transformers import AutoTokenizer
 
         from ringmaster.techniques.data import open_data, prepare
+        from ringmaster.techniques.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.samples, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

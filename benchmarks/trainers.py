@@ -112,9 +112,8 @@ class Theirs:
     """The job under Hugging Face's Trainer, with the same model, rows, threads, clipping and optimizer kernel."""
 
     def __init__(self, job, folder):
-        from ringmaster.techniques.runtime.models import build_model
-
         from ringmaster.techniques.data import open_data, prepare
+        from ringmaster.techniques.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from ringmaster.techniques import Job
+from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
 from ringmaster.techniques.models.adapters.attaching import first_state, sites
 
 PREFIX = "base_model.model."  # of peft's parameter names

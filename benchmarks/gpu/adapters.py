@@ -101,9 +101,9 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     """Measures steps of a group of all adapters."""
     sys.path.append(str(ROOT))
     import torch
-    from ringmaster.techniques.runtime.models import build_model
 
     from ringmaster.techniques.data import prepare
+    from ringmaster.techniques.models import build_model
     from ringmaster.techniques.training.fused.base.shared_base import Stem
     from ringmaster.techniques.training.fused.group import Group
     from ringmaster.techniques.training.fused.member import Member

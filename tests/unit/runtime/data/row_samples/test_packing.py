@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.row_samples.packing import Packer, first_fit
-
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
