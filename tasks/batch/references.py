@@ -19,15 +19,15 @@ from typing import Any
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
-from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.data.images import is_image
-from ringmaster.techniques.data.rows import format_of
-from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.images import is_image
+from ringmaster.techniques.data.rows import format_of
+from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.interface.loss import DOTTED_NAME

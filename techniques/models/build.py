@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from torch import Tensor, nn
 
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.dotted_names import resolve

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
+from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.models.adaptations.folders import WEIGHTS

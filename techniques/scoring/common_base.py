@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -22,6 +21,7 @@ from ringmaster.techniques.models.adapters.attaching import first_state, pretrai
 from ringmaster.techniques.models.adapters.leaves import own_leaves
 from ringmaster.techniques.models.adapters.peft_format import is_adapter, read_adapter
 from ringmaster.techniques.models.facts import has_experts
+from ringmaster.techniques.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
 from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.base.shared_base import Stem
 from ringmaster.techniques.training.fused.batches import Part

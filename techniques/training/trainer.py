@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data import (
     Dataset,
     Indices,
@@ -23,9 +26,6 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from torch import Tensor, nn
-
-from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import REWARDS
 from ringmaster.techniques.interface.technique import (

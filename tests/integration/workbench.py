@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data import prepare
 from safetensors.torch import load_file
 
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringmaster.techniques.data import prepare
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
 from safetensors import safe_open
 
 from ringmaster.codec import to_json
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import Job, ModelSpec
 from ringmaster.techniques.models.adaptations.folders import model_of_folder, weight_bytes
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
 from ringmaster.techniques.training.trainer import Trainer
 
 COMPARING_PATIENCE_S = 600.0

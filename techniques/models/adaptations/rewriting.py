@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED
 from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.adaptations.comparing import compare

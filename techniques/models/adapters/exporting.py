@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringmaster.techniques.data import PreparedData
 from torch import Tensor
 
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters.attaching import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name

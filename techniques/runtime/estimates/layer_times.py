@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 import transformers
-from ringmaster.techniques.data import PreparedData
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config

@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 import transformers
-from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
-from ringmaster.techniques.data.samples import Padded
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data.samples import Padded
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts

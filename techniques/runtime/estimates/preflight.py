@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.encoding.progress import progress_to
-
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.encoding.progress import progress_to
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ringmaster.techniques.data import PreparedData
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import from_json
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job

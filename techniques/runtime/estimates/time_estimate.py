@@ -10,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data import PreparedData, open_data
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-
 from ringmaster.codec import digest, from_json
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, open_data
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import DISTILLED, Job
 from ringmaster.techniques.interface.loss import CAUSAL

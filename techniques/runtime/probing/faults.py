@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from torch import Tensor, nn
 
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ringmaster.techniques.data import PreparedData
 from torch import nn
 
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.models.architectures import TooLarge, instantiate
 from ringmaster.techniques.models.build import build_model, model_config, seeded

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
-from ringmaster.techniques.data.sources.registry import installed_source
 from torch import Tensor
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.data.sources.registry import installed_source
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.losses.registry import class_of, reward_names, source_of

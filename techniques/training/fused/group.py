@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from ringmaster.techniques.data import num_tokens_of
 
+from ringmaster.techniques.data import num_tokens_of
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.training.fused.base.shared_base import Stem
 from ringmaster.techniques.training.fused.batches import in_order

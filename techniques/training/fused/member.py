@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.models.adapters.attaching import AdaptedLinear, first_state, pretrained_state, sites
 from ringmaster.techniques.models.adapters.exporting import export_adapter
 from ringmaster.techniques.models.adapters.leaves import own_leaves

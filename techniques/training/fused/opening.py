@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.models.adapters.leaves import own_leaves

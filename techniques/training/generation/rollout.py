@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
 from torch import Tensor, nn
 
 from ringmaster.codec import digest
+from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.training.generation.rewards import Rewards

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ringmaster.techniques.data import prepare
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
-from ringmaster.techniques.scoring.order import TrainingData
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.order import TrainingData
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())

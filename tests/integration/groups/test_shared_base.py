@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from ringmaster.techniques.data import prepare
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.training.fused.base.shared_base import Stem

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ringmaster.techniques.data import batch_indices, open_data, prepare
 
 from ringmaster.techniques import DataSpec, EvaluationSpec
+from ringmaster.techniques.data import batch_indices, open_data, prepare
 from ringmaster.techniques.losses.registry import loss_named
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.training.generation.rollout import ends_of, prompt_seed, prompts_of

@@ -5,8 +5,8 @@ from itertools import takewhile
 
 import pytest
 import torch
-from ringmaster.techniques.data import batch_indices, prepare
 
+from ringmaster.techniques.data import batch_indices, prepare
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adapters.attaching import attach
 from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, preferences

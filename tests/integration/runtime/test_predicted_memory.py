@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import model_facts
 from tests.integration.kinds import MODELS, job_of
 from tests.integration.workbench import ADAMW, LLAMA, VIT, Layout

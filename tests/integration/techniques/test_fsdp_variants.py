@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.data import prepare
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import model_facts

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ringmaster.techniques.data import prepare
 from torch import nn
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.training.half_precision import compute_in_half

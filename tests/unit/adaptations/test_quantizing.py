@@ -2,11 +2,11 @@ import json
 
 import pytest
 import torch
-from ringmaster.techniques.data import PreparedData
 from safetensors.torch import load_file
 from torch import nn
 
 from ringmaster.techniques import AdaptationSpec, ModelSpec
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adaptations.folders import quantization_of, tensor_shapes, weight_bytes
 from ringmaster.techniques.models.adaptations.int8 import Int8Linear, int8_product, to_int8

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ringmaster.techniques.data import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts

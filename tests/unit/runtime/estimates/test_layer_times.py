@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape

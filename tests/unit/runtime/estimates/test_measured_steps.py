@@ -6,9 +6,9 @@ from itertools import count
 
 import numpy as np
 import pytest
-from ringmaster.techniques.data import prepare
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates import measured_steps as measuring
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import model_facts

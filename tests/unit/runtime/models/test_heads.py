@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from ringmaster.techniques.data import PreparedData
 from tokenizers import Tokenizer, models
 
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.models import build_model, export_model

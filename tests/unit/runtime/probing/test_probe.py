@@ -7,10 +7,10 @@ from dataclasses import replace
 import datasets
 import pytest
 import transformers
-from ringmaster.techniques.data import prepare
 from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.data import prepare
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.interface.preflight import PreflightOrder
