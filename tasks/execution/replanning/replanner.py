@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator, Stretch
+
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
@@ -31,7 +33,6 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
     plannable,
     remaining,
 )
-from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
