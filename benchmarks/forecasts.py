@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
-
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.baselines import BASELINES

@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
-from ringmaster.codec import from_json, to_json
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.waiting import for_prefect, notices

@@ -16,9 +16,9 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
-from ringmaster.codec import to_json
 from sqlalchemy import Connection, select
 
+from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled

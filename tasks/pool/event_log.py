@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
-from ringmaster.codec import from_json, to_json
 from sqlalchemy import Connection, Integer, cast, func, insert, select
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database

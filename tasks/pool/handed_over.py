@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json, to_json
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions

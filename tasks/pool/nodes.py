@@ -11,9 +11,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Self
 
-from ringmaster.codec import from_json, to_json
 from sqlalchemy import Connection, delete, insert, select, update
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.storage.database import Database

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 from ringmaster.codec import to_json
-
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ringmaster.codec import from_json, to_json
 from sqlalchemy import Connection, delete, func, insert, select, update
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_or_refusal, event_to_json

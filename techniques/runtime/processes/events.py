@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from ringmaster.codec import SINCE_LATER, from_json, to_json
-
 from ringmaster.techniques.interface.metric import checked_values
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.text import printable_lines, storable_values

@@ -10,8 +10,8 @@ import uuid
 import jsonschema
 import kubernetes_validate
 import pytest
-from ringmaster.codec import to_json
 
+from ringmaster.codec import to_json
 from ringmaster.flows.services.files import READY_FILE
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.tasks.pool.node_agent import DRAIN_S

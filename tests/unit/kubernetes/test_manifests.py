@@ -11,9 +11,9 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from ringmaster.codec import from_json
 from typer.testing import CliRunner
 
+from ringmaster.codec import from_json
 from ringmaster.flows import cli
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment

@@ -3,7 +3,6 @@
 from collections import deque
 
 from ringmaster.codec import to_json
-
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replan_policy import Policy

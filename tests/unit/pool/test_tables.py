@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.codec import to_json
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Crashed, Running, Scheduled
-from ringmaster.codec import to_json
 
+from ringmaster.codec import to_json
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool import profiling
 from ringmaster.flows.pool.own_node import NodeGone, healthy, lent

@@ -2,8 +2,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from ringmaster.codec import to_json
 
+from ringmaster.codec import to_json
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.ray.options import cause
 from ringmaster.tasks.pool.providers.ray.ray_engine import BrokerConnection, RayProvider
