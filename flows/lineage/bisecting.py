@@ -121,7 +121,6 @@ class Bisection:
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
         from ringmaster.techniques.models.at_checkpoint import export_checkpoint
-
         from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 
         with ScratchFolder() as aside:
