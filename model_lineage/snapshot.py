@@ -1,4 +1,4 @@
-"""A snapshot of the lineage in memory: models by name, ancestry, differences, garbage collection, consistency checks."""
+"""A snapshot of the lineage in memory: models by name, ancestry, differences, garbage collection, consistency."""
 
 from __future__ import annotations
 
