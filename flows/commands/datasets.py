@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.output import AsJson, output_console, print_json
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.commands.problem_files import read_plan, read_problem, write_text
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AsJson, output_console, print_json
 
 if TYPE_CHECKING:
@@ -195,8 +195,8 @@ def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
 
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
+    from ringmaster.errors import NoRoomError
     from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
-    from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 
     makespans = {}
     for rule in (current_practice, even_split, optimus_greedy):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import LedgerError
 from ringmaster.tasks.datasets.recording import ROWS

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.errors import input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns

@@ -22,7 +22,6 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
-from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
@@ -35,6 +34,7 @@ from ringmaster.techniques.runtime.data.files import matching
 from ringmaster.techniques.runtime.data.images import is_image
 from ringmaster.techniques.runtime.data.rows import format_of
 from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
+from ringmaster.text import shortened
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.errors import InputError
 from ringmaster.flows.batch.context import as_batch
 from ringmaster.flows.commands.lineage.keeping import import_
 from ringmaster.flows.commands.pool import submit
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.node_options import node_name
 from ringmaster.tasks.batch import Batch, BatchFileError
 from ringmaster.tasks.batch.field_types import is_name

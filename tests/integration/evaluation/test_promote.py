@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import promoting
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
 from ringmaster.model_lineage.pages.cards import family_path

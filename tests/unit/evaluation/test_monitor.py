@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows.cli import app
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.batch import BatchFileError
 
 ASSERTIONS = """\

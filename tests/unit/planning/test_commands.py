@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows.commands import planning
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import Plan, Problem, verify
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from typer.testing import CliRunner
 
+from ringmaster.errors import NoRoomError
 from ringmaster.flows.cli import app
 from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, parse_batch
 from ringmaster.tasks.planning import (
@@ -26,7 +27,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.checked import checked_plan
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.terms import Terms
 from tests.drawing import draws

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.pool.providers.provider import EngineAway
+from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.pool.providers.ray.options import LOOPBACK_ALONE, RayOptions
 from ringmaster.techniques.runtime.processes.channel import Channel
 
@@ -44,7 +44,7 @@ class BrokerConnection:
         self._is_closed = False
 
     def ask(self, call: str, *arguments: str) -> Any:
-        """Returns the result of a request. Raises EngineAway where Ray or the broker does not answer."""
+        """Returns the result of a request. Raises EngineUnavailable where Ray or the broker does not answer."""
         with self._asking:
             channel = self._connect()
             try:
@@ -52,9 +52,9 @@ class BrokerConnection:
                 answer = channel.receive()
             except OSError as error:
                 self._hang_up()
-                raise EngineAway(f"Ray does not answer: {error}; {self._log} says more") from error
+                raise EngineUnavailable(f"Ray does not answer: {error}; {self._log} says more") from error
         if "error" in answer:
-            raise EngineAway(answer["error"])
+            raise EngineUnavailable(answer["error"])
         return answer["result"]
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class BrokerConnection:
     def _connect(self) -> Channel:
         with self._lock:
             if self._is_closed:
-                raise EngineAway("this process is ending")
+                raise EngineUnavailable("this process is ending")
             if self._channel is None:
                 ours, theirs = socket.socketpair()
                 ours.settimeout(self._answer_s)

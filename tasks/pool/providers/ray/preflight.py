@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ringmaster.tasks.pool.providers.provider import EngineAway
+from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.pool.providers.ray.connection import BrokerConnection
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, RayOptions
 
@@ -40,7 +40,7 @@ def faults(environment: Mapping[str, str], *, log: Path) -> Sequence[str]:
     with closing(broker):
         try:
             broker.ask("look")
-        except EngineAway as error:
+        except EngineUnavailable as error:
             return [f"--address {address}: {str(error).rstrip('.')}. {REMEDY}"]
     return []
 

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ringmaster.errors import SlurmError
 from ringmaster.tasks.execution.engines.context import NodeRun
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm
 from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, SlurmNode, infrastructure_of, job_number
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class SlurmMachines:
                 self._slurm.end(number)
             else:
                 self._slurm.cancel(number)  # it waits: nothing would receive a signal
-        except SlurmRefused as error:  # concerns this job alone
+        except SlurmError as error:  # concerns this job alone
             logger.warning("Slurm job %d cannot be ended: %s", number, error)
         self._seen[number] = replace(seen, ended_at_s=self._clock())
 
@@ -106,7 +107,7 @@ class SlurmMachines:
         if not job.has_ended and not job.is_completing and (job.num_restarts or is_late):
             try:
                 self._slurm.cancel(job.id)
-            except SlurmRefused as error:
+            except SlurmError as error:
                 logger.warning("Slurm job %d cannot be cancelled: %s", job.id, error)
 
     def _allocation(self, job: SlurmJob, nodes: Mapping[str, SlurmNode]) -> Allocation:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
-from ringmaster.tasks.pool.providers.provider import EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused, lacking_commands
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, lacking_commands
 from ringmaster.tasks.pool.providers.slurm.records import SlurmNode, SlurmPartition
 from ringmaster.tasks.pool.providers.slurm.times import seconds_of
 
@@ -75,7 +75,7 @@ def faults(
         )
         are_all_there = not any(node.is_drained or node.is_away for node in nodes)
         return [*found, *_refusals(slurm, options(rest), are_all_there=are_all_there)]
-    except EngineAway as error:
+    except EngineUnavailable as error:
         return [str(error)]
 
 
@@ -170,7 +170,7 @@ def _refusals(slurm: Slurm, options: Sequence[str], *, are_all_there: bool) -> S
     """Returns why sbatch would refuse a job. are_all_there: whether no node is drained or down."""
     try:
         slurm.check(options)
-    except SlurmRefused as error:
+    except SlurmError as error:
         # `--test-only` asks for nodes that are there now, whereas a job waits until they are back.
         if UNAVAILABLE in str(error) and not are_all_there:
             return []

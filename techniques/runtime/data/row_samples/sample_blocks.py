@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data.encoding.progress import Progress
@@ -23,7 +24,7 @@ from ringmaster.techniques.runtime.data.row_samples.sample_arrays import (
     SampleForm,
     with_mask,
 )
-from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, FaultyRows, RowFault
 
 ROWS_PER_CALL = 256
 # How many rows after the first one without a sample are searched for others.
@@ -126,7 +127,7 @@ class BlockMaker:
                 if found is not None and self._kind.label_role is not None:
                     classes[place] = found.add(values[self._kind.label_role])
                 sample = self._sample(values)
-            except DataFault:
+            except DataError:
                 raise
             except ValueError as error:
                 self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file)

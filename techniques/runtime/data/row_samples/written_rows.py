@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.interface.data_source import PreparedData, Row, SampleTensor
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter, fingerprint, open_columns
@@ -32,7 +33,7 @@ from ringmaster.techniques.runtime.data.row_samples.sample_arrays import SampleF
 from ringmaster.techniques.runtime.data.row_samples.sample_blocks import BlockMaker, sample_fault
 from ringmaster.techniques.runtime.data.row_samples.sample_writer import SampleCounts, SampleWriter
 from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer, give_padding_token
-from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.runtime.data.rows import MAX_FAULTS, FaultyRows, RowFault
 from ringmaster.techniques.runtime.data.training_faults import constant_fault, distinct_labels
 
 DEFAULT_MAX_LENGTH = 1024
@@ -201,7 +202,7 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
         has_rows = True
         try:
             found.add(row.content[column])
-        except DataFault:
+        except DataError:
             raise
         except ValueError as error:
             faults.append(sample_fault(row.file, row.number, str(error)))

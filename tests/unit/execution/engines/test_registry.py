@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.cli import app
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.context import EngineContext
 from ringmaster.tasks.execution.engines.registry import BUILTIN, LOCAL, WORKERS, build_engine, engine_names

@@ -7,8 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows.commands import planning, whatif
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import ProblemError
 from ringmaster.tasks.planning.problems.families import draw
 
