@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
+    from ringmaster.techniques.data.row_samples.row_source import RowSource
     from ringmaster.techniques.interface.data_parallel import DataParallel
-    from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 
 __all__ = [
     "AdaptationSpec",
@@ -70,8 +70,8 @@ _MODULES = {
     "BatchFailed": "ringmaster.errors",
     "BatchResult": "ringmaster.flows.batch.result",
     "DataParallel": "ringmaster.techniques.interface.data_parallel",
-    "RingmasterError": "ringmaster.model_lineage.mlflow_calls",
-    "RowSource": "ringmaster.techniques.runtime.data.row_samples.row_source",
+    "RingmasterError": "ringmaster.errors",
+    "RowSource": "ringmaster.techniques.data.row_samples.row_source",
     "profile_batch": "ringmaster.flows.profile_batch",
     "train_batch": "ringmaster.flows.train_batch",
 }

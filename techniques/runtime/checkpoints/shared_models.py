@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ringmaster.errors import ModelNotFound
+from ringmaster.techniques.data.prepared import locked
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Manifest,
     StoredFile,
@@ -24,7 +25,6 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST, Place
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
-from ringmaster.techniques.runtime.data.prepared import locked
 
 
 def store_model(folder: Path, url: str) -> None:

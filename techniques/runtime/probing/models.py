@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ringmaster.errors import ModelTooLarge
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.architectures import instantiate
 from ringmaster.techniques.runtime.models.build import build_model, model_config, seeded
 from ringmaster.techniques.runtime.probing.tiny import tiny_config
