@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
+from benchmarks.planning.families import draw
+
 from benchmarks.planning import others, whatif
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
 from ringmaster.errors import NoRoomError
@@ -30,7 +32,6 @@ from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, 
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.problems.families import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"

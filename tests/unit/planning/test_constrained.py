@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from benchmarks.planning.families import draw
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.planning.families import draw
 from hypothesis import given
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.terms import Terms
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
