@@ -94,7 +94,7 @@ def train_batch(
 
     Raises:
         BatchFailed: Jobs have failed or were cancelled; `result` has the status of each.
-        Interrupted: Ctrl-C or SIGTERM has stopped the run, which can be resumed.
+        RunInterrupted: Ctrl-C or SIGTERM has stopped the run, which can be resumed.
         InputError: The batch cannot be started; the message has every fault.
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)

@@ -23,9 +23,8 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
-from benchmarks.planning.families import draw
-
 from benchmarks.planning import others, whatif
+from benchmarks.planning.families import draw
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify

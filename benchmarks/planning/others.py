@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning.families import draw
-
 from benchmarks.planning.problems import ruled
 from benchmarks.planning.saturn import saturn
 from ringmaster.errors import NoRoomError

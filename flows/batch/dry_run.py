@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
@@ -29,9 +29,9 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.replanning.forecast import Surroundings
-from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion

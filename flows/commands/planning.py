@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.commands.problem_files import read_plan, read_problem, write_text
 from ringmaster.flows.output import AsJson, output_console, print_json
 

@@ -179,7 +179,7 @@ def _devices(text: str) -> tuple[int, str]:
 
 def _check(problem: Problem, changes: Iterable[Change]) -> None:
     """Raises InputError with the faults of all changes, before the first one is answered."""
-    from ringmaster.tasks.planning import ProblemError
+    from ringmaster.errors import ProblemError
     from ringmaster.tasks.planning.whatif.changes import changed
 
     faults: list[str] = []

@@ -14,11 +14,11 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
-from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
-from ringmaster.techniques.adapters.moving import has_lost_base, on_base
+from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
+from ringmaster.techniques.models.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.graph.snapshot import Node, Snapshot

@@ -41,8 +41,8 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
-from ringmaster.tasks.execution.steering import GOAL
-from ringmaster.tasks.pool.batch_events import Position
+from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.pool.event_log import Position
 from ringmaster.tasks.pool.handed_over import BatchMeasurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
@@ -95,8 +95,8 @@ def open_pooled_run(
     profile, open_ledger, shown: parts that tests replace.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
 
-    Raises InputError if devices, base models or a batch to resume do not exist, OtherRelease if the pool is of another
-    release.
+    Raises InputError if devices, base models or a batch to resume do not exist, ReleaseMismatch if the pool is of
+    another release.
     """
     home = settings.home()
     for name, value in settings.MLFLOW_PATIENCE.items():

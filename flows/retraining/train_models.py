@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
@@ -22,7 +22,7 @@ from ringmaster.flows.retraining.inspect_models import TRAINED, Checked, trained
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import Chosen
 from ringmaster.flows.train_batch import train_batch
-from ringmaster.model_lineage import LedgerError, ModelRecord
+from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.compare import ranked
 from ringmaster.tasks.retraining.observing import Trained, input_features, references_of

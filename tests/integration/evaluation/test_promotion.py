@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.errors import PromotionRefused
-from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.errors import LedgerError, PromotionRefused
+from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.graph.maintenance import DAY_MS, collect, unreached
 from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import TensorStore

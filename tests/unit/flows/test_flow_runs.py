@@ -6,7 +6,10 @@ from prefect.states import State, get_state_exception
 import ringmaster
 from ringmaster.errors import (
     BatchFailed,
+    BatchFileError,
     InputError,
+    LedgerError,
+    ProblemError,
     ReleaseMismatch,
     RetrainingFailed,
     RingmasterError,
@@ -16,9 +19,6 @@ from ringmaster.errors import (
 )
 from ringmaster.flows.batch.flow_runs import ended
 from ringmaster.flows.sweep import sweep_status
-from ringmaster.model_lineage import LedgerError
-from ringmaster.tasks.batch import BatchFileError
-from ringmaster.tasks.planning import ProblemError
 
 MESSAGE = "1 of 2 jobs are done; failed: a (its loss is NaN)"
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 import typer
-from benchmarks.planning.families import draw
 from typer.testing import CliRunner
 
+from benchmarks.planning.families import draw
 from ringmaster.errors import InputError
 from ringmaster.flows.commands import planning
 from ringmaster.tasks.planning import Plan, Problem, verify

@@ -4,10 +4,10 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from benchmarks.planning.families import draw
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.certificates import certified_bound

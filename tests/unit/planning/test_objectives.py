@@ -5,25 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.planning.families import draw
 from hypothesis import given
 from typer.testing import CliRunner
 
-from ringmaster.errors import NoRoomError
+from benchmarks.planning.families import draw
+from ringmaster.errors import BatchFileError, NoRoomError, ProblemError
 from ringmaster.flows.cli import app
-from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, parse_batch
-from ringmaster.tasks.planning import (
-    Coefficients,
-    Node,
-    Objective,
-    Option,
-    Plan,
-    PlanningJob,
-    Problem,
-    ProblemError,
-    solve,
-    verify,
-)
+from ringmaster.tasks.batch import Batch, json_schema, parse_batch
+from ringmaster.tasks.planning import Coefficients, Node, Objective, Option, Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import registry

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import EngineUnavailable
-from ringmaster.tasks.execution.engines.context import NodeRun
+from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S, MachinesOfRuns, WorkPoolProvider
 

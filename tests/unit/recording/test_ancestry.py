@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage import ADAPTATION_KINDS, LedgerError
+from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.model_lineage import ADAPTATION_KINDS
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec

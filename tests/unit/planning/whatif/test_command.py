@@ -5,12 +5,11 @@ from datetime import datetime
 
 import pytest
 import typer
-from benchmarks.planning.families import draw
 from typer.testing import CliRunner
 
-from ringmaster.errors import InputError
+from benchmarks.planning.families import draw
+from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows.commands import planning, whatif
-from ringmaster.tasks.planning import ProblemError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(whatif.whatif)

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from benchmarks.planning.families import draw
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Node, Option, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
