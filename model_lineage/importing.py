@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
 from ringmaster.model_lineage.hub_cards import CARD, CardMetadata, card_text, read_card
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.model_folder import (
@@ -29,8 +29,8 @@ from ringmaster.model_lineage.model_folder import (
     model_files,
 )
 from ringmaster.model_lineage.records import ModelRecord, Origin
-from ringmaster.model_lineage.snapshot import Node, Snapshot, UnknownName
-from ringmaster.model_lineage.tensors import StoredModel, StoreFault, TensorStore
+from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 
 MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
 MOST_BASES = 32  # the most base models on one card
@@ -58,7 +58,8 @@ def import_model(
     returns the same node. All inputs are checked before anything is copied, and weights and descriptions alone are
     (`model_folder.inspect`); if a later step fails, what was recorded is removed again.
 
-    Raises ValueError (LedgerError, StoreFault) if there is no valid model, and OSError if the hub cannot be reached.
+    Raises ValueError (LedgerError, TensorStoreError) if there is no valid model, and OSError if the hub cannot be
+    reached.
     """
     place = Path(source).expanduser()
     if place.is_dir():
@@ -169,7 +170,7 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
 def _by_name(snapshot: Snapshot, base: str) -> str | None:
     try:
         node = snapshot.find(base)
-    except UnknownName:
+    except UnknownModel:
         return None
     return node.id if node.is_ready else None
 
@@ -238,7 +239,7 @@ def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[Atte
             for run_id in reversed(attempt.runs):
                 ledger.take_back(run_id)
         if store is not None:
-            with suppress(StoreFault, OSError):
+            with suppress(TensorStoreError, OSError):
                 store.gc(drop=[attempt.owner, *ledger.gone(store.owners(), but=())], waits=False)
         raise
     if store is not None:
@@ -261,7 +262,7 @@ def record_base(
     copied into MLflow; they are added to the tensor store, if there is one and safetensors are on this machine. Files
     that may be code are left out, as `import_model` does.
 
-    Raises ValueError (LedgerError, StoreFault) and OSError as `import_model` does.
+    Raises ValueError (LedgerError, TensorStoreError) and OSError as `import_model` does.
     """
     fetch, cached = fetch or fetch_from_hub, cached or cached_from_hub
     place = Path(source).expanduser()
@@ -323,7 +324,7 @@ def _has_files(node: Node, stored: StoredModel, store: TensorStore) -> bool:
     id = node.record.tensors_id
     if id is None or id == stored.id:
         return id is not None
-    with suppress(StoreFault):  # the store belongs to another home folder, or was cleared
+    with suppress(TensorStoreError):  # the store belongs to another home folder, or was cleared
         return tuple(file for file in store.model(id).files if is_model_file(file.path)) == stored.files
     return False
 

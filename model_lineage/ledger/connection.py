@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
-from ringmaster.model_lineage.faults import Guarded, LedgerError, redacted
+from ringmaster.model_lineage.mlflow_calls import Guarded, redacted
 from ringmaster.model_lineage.waiting import Waiting
 
 QUIET_ENVIRONMENT = {

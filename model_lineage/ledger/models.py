@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import model_pages
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.graph import Adaptation, Graph
 from ringmaster.model_lineage.hub_cards import CARD, hub_card
 from ringmaster.model_lineage.ledger.connection import paged

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import Runs
 from ringmaster.model_lineage.model_pages import family_path, with_culprit

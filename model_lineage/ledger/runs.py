@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import PROFILES, Connection, batch_experiment, paged
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.text import storable

@@ -9,7 +9,8 @@ Modules: `model_files` (the files of a model and their parts), `objects` (compre
 digest), `store` (adding and restoring models, `gc` and `fsck`), `comparison` (of two models' tensors).
 """
 
+from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.tensors.model_files import StoredModel
-from ringmaster.model_lineage.tensors.store import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.store import TensorStore
 
-__all__ = ["StoreFault", "StoredModel", "TensorStore"]
+__all__ = ["StoredModel", "TensorStore", "TensorStoreError"]

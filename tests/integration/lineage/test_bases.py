@@ -9,8 +9,9 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from ringmaster.errors import LedgerError
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.importing import import_model, record_base
 from ringmaster.model_lineage.records import Origin
 from ringmaster.model_lineage.snapshot import Snapshot

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, model_pages
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, model_pages
 
 TEXT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", num_rows=90)
 HELD_OUT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", context="evaluation", num_rows=10)

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pandas
 import pytest
 
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint, model_pages
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint, model_pages
 from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT, valid_key
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"/>'

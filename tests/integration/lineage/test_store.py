@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, Origin
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
 from ringmaster.model_lineage.ledger import rows
 from ringmaster.model_lineage.ledger.ledger import LEDGER
 from ringmaster.model_lineage.ledger.rows import read_rows
