@@ -9,23 +9,151 @@ order, and then the new ones.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
-from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.tasks.pool.controller.node_watch import NodeWatch
-from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
+from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall
+from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
-from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus
+from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus, Share
 from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
 from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A worker that is gone for good, with all that it ran.
+
+    why: the cause in words, to follow the node's name.
+    """
+
+    node: str
+    incarnation: str
+    why: str
+
+
+@dataclass
+class _Seen:
+    record: NodeRecord
+    since_s: float  # the time of its last heartbeat, by our clock
+
+
+class NodeWatch:
+    """Watches the registry of nodes.
+
+    clock: monotonic seconds.
+    lost_after_s: the time without a heartbeat after which a node is lost.
+    blind_after_s: the time between two checks after which all silences are measured anew.
+    """
+
+    def __init__(
+        self, nodes: Nodes, *, clock: Callable[[], float], lost_after_s: float, blind_after_s: float = BLIND_S
+    ) -> None:
+        self._nodes, self._clock = nodes, clock
+        self._lost_after_s, self._blind_after_s = lost_after_s, blind_after_s
+        self._seen: dict[str, _Seen] = {}
+        self._looked_s = clock()
+
+    @property
+    def there(self) -> Mapping[str, NodeRecord]:
+        """The nodes that were present at the last check, by name."""
+        return {name: seen.record for name, seen in sorted(self._seen.items())}
+
+    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[Gone]:
+        """Checks the registry; returns the workers that are gone since the last check.
+
+        A node that was silent for too long is removed from the registry. If its worker lives, it notices that and
+        registers anew. So is a node whose allocation has ended; one that registers anew under that allocation is not
+        there: the engine may lend its devices to others.
+
+        ended: by id of an allocation whose processes have all ended, why.
+        """
+        ended = ended or {}
+        registered = {record.name: record for record in self._nodes.all()}
+        now_s = self._clock()
+        is_blind = now_s - self._looked_s > self._blind_after_s
+        self._looked_s = now_s
+        gone = []
+        for name, seen in list(self._seen.items()):
+            record, was = registered.get(name), seen.record
+            if record is None or record.incarnation != was.incarnation:
+                why = "its worker has ended" if record is None else "its worker was started anew"
+                gone.append(Gone(node=name, incarnation=was.incarnation, why=why))
+                del self._seen[name]
+            elif was.allocation in ended:
+                gone.append(self._remove(was, why=ended[was.allocation]))
+                del registered[name]
+            elif record.beats != was.beats or is_blind:
+                seen.since_s = now_s
+            elif now_s - seen.since_s >= self._lost_after_s:
+                gone.append(self._remove(was, why=f"silent for {now_s - seen.since_s:.0f} s"))
+                del registered[name]
+        for name, record in registered.items():
+            if record.allocation in ended:
+                continue
+            self._seen.setdefault(name, _Seen(record, now_s)).record = record
+        return gone
+
+    def _remove(self, record: NodeRecord, *, why: str) -> Gone:
+        self._nodes.remove(record.name, incarnation=record.incarnation)
+        del self._seen[record.name]
+        return Gone(node=record.name, incarnation=record.incarnation, why=why)
+
+
+PRECEDENCE = (
+    OutcomeStatus.OUT_OF_MEMORY,
+    OutcomeStatus.INVALID,
+    OutcomeStatus.LOST,
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.PREEMPTED,
+    OutcomeStatus.DONE,
+)
+"""The first of these outcomes among a gang's shares explains the others: ranks whose peers vanish crash too."""
+
+FAILURES = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.LOST, OutcomeStatus.CRASHED)
+"""The outcomes after which the other shares of a gang cannot succeed."""
+
+PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
+
+
+def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, Share]:
+    """Returns each node's share of a segment, by node; the share with rank 0 comes first.
+
+    On several nodes, each node has the ranks of its devices. The ranks meet at the first node, at a random port. If
+    another process uses that port, the gang crashes, and its next attempt uses another port.
+
+    addresses: by node, the address at which other nodes reach it.
+    """
+    slots = list(zip(call.devices, call.order.slots, strict=True))
+    nodes = list(dict.fromkeys(node for (node, _), _ in slots))
+    meeting = "" if len(nodes) == 1 else f"{addresses[nodes[0]]}:{random.choice(PORTS)}"
+    shares: dict[str, Share] = {}
+    first_rank = 0
+    for node in nodes:
+        mine = tuple(slot for (name, _), slot in slots if name == node)
+        num_ranks = call.num_ranks * len(mine) // len(slots)
+        shares[node] = Share(
+            order=replace(call.order, slots=mine),
+            num_ranks=num_ranks,
+            first_rank=first_rank,
+            num_ranks_in_all=call.num_ranks,
+            meeting=meeting,
+        )
+        first_rank += num_ranks
+    assert first_rank == call.num_ranks, f"{call.num_ranks} ranks cannot be shared by the devices of {nodes}"
+    return shares
+
+
+def merged(outcomes: Mapping[str, Outcome], *, speaker: str) -> Outcome:
+    """Returns the outcome of a gang from the outcomes of its shares, by node. speaker: the node of rank 0."""
+    first = min(outcomes.values(), key=lambda outcome: PRECEDENCE.index(outcome.status))
+    return replace(first, result=outcomes[speaker].result or first.result)
+
 
 logger = logging.getLogger(__name__)
 

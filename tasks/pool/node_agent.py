@@ -9,23 +9,157 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.node.gangs import Gangs, StartGang, start_gang
-from ringmaster.tasks.pool.node.heartbeat import Heartbeat
-from ringmaster.tasks.pool.node.outbox import Outbox
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.node_gangs import Gangs, StartGang, start_gang
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
-from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus
+from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Outcome, as_event
+
+GATHER_S = 0.1
+
+
+class Outbox:
+    """Sends events from a thread of its own, so that `say` never waits for the database. Safe between threads."""
+
+    def __init__(self, message_store: MessageStore, node: str) -> None:
+        self._message_store, self._node = message_store, node
+        self._changed = threading.Condition()
+        self._left: dict[int, deque[tuple[int, Event]]] = {}  # by segment, the events that are not sent yet
+        self._said: dict[int, int] = {}  # by segment, how many events it has reported
+        self._is_urgent = self._closing = False
+        self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, segment: int, event: Event) -> None:
+        """Queues an event of a segment's share; a `ShareEnded` is sent at once, others within a tenth of a second."""
+        with self._changed:
+            number = self._said.get(segment, 0)
+            self._said[segment] = number + 1
+            self._left.setdefault(segment, deque()).append((number, event))
+            self._is_urgent |= isinstance(event, ShareEnded)
+            self._changed.notify_all()
+
+    def flush(self, *, within_s: float) -> bool:
+        """Waits at most `within_s` until all events are sent; returns whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left, timeout=within_s)
+
+    def close(self) -> None:
+        """Ends the thread; unsent events are lost, except those of a write that already waits for the database."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def is_alive(self) -> bool:
+        """Returns whether events are still sent, at once or when the database is back."""
+        return self._thread.is_alive()
+
+    def _work(self) -> None:
+        while self._wait_for_words():
+            with self._changed:
+                self._is_urgent = False
+                batches = {segment: list(events) for segment, events in self._left.items()}
+            for segment, events in batches.items():
+                try:
+                    self._message_store.store(segment, self._node, events=events)
+                except DatabaseClosed:
+                    return
+                self._forget(segment, len(events))
+
+    def _wait_for_words(self) -> bool:
+        """Waits until there are events to send; returns False after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left or self._closing)
+            self._changed.wait_for(lambda: self._is_urgent or self._closing, timeout=GATHER_S)
+            return not self._closing
+
+    def _forget(self, segment: int, num_words: int) -> None:
+        with self._changed:
+            events = self._left[segment]
+            for _ in range(num_words):
+                events.popleft()
+            if not events:
+                del self._left[segment]
+            self._changed.notify_all()
+
+
+AGAIN_S = 1.0  # between attempts of a heartbeat that failed
+
+
+class Heartbeat:
+    """Sends heartbeats from a thread of its own until it is stopped, or until the node belongs to another worker.
+
+    beat: one attempt. It returns False if the node does not belong to this worker any more, and raises while the
+        database is unreachable.
+    tick: called after each heartbeat that succeeded, with the time at which that heartbeat was begun.
+    on_replaced: called after `beat` returned False; returns whether to continue.
+    """
+
+    def __init__(
+        self,
+        *,
+        beat: Callable[[], bool],
+        tick: Callable[[float], None],
+        on_replaced: Callable[[], bool],
+        every_s: float,
+    ) -> None:
+        self._beat, self._tick, self._on_replaced, self._every_s = beat, tick, on_replaced, every_s
+        self._hurry, self._stopped = threading.Event(), threading.Event()
+        self._is_away = False
+        self._thread = threading.Thread(target=self._work, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Starts to send heartbeats."""
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Has the next heartbeat sent at once, because there is news."""
+        self._hurry.set()
+
+    def stop(self, *, within_s: float) -> None:
+        """Ends the heartbeats; waits at most `within_s` for one that is being sent."""
+        self._stopped.set()
+        self._hurry.set()
+        self._thread.join(within_s)
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                wait_s = self._once()
+            except DatabaseClosed:
+                return
+            if wait_s is None:
+                return
+            self._hurry.wait(wait_s)
+            self._hurry.clear()
+
+    def _once(self) -> float | None:
+        """Sends one heartbeat; returns the seconds until the next attempt, None for the end."""
+        asked_s = seconds_since_boot()
+        try:
+            is_mine = self._beat()
+        except DBAPIError as error:
+            if not self._is_away:
+                logger.warning("the pool's database does not answer, trying again: %s", error.orig)
+            self._is_away = True
+            return min(AGAIN_S, self._every_s)
+        self._is_away = False
+        if is_mine:
+            self._tick(asked_s)
+            return self._every_s
+        return 0.0 if self._on_replaced() else None
+
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +173,7 @@ UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class DeviceMonitor(Protocol):
-    """The monitor of a node's devices; `Telemetry` in `tasks/devices/monitor.py` implements it."""
+    """The monitor of a node's devices; `Telemetry` in `tasks/device_monitor.py` implements it."""
 
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""

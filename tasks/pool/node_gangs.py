@@ -4,16 +4,55 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ringmaster.errors import NodeAlreadyServed
+from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.storage.message_store import KILL, Share
 from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP
+
+LOOK_EVERY_S = 1.0
+WORKER = "worker "
+
+
+def hold_devices(
+    leases: Leases,
+    devices: Sequence[str],
+    *,
+    worker: str,
+    may_share: bool,
+    notice: Callable[[str], None],
+    wait: Callable[[float], object],
+) -> None:
+    """Leases `devices` to the worker with that name until this process ends; waits while others have any of them.
+
+    may_share: whether devices that other workers have may be used too, without a lease; for the CPU slots of a machine
+        that runs several nodes.
+    wait: sleeps that many seconds.
+
+    Raises NodeAlreadyServed.
+    """
+    told = ""
+    while not leases.take(devices, holder=WORKER + worker):
+        holders = {holder for device, holder in leases.held().items() if device in devices}
+        if WORKER + worker in holders:
+            raise NodeAlreadyServed(
+                f"worker {worker} serves this machine already. To fix: end it, or choose another --name"
+            )
+        if may_share and holders and all(holder.startswith(WORKER) for holder in holders):
+            notice(f"devices are shared with {', '.join(sorted(holders))}")
+            return
+        if (waited_for := ", ".join(sorted(holders))) not in ("", told):
+            told = waited_for
+            notice(f"waiting for devices that are held by {waited_for}")
+        wait(LOOK_EVERY_S)
+
 
 MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
 
