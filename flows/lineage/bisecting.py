@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import InputError
-
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.model_tests import CommandTest, MetricTest
 from ringmaster.model_lineage.exchange.exporting import node_json

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
-from ringmaster.errors import InputError, LedgerError, input_errors
 
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.errors import ModelTooLarge
-
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.decoders import CAUSAL
 from ringmaster.techniques.interface.job import ModelSpec

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.errors import NoCommonBase
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
+from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.models.adapters import first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import StepError
-
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import StepError
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.encoding.progress import progress_to

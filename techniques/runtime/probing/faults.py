@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.errors import StepError
 from torch import Tensor, nn
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.interface.data_source import PreparedData

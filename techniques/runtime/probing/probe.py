@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from ringmaster.errors import StepError
 from torch import Tensor
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.errors import StepError
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data.sources.registry import installed_source
 from ringmaster.techniques.interface.dotted_names import resolve

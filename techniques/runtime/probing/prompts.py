@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from ringmaster.errors import StepError
 from torch import Tensor, nn
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, LossFunction

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.errors import StepError
 
+from ringmaster.errors import StepError
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry

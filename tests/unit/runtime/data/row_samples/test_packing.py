@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ringmaster.errors import StepError
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.row_samples.packing import Packer, first_fit
 from ringmaster.techniques.interface import registry
