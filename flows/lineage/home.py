@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
-from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
+from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.snapshot import Node, Snapshot
