@@ -4,11 +4,12 @@
 The import is light: solvers are imported when they are first needed.
 """
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
+from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, Running
 from ringmaster.tasks.planning.solve import solve
 
 __all__ = [

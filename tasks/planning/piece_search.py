@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.kernels.pieces import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules, anneal_pieces
 from ringmaster.tasks.planning.objectives import Coefficients, Objective
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, Piece, schedule_pieces
+from ringmaster.tasks.planning.plans.list_scheduling import Piece, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
 from ringmaster.tasks.planning.objectives import Objective, lateness_s, objective_by_name
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.work import CORES, TIME_LIMIT_S, WORK_S, WorkBudget
 
@@ -300,8 +301,9 @@ class PlanSearch:
         return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
 
     def _simple(self) -> Plan:
+        from ringmaster.errors import NoRoomError
         from ringmaster.tasks.planning.plans.baselines import BASELINES
-        from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+        from ringmaster.tasks.planning.plans.list_scheduling import schedule
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:

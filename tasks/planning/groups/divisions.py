@@ -8,11 +8,12 @@ milliseconds.
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel, members_of
 from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem, Running, likeness
 from ringmaster.tasks.planning.problems.problem_validation import cycle_in

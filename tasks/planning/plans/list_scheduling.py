@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.objectives import MAKESPAN, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
@@ -17,10 +18,6 @@ from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Prob
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option
 Piece = tuple[str, int, float]  # a choice, and the share of the job that it does
-
-
-class NoRoomError(ValueError):
-    """A job fits on no node: the nodes that could hold it become unavailable before it would end."""
 
 
 class DeviceTimeline:

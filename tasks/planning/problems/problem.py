@@ -10,20 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ringmaster.model_lineage.faults import InputFault
-from ringmaster.tasks.messages import listed
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.problems.fair_share import fair_seconds
 from ringmaster.tasks.planning.problems.problem_validation import faults_of, shown
-
-
-class ProblemError(InputFault):
-    """A problem cannot be planned; `faults` lists everything that is wrong with it."""
-
-    faults: tuple[str, ...]
-
-    def __init__(self, faults: Iterable[str]) -> None:
-        self.faults = tuple(faults)
-        super().__init__(listed(self.faults, between="; "))
 
 
 @dataclass(frozen=True)

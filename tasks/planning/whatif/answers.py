@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.gantt import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.whatif.changes import Change, Deadline, MoreDevices, MoreNodes, Without
 from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, Verdict, times, unit_of
 from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest

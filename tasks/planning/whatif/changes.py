@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.job_costs import in_order
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.problem import Node, Problem, ProblemError
+from ringmaster.tasks.planning.problems.problem import Node, Problem
 from ringmaster.tasks.planning.problems.reductions import only
 
 

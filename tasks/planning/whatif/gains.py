@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups, contracted, groups_of
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.problems.terms import without_deadlines
 from ringmaster.tasks.planning.solve import WORTH_S

@@ -1,0 +1,231 @@
+"""Export of a trained model in the format that `from_pretrained` loads: config, safetensors and tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from ringmaster.codec import to_json
+from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import no_progress_bar, skeleton
+from ringmaster.techniques.models.model_folders import WEIGHTS
+from ringmaster.techniques.models.peft_format import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    config_of,
+    parameter_name,
+    resolved,
+    tensor_name,
+)
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.checkpoints.state import Reader
+from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
+
+FACTORY = "model.json"
+GENERATION = "generation_config.json"
+PROCESSOR_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*",
+    "chat_template*",
+    "*processor_config.json",
+)
+"""Patterns of the files of tokenizers and of image processors."""
+
+
+def export_model(
+    folder: Path,
+    *,
+    spec: ModelSpec,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    prepared: PreparedData,
+    base: str | None = None,
+) -> None:
+    """Exports a model to `folder`, which is written aside and then renamed.
+
+    A Hugging Face model is written as its architecture's `from_pretrained` loads it, with the tokenizer or the image
+    processor of its data or, where the data has none, of its base. A factory's model is written as `model.safetensors`,
+    with a `model.json` that names the factory.
+
+    How it generates is kept as well: its `generation_config`, with the token that ends a turn of a chat template of the
+    data's among those that end a text.
+
+    model: the trained model. Only its configs are used; its weights are not read.
+    state: full tensors under the model's own names, on any device.
+    base: the folder or hub name whose weights the training began with.
+    """
+    with publish(folder) as aside:
+        if spec.factory is not None:
+            _save_factory(aside, spec, skeleton(spec, prepared), state)
+        else:
+            _save_pretrained(aside, model.config, state)
+            _save_generation(aside, model, prepared)
+            copy_processors(aside, prepared=prepared, base=base)
+
+
+def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -> None:
+    """Copies the files that turn text or images into a model's inputs: those of its data, else those of its base."""
+    own = [each for each in (prepared.tokenizer_dir, prepared.processor_dir) if each is not None]
+    for each in own:
+        shutil.copytree(each, folder, dirs_exist_ok=True)
+    if own or base is None:
+        return
+    source = Path(base)
+    if not source.is_dir():
+        from huggingface_hub import snapshot_download
+
+        # The base itself was loaded from the hub, so that this is in its cache, or can be.
+        source = Path(snapshot_download(base, allow_patterns=list(PROCESSOR_FILES)))
+    for pattern in PROCESSOR_FILES:
+        for file in sorted(source.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _save_pretrained(folder: Path, trained: Any, state: Mapping[str, Tensor]) -> None:
+    config = copy.deepcopy(trained)
+    if hasattr(config, "use_cache"):
+        config.use_cache = True
+    with torch.device("meta"):
+        whole: Any = instantiate(config)
+    with no_progress_bar():
+        whole.save_pretrained(folder, state_dict=_untied(whole, state))
+
+
+def _save_generation(folder: Path, model: Any, prepared: PreparedData) -> None:
+    """Writes how the trained model generates, in place of what transformers makes of its config."""
+    file, trained = folder / GENERATION, getattr(model, "generation_config", None)
+    if trained is None or not file.is_file():  # it does not generate
+        return
+    config = copy.deepcopy(trained)
+    of_turn = None if prepared.tokenizer_dir is None else turn_end_of(prepared.tokenizer_dir)
+    if of_turn is not None:
+        named = config.eos_token_id
+        ends = [] if named is None else list(named) if isinstance(named, (list, tuple)) else [named]
+        config.eos_token_id = list(dict.fromkeys([*ends, of_turn]))
+    # Not `save_pretrained`, which refuses settings that many models of the hub have, such as a temperature for nothing.
+    config.to_json_file(file)
+
+
+def _save_factory(folder: Path, spec: ModelSpec, whole: nn.Module, state: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(_untied(whole, state), folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / FACTORY).write_text(json.dumps({"factory": spec.factory, "kwargs": to_json(spec.kwargs)}, indent=1))
+
+
+def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` on the CPU with one name for each tensor, as safetensors requires: tied tensors appear once."""
+    first: dict[int, str] = {}
+    kept: dict[str, Tensor] = {}
+    for name, tensor in whole.state_dict(keep_vars=True).items():
+        first.setdefault(id(tensor), name)
+        if name in state:
+            kept.setdefault(first[id(tensor)], state[name].detach().cpu().contiguous())
+    missing = sorted(set(first.values()) - set(kept))
+    assert not missing, f"the state lacks {missing[:3]}"
+    return kept
+
+
+SAFETENSORS = ".safetensors"
+
+
+def checkpoint_steps(root: str) -> dict[int, str]:
+    """The names of the checkpoints under a folder or URL, by step; empty if the location does not exist."""
+    try:
+        names = place_of(root).names()
+    except OSError:
+        return {}
+    return {int(name.partition("-")[2]): name for name in names}
+
+
+def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> None:
+    """Writes the model of checkpoint `name` under `root` to a new folder.
+
+    finished: the folder of the model that the training ended with. All files but the weights are copied from it, and
+        its weights' files determine the names and dtypes of the tensors.
+    Raises ValueError if the checkpoint is incomplete or belongs to another model.
+    """
+    checkpoint = CheckpointStore(root).whole(name)
+    if checkpoint is None:
+        raise ValueError(f"checkpoint {name} under {root} is not whole")
+    stored = checkpoint.manifest.tensors
+    with Reader(checkpoint) as reader, publish(folder) as aside:
+        for file in sorted(path for path in finished.rglob("*") if path.is_file()):
+            path = file.relative_to(finished)
+            if file.suffix != SAFETENSORS:
+                (aside / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, aside / path)
+                continue
+            tensors = {}
+            for tensor, dtype in _dtypes(file).items():
+                name_here = f"model/{parameter_name(tensor)}"
+                if name_here not in stored:
+                    raise ValueError(f"checkpoint {name} under {root} has no {tensor}: it is of another model")
+                shape = stored[name_here].shape
+                load = partial(_read, reader, name_here, dtype)
+                tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
+            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata={"format": "pt"}))
+
+
+def _read(reader: Reader, name: str, dtype: torch.dtype) -> torch.Tensor:
+    return reader.whole(name).to(dtype)
+
+
+def _dtypes(file: Path) -> dict[str, torch.dtype]:
+    with safe_open(file, framework="pt") as opened:
+        return {name: DTYPES[opened.get_slice(name).get_dtype()] for name in opened.keys()}  # noqa: SIM118
+
+
+def export_adapter(
+    folder: Path,
+    *,
+    adapter: Adapter,
+    spec: ModelSpec,
+    base: str | None,
+    state: Mapping[str, Tensor],
+    prepared: PreparedData,
+) -> None:
+    """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
+
+    spec: the model that the adapter is on.
+    base: the folder or hub name with that model's weights, if any.
+    state: the adapter's whole tensors, under the model's names.
+    """
+    from safetensors.torch import save_file
+
+    model, adapter = skeleton(spec, prepared), resolved(adapter)
+    at = sites(model, adapter)
+    targets, feedforward = unambiguous_targets(model, at)
+    said = config_of(
+        adapter,
+        model=model,
+        base=base,
+        targets=targets,
+        feedforward=feedforward,
+        saved=saved_modules(model, adapter),
+    )
+    tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
+    with publish(folder) as aside:
+        (aside / ADAPTER_CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
+        save_file(tensors, aside / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        copy_processors(aside, prepared=prepared, base=base)
