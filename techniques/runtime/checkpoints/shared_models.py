@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from ringmaster.techniques.data.prepared import locked
+from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Manifest,
     StoredFile,

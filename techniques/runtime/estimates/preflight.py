@@ -16,7 +16,7 @@ from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.encoding.progress import progress_to
+from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import WEIGHTS
-from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
+from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.runtime.checkpoints.publish import publish

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques.data import files, prepare
-from ringmaster.techniques.data.encoding import file_tokens
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.sources import text_files
+from ringmaster.techniques.data.sources import text_files as file_tokens
 from ringmaster.techniques.interface.job import DataSpec
 
 

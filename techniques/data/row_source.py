@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.data.arrays import open_columns
-from ringmaster.techniques.data.file_rows import Reading, preparation_of_files, rows_of_files
-from ringmaster.techniques.data.prepared import Preparation
-from ringmaster.techniques.data.row_samples.kept_samples import write_kept
-from ringmaster.techniques.data.row_samples.row_columns import Columns
-from ringmaster.techniques.data.row_samples.row_kind import RowKind, SampleContext
-from ringmaster.techniques.data.row_samples.written_rows import PreparedRows, write_rows
+from ringmaster.techniques.data.file_rows import Reading, is_held_out, preparation_of_files, rows_of_files
+from ringmaster.techniques.data.prepared_rows import PreparedRows, write_kept, write_rows
+from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.sources.hugging_face import (
     load_splits,
     preparation_of_dataset,
     with_leaks_of_splits,
 )
-from ringmaster.techniques.data.splits import is_held_out
+from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.interface.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.data.encoding.progress import Progress
-from ringmaster.techniques.data.row_samples.ragged import Ragged
-from ringmaster.techniques.data.row_samples.row_columns import Columns
-from ringmaster.techniques.data.row_samples.row_kind import RowKind, SampleContext
-from ringmaster.techniques.data.row_samples.sample_arrays import (
+from ringmaster.techniques.data.arrays import (
     LABELS,
+    POSITIONS,
+    SPLITS,
+    TOKENS,
+    Array,
+    ArrayWriter,
+    ColumnWriter,
+    Ragged,
     Sample,
     SampleArrays,
     SampleForm,
     with_mask,
 )
+from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.interface.metric import IGNORED
 
@@ -174,3 +179,131 @@ class BlockMaker:
             self._found.append(fault.of_file(file))
         else:
             self._faults.append(fault)
+
+
+ROWS_AT_ONCE = 64
+"""About so many rows are packed together: enough for the last ones not to matter, and few enough for memory."""
+
+
+class Packer:
+    """Packs samples, in the order in which they are added, into rows of at most `width` tokens."""
+
+    def __init__(self, *, width: int) -> None:
+        self._width = width
+        self._samples: list[Mapping[str, Array]] = []
+        self._num_tokens = 0
+
+    def add(self, samples: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+        """Takes samples, and returns the rows of those that suffice for `ROWS_AT_ONCE` rows, however many are taken.
+
+        A sample has `input_ids`, [tokens], and may have `labels`; it is cut to `width`. Rows have both, and
+        `position_ids`. The first label of a sample does not count, as the sample before it would predict it.
+
+        Raises ValueError where samples have further arrays.
+        """
+        rows: list[dict[str, Array]] = []
+        for sample in samples:
+            if (others := sorted(sample.keys() - {TOKENS, LABELS})) or sample[TOKENS].ndim != 1:
+                raise ValueError(
+                    f"samples with {', '.join(others) or 'several rows'} cannot be packed. To fix: set packing to false"
+                )
+            self._samples.append(sample)
+            self._num_tokens += self._length(sample)
+            if self._num_tokens >= ROWS_AT_ONCE * self._width:
+                rows += self.rest()
+        return rows
+
+    def rest(self) -> list[dict[str, Array]]:
+        """Returns the rows of the samples that are left."""
+        rows = [
+            [self._samples[i] for i in row] for row in first_fit(list(map(self._length, self._samples)), self._width)
+        ]
+        self._samples, self._num_tokens = [], 0
+        return [self._row(samples) for samples in rows]
+
+    def _length(self, sample: Mapping[str, Array]) -> int:
+        return min(len(sample[TOKENS]), self._width)
+
+    def _row(self, samples: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+        tokens = [sample[TOKENS][: self._width] for sample in samples]
+        labels = [np.array(sample.get(LABELS, sample[TOKENS])[: self._width]) for sample in samples]
+        for each in labels:
+            each[:1] = IGNORED
+        return {
+            TOKENS: np.concatenate(tokens),
+            LABELS: np.concatenate(labels),
+            POSITIONS: np.concatenate([np.arange(len(each)) for each in tokens]),
+        }
+
+
+def first_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
+    """Returns rows of indices, each of at most `width` in total: the largest first, each in the first row with room.
+
+    Each size must be at most `width`.
+    """
+    rows: list[list[int]] = []
+    room = np.zeros(len(sizes), dtype=np.int64)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        fitting = np.flatnonzero(room[: len(rows)] >= sizes[index])
+        if len(fitting):
+            at = int(fitting[0])
+        else:
+            at = len(rows)
+            rows.append([])
+            room[at] = width
+        rows[at].append(index)
+        room[at] -= sizes[index]
+    return rows
+
+
+@dataclass(kw_only=True)
+class SampleCounts:
+    """What was written. num_samples: by split.
+
+    longest: the length of the longest sample, after it was cut.
+    num_truncated: the samples that were cut. num_left_out: those of which no label was left.
+    """
+
+    num_samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    longest: int = 0
+    num_truncated: int = 0
+    num_left_out: int = 0
+
+
+class SampleWriter:
+    """Writes samples into the columns of a `ColumnWriter`. packs: whether training samples are packed."""
+
+    def __init__(self, writer: ColumnWriter, *, form: SampleForm, packs: bool) -> None:
+        self.counts = SampleCounts()
+        self._form, self._writers = form, {split: ArrayWriter(writer, form) for split in SPLITS}
+        self._packer = Packer(width=form.max_length) if packs else None
+
+    def add(self, block: SampleBlock, *, held_out: NDArray[np.bool_], wanted: NDArray[np.bool_] | None = None) -> None:
+        """Writes the samples of rows. held_out: their split, [rows]. wanted: which rows are written, [rows]."""
+        if wanted is None:
+            wanted = np.ones(len(block.has_sample), bool)
+        self.counts.num_left_out += int((wanted & ~block.has_sample).sum())
+        self.counts.num_truncated += int(block.num_cut[wanted].sum())
+        for split, of_split in (("training", wanted & ~held_out), ("held_out", wanted & held_out)):
+            arrays = block.arrays.chosen(of_split[block.has_sample])
+            tokens = (rows.lengths for name, rows in arrays.ragged.items() if name not in self._form.uncut)
+            self.counts.longest = max([self.counts.longest, *(int(each.max(initial=0)) for each in tokens)])
+            if self._packer is not None and split == "training":
+                self._write_packed(self._packer.add([*arrays.each()]))
+            else:
+                self._write(split, arrays, num_samples=int(of_split[block.has_sample].sum()))
+
+    def close(self) -> None:
+        """Writes the samples that are still being packed."""
+        if self._packer is not None:
+            self._write_packed(self._packer.rest())
+
+    def _write_packed(self, rows: Iterable[Sample]) -> None:
+        samples = list(rows)
+        arrays, _ = self._form.arrays(samples)
+        self._write("training", arrays, num_samples=len(samples))
+
+    def _write(self, split: str, arrays: SampleArrays, *, num_samples: int) -> None:
+        if num_samples:
+            self.counts.num_samples[split] += num_samples
+            self._writers[split].append(split, arrays)
