@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import EVALUATED, GOAL, LIKE, RESTED, SETTLED
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.interface.loss import loss_function_of
 
 LAYOUT = "layout"
 """The key of a job's details with the option under which it first ran, where it must run under no other."""

@@ -18,7 +18,7 @@ from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.runtime.training.trainer import Trainer
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
 
 COMPARING_PATIENCE_S = 600.0
 TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time

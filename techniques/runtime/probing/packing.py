@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import DISTILLED, Job
-from ringmaster.techniques.losses.registry import class_of
+from ringmaster.techniques.interface.loss import class_of
 from ringmaster.techniques.runtime.training.losses import logits_of
 
 REMEDY = "To fix: set data.packing to false"

@@ -18,9 +18,9 @@ from ringmaster.techniques.interface.loss import (
     REWARDS,
     LossFunction,
     LossInputs,
+    loss_named,
 )
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.losses.registry import loss_named
 from ringmaster.techniques.runtime.training.loss import Batch, Loss, SumAndCount, logits_of, next_tokens
 
 REFERENCE = "reference_log_probabilities"

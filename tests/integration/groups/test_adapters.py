@@ -17,7 +17,7 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.models.at_checkpoint import checkpoint_steps, export_checkpoint
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -14,8 +14,8 @@ from ringmaster.techniques.data import cached_files, open_data, prepare, prepare
 from ringmaster.techniques.data import stored_source as progress_module
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.row_source import RowSource
-from ringmaster.techniques.data.sources.registry import data_source_of
 from ringmaster.techniques.data.stored_source import progress_to
+from ringmaster.techniques.interface.data_source import data_source_of
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.checkpoints import publish

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import GatheredMetric, Outputs
+from ringmaster.techniques.interface.loss import REWARDS
+from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ringmaster.techniques.interface.metric import Values
+
 
 NUM_ANCHORS = 1024  # compared with all positives at a time
 NUM_DECIMALS = 6  # of similarities: what differs less differs by the rounding of fp32, and is a tie
@@ -88,3 +90,53 @@ def embeddings(states: Tensor, mask: Tensor) -> Tensor:
     means: Tensor = (states.double() * weights).sum(1) / weights.sum(1).clamp(min=1.0)
     unit: Tensor = means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return unit
+
+
+class PreferenceAccuracy(Metric):
+    """The share of pairs whose chosen answer has the larger reward; equal rewards do not count as right.
+
+    The job's loss defines the rewards (Rafailov et al., Direct Preference Optimization, 2023, section 5).
+    """
+
+    name = "preference_accuracy"
+    higher_is_better = True
+    sums = ("preferred_pairs", "pairs")
+    needs = "a loss over pairs of a chosen and a rejected answer"
+    share_of = "pairs"
+    reads_whole_rows = True
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns whether each pair is in order, [rows]; None where the loss has no rewards."""
+        rewards = outputs.rewards
+        if rewards is None:
+            return None
+        in_order = rewards[:, 0] > rewards[:, 1]
+        return {"preferred_pairs": in_order, "pairs": in_order | True}
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the share."""
+        return sums["preferred_pairs"] / sums["pairs"]
+
+
+class Reward(Metric):
+    """The mean reward of completions that the model samples to held-out prompts, by the functions of the job's loss.
+
+    Completions for which every function returned None do not count.
+    """
+
+    name = "reward"
+    higher_is_better = True
+    sums = ("reward_sums", "rewarded")
+    needs = "a loss that generates completions, such as grpo"
+    reads_whole_rows = True
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns the rewards of each prompt's completions and their number, [rows]; None without completions."""
+        rewards = outputs.batch.get(REWARDS)
+        if rewards is None:
+            return None
+        return {"reward_sums": rewards.nansum(-1), "rewarded": (~rewards.isnan()).sum(-1)}
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the mean."""
+        return sums["reward_sums"] / sums["rewarded"]

@@ -15,8 +15,7 @@ import numpy as np
 from ringmaster.codec import from_json
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import DataSpec, Job
-from ringmaster.techniques.scoring.likeness import tokenizer_of
-from ringmaster.techniques.scoring.order import TrainingData
+from ringmaster.techniques.scoring.order import TrainingData, tokenizer_of
 
 if TYPE_CHECKING:
     import torch
