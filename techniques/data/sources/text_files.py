@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from ringmaster.techniques.data.cached_files import (
 from ringmaster.techniques.data.file_rows import (
     DataFile,
     Reading,
-    main_files,
     preparation_of_files,
     rows_of_file,
     rows_of_files,
@@ -109,7 +107,7 @@ def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> Prepare
 
 def _has_text(spec: DataSpec, reading: Reading) -> bool:
     """Whether the first row is text, and not the ids of tokens, which no tokenizer encodes."""
-    row = next(chain.from_iterable(rows_of_file(file, spec, reading) for file in main_files(spec)), None)
+    row = next(rows_of_files(replace(spec, window=None), reading), None)
     return row is not None and not isinstance(row.content, list)
 
 

@@ -58,7 +58,7 @@ def kinds(monkeypatch):
     """Kinds of data that are installed."""
     mine = {each.name: f"{__name__}:{each.__qualname__}" for each in (Counts, Constants)}
     mine |= {"digits": f"{__name__}:Constants", "other": f"{__name__}:Counts"}
-    monkeypatch.setattr(data_source, "installed", {data_source.ENTRY_POINT_GROUP: mine}.__getitem__)
+    monkeypatch.setattr(data_source, "installed", {data_source.DATA_SOURCE_GROUP: mine}.__getitem__)
 
 
 @pytest.fixture
