@@ -19,8 +19,8 @@ from rich.console import Console
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.process.proxies import open_directly
@@ -43,7 +43,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.tasks.pool.node.holding import WORKER as NODE_HOLDER
+from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
+from ringmaster.errors import BatchFileError
+from ringmaster.techniques.models.adapters.peft_format import resolved
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.data_kinds import with_kinds
-from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.batch.job_rules.adaptations import with_parents_said
 from ringmaster.tasks.batch.references import loss_parts
@@ -20,7 +22,6 @@ from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEn
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import reward_names
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringmaster.errors import ChannelClosed
+
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
@@ -19,7 +21,6 @@ from ringmaster.techniques.interface.data_source import LANGUAGE_MODELING, Prepa
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
     PreflightDone,

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import LedgerError, TensorStoreError
+
 from ringmaster.codec import from_json
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
-from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.code_version import code_version
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -386,7 +387,7 @@ class MlflowWriter:
         except (ValueError, OSError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
-            is_kept = not isinstance(error, (StoreFault, LedgerError, OSError))
+            is_kept = not isinstance(error, (TensorStoreError, LedgerError, OSError))
             what = "lacks a component" if is_kept else "is not in the tensor store"
             self._notice(f"{model.registered_name} {what}: {error}")
 

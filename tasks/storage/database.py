@@ -11,20 +11,20 @@ import logging
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, select, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, delete, event, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
+from ringmaster.errors import DatabaseFileError
 from ringmaster.extras import missing_extra
-from ringmaster.model_lineage.faults import InputFault
 from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
 from ringmaster.tasks.storage.releases import check_tables
 from ringmaster.tasks.storage.schema import METADATA, UNREADABLE
@@ -45,8 +45,8 @@ class Database:
     """Transactions on the database at `url`, each retried while the database is unavailable.
 
     The functions passed to `read` and `write` may run several times and must tolerate that: a commit whose reply was
-    lost is retried. Safe to use from several threads. Raises OtherRelease if the database has tables of another
-    release's form, DatabaseFault if a SQLite file cannot be used.
+    lost is retried. Safe to use from several threads. Raises ReleaseMismatch if the database has tables of another
+    release's form, DatabaseFileError if a SQLite file cannot be used.
 
     url: `sqlite:///FILE` or `postgresql://...`.
     patience_s: seconds after which a transaction gives up and raises the last database error.
@@ -63,7 +63,7 @@ class Database:
         except DBAPIError as error:
             file = path_of(url) if url.startswith("sqlite:") else ""
             if fault := file and fault_of(Path(file), contents="what it says of runs"):
-                raise DatabaseFault(fault) from error
+                raise DatabaseFileError([fault]) from error
             raise
 
     def write(self, act: Callable[[Connection], T]) -> T:
@@ -124,14 +124,6 @@ class Database:
     def _wait(self, wait_s: float) -> None:
         if self._closing.wait(wait_s):
             raise DatabaseClosed(f"{self.url} was closed while it was away")
-
-
-class DatabaseFault(InputFault):
-    """A SQLite file is damaged, cannot be written, or is none; or the driver of PostgreSQL is missing."""
-
-    def __init__(self, fault: str) -> None:
-        self.faults = (fault,)
-        super().__init__(fault)
 
 
 def _prepare(connection: Connection) -> None:
@@ -286,7 +278,7 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
 
 def _postgresql(url: str) -> Engine:
     if fault := missing_extra("pool", feature="a database on PostgreSQL"):
-        raise DatabaseFault(fault)
+        raise DatabaseFileError([fault])
     return create_engine(
         url.replace("postgresql://", "postgresql+psycopg://", 1),
         pool_size=4,
@@ -303,3 +295,95 @@ def _postgresql(url: str) -> Engine:
             "options": f"-c idle_in_transaction_session_timeout={round(1000 * FROZEN_S)}",
         },
     )
+
+
+MOST_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
+
+
+def delete_in_chunks(
+    database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MOST_ROWS
+) -> int:
+    """Deletes the rows that match `where` from a table with an `id` column. Returns their number.
+
+    A row that matches must go on matching: rows left when the process ends are deleted by a later call.
+    """
+    num_dropped = 0
+    while num := database.write(partial(_drop, table=table, where=where, most_rows=most_rows)):
+        num_dropped += num
+    return num_dropped
+
+
+def _drop(connection: Connection, *, table: Table, where: ColumnElement[bool], most_rows: int) -> int:
+    some = select(table.c.id).where(where).limit(most_rows)
+    return int(connection.execute(delete(table).where(table.c.id.in_(some))).rowcount)
+
+
+T = TypeVar("T")
+
+Act = Callable[[Connection], object]
+
+
+class BatchingDatabase(Database):
+    """The same database, whose `write_later` and `insert_later` wait inside `together`.
+
+    A process that dies inside `together` has carried out none of the writes that waited. What it does meanwhile must
+    therefore not be visible to others except through this database. After an exception inside `together`, the writes
+    that wait are dropped as well.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.url = database.url
+        self._database, self._mine = database, threading.local()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Puts off the writes of this thread; carries them out at the end."""
+        assert self._waiting is None, "`together` is not nested"
+        self._mine.waiting = []
+        try:
+            yield
+            self.flush()
+        finally:
+            self._mine.waiting = None
+
+    def flush(self) -> None:
+        """Carries out the writes that wait, in one transaction."""
+        if self._waiting:
+            self.write(lambda connection: None)
+
+    def write_later(self, act: Act) -> None:
+        """See `Database.write_later`."""
+        waiting = self._waiting
+        if waiting is None:
+            self._database.write(act)
+        elif not (waiting and isinstance(last := waiting[-1], JoinableWrite) and last.join(act)):
+            waiting.append(act)
+
+    def write(self, act: Callable[[Connection], T]) -> T:
+        """Runs `act` in a write transaction, after the writes that wait; returns its result."""
+        waiting = self._waiting
+        if not waiting:
+            return self._database.write(act)
+        self._mine.waiting = []
+
+        def all_of_them(connection: Connection) -> T:
+            for each in waiting:
+                each(connection)
+            return act(connection)
+
+        return self._database.write(all_of_them)
+
+    def read(self, act: Callable[[Connection], T]) -> T:
+        """Carries out the writes that wait, then runs `act` in a read transaction; returns its result."""
+        self.flush()
+        return self._database.read(act)
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._database.close()
+
+    @property
+    def _waiting(self) -> list[Act] | None:
+        """The writes of this thread that wait; None outside of `together`."""
+        waiting: list[Act] | None = getattr(self._mine, "waiting", None)
+        return waiting

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ringmaster.errors import DataError
 
-from ringmaster.techniques.data.rows import DataFault
 from ringmaster.techniques.data.text_encoder import TextEncoder
 
 CHATML = (
@@ -236,7 +236,7 @@ class RowTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         if self._tokenizer.chat_template is None:
-            raise DataFault(
+            raise DataError(
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )

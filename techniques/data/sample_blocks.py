@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ringmaster.errors import DataError
 
 from ringmaster.techniques.data.arrays import (
     LABELS,
@@ -25,7 +26,7 @@ from ringmaster.techniques.data.arrays import (
     with_mask,
 )
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.data.rows import MAX_FAULTS, FaultyRows, RowFault
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.interface.metric import IGNORED
@@ -131,7 +132,7 @@ class BlockMaker:
                 if found is not None and self._kind.label_role is not None:
                     classes[place] = found.add(values[self._kind.label_role])
                 sample = self._sample(values)
-            except DataFault:
+            except DataError:
                 raise
             except ValueError as error:
                 self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file)

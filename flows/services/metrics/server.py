@@ -24,15 +24,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
 from ringmaster.flows.services.metrics.families import PoolCollector
 from ringmaster.flows.services.serving import checked, serve, server_of
-from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolMonitor
+from ringmaster.tasks.pool.pool_monitor import Measurement, PoolMonitor
 from ringmaster.tasks.storage.database import Database
 
 METRICS_PATH, HEALTH_PATH = "/metrics", "/health"

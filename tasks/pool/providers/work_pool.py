@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from ringmaster.tasks.background_worker import in_a_thread
-from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun, NodeRuns
-from ringmaster.tasks.pool.controller.engine import PoolEngine, pool_engine
+from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
+from ringmaster.tasks.pool.controller.pool_engine import PoolEngine, pool_engine
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
 
 
 class Machines(Protocol):
-    """The machines that an engine lends, as it reports them. Calls wait for the engine, and raise EngineAway."""
+    """The machines that an engine lends, as it reports them. Calls wait for the engine, and raise EngineUnavailable."""
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         """Returns what the engine says of all its allocations: those of `runs`, and those that ended lately."""

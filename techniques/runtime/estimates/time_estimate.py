@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
+from ringmaster.techniques.models.adaptations.training import teacher_model
+
 from ringmaster.codec import digest, from_json
-from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, open_data
 from ringmaster.techniques.interface.data_source import LANGUAGE_MODELING, SampleTensor
@@ -33,7 +35,6 @@ from ringmaster.techniques.runtime.estimates.step_times import (
     predicted_step_s,
     times_by_operations,
 )
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner

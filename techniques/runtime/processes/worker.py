@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringmaster.codec import from_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model, store_model
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import RankFailed, RankResult
 from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.processes.reporter import RankLog, Reporter
-from ringmaster.techniques.runtime.training import segment_loop, trial_loop
-from ringmaster.techniques.runtime.training.segment_loop import BUILD_PATIENCE_S
-from ringmaster.techniques.runtime.training.trainer import Trainer
+from ringmaster.techniques.training import segment_loop, trial_loop
+from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
+from ringmaster.techniques.training.trainer import Trainer
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:

@@ -11,7 +11,8 @@ from contextlib import closing
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import Beat, Steps, event_to_json
 from ringmaster.techniques.runtime.processes.gang import Gang
 from ringmaster.techniques.runtime.processes.process_launcher import RANK, ProcessLauncher
@@ -193,6 +194,6 @@ def test_a_rank_imports_none_of_the_stages_and_their_libraries(bench, tmp_path):
         _, imported = process.communicate()
     assert process.returncode == 0
     names = {line.split("'")[1] for line in imported.splitlines() if line.startswith("import '")}
-    assert "ringmaster.techniques.runtime.training.trainer" in names
+    assert "ringmaster.techniques.training.trainer" in names
     foreign = ("prefect", "mlflow", "pulp", "ringmaster.flows", "ringmaster.tasks", "ringmaster.model_lineage")
     assert not [name for name in names if name.startswith(foreign)]

@@ -1,0 +1,326 @@
+"""Hugging Face architectures by name, and their configs, completed from and checked against the data."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringmaster.errors import ModelTooLarge
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.decoders import CAUSAL
+from ringmaster.techniques.interface.job import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Fields that configs accept although they have no such attribute: older spellings, and any special token.
+CONFIG, MOST_CONFIG_BYTES = "config.json", 64_000_000
+OF_LABELS = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
+"""Fields of which each determines the others."""
+# What no model has, and what would take minutes or all of a machine's memory to find out by building it.
+MOST_LAYERS, MOST_SIZE, MOST_MODULES = 10_000, 2**31 - 1, 200_000
+MOST_BUILD_S = 60.0
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "num_blocks", "num_encoder_blocks"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
+"""The different names of the number of layers in configs of transformers."""
+TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
+
+
+@cache
+def known_architectures() -> frozenset[str]:
+    """The names of the model classes that `transformers` exports. Imports transformers, but not torch."""
+    import transformers
+
+    looks_like_model = re.compile(r"[A-Za-z]\w*(For[A-Z]\w+|Model|Decoder|Encoder|WithProjection)")
+    unlike = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel|\w+ForRope")
+    return frozenset(name for name in dir(transformers) if looks_like_model.fullmatch(name) and not unlike.match(name))
+
+
+def architecture(name: str) -> Any:
+    """The model class that `transformers` exports as `name`. Raises ValueError with close matches if there is none."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        close = difflib.get_close_matches(name, sorted(known_architectures()), n=3)
+        hint = f"; did you mean {', '.join(close)}?" if close else "."
+        raise ValueError(
+            f"model: transformers {transformers.__version__} has no architecture {name!r}{hint} To fix: name a "
+            f"model class such as LlamaForCausalLM, or give a factory"
+        )
+    return found
+
+
+def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The config of `spec.architecture`, with the fields that `spec.config` leaves open taken from the data.
+
+    Raises ValueError if the architecture refuses a field's value, or if a field does not fit the data. Fields that no
+    model reads are not detected here: see `undeclared_fields`.
+    """
+    assert spec.architecture is not None
+    _check_sizes(spec.config)
+    cls = architecture(spec.architecture)
+    config_class = cls.config_class
+    aliases: Mapping[str, str] = config_class.attribute_map
+    default = _made(config_class, spec.architecture)
+    given = {aliases.get(name, name) for name in spec.config}
+    taken = {
+        name: value
+        for name, value in _from_data(default, data, is_causal=spec.architecture.endswith(CAUSAL))
+        if aliases.get(name, name) not in given and not (name in OF_LABELS and given & OF_LABELS)
+    }
+    config = _made(config_class, spec.architecture, **{**taken, **spec.config})
+    config.architectures = [spec.architecture]
+    _leave_out_foreign_tokens(config)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = data.end_of_text_id or 0
+    return _checked(config, data, of=spec.architecture)
+
+
+def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The config of the model `spec.from_pretrained`, overridden by the fields of `spec.config`."""
+    _check_sizes(spec.config)
+    config, name = _pretrained(spec), spec.from_pretrained
+    if spec.architecture is not None:
+        config.architectures = [spec.architecture]
+        if OF_LABELS.isdisjoint(spec.config):
+            for field, value in _labels_of(data):
+                setattr(config, field, value)
+    for field, value in spec.config.items():
+        setattr(config, field, value)
+    is_causal = bool(config.architectures) and config.architectures[0].endswith(CAUSAL)
+    if getattr(config, "pad_token_id", None) is None and data.pad_token_id is not None and not is_causal:
+        config.pad_token_id = data.pad_token_id
+    if not config.architectures:
+        raise ValueError(
+            f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
+            f"architectures: [LlamaForCausalLM]"
+        )
+    return _checked(config, data, of=str(name))
+
+
+def _pretrained(spec: ModelSpec) -> Any:
+    from transformers import AutoConfig
+
+    name = spec.from_pretrained
+    assert name is not None
+    is_folder = Path(name).is_dir()
+    if is_folder and (Path(name) / CONFIG).is_file():
+        _check_sizes(_read_config(Path(name) / CONFIG))
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=is_folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder that "
+            f"save_pretrained wrote, or the name of a hub model that this machine can reach"
+        ) from error
+
+
+def _read_config(file: Path) -> Any:
+    """The content of a model's config, {} where transformers is to say what is wrong with it."""
+    try:
+        content = file.read_bytes()[: MOST_CONFIG_BYTES + 1]
+        if len(content) > MOST_CONFIG_BYTES:
+            raise ValueError(f"model: {file} has more than {MOST_CONFIG_BYTES / 1e6:g} MB. To fix: check the file")
+        return json.loads(content)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        return {}
+
+
+def _check_sizes(fields: Any, place: str = "model.config") -> None:
+    """Raises ValueError on a number that no model has: a config of so many layers would fill the memory by itself."""
+    items = fields.items() if isinstance(fields, Mapping) else enumerate(fields) if isinstance(fields, list) else ()
+    for name, value in items:
+        if isinstance(value, int):
+            most = MOST_LAYERS if name in LAYERS else MOST_SIZE
+            if abs(value) > most:
+                said = f"{value:,}" if abs(value) < 10**15 else f"about 2^{abs(value).bit_length()}"
+                raise ValueError(f"{place}.{name} is {said}; a model has at most {most:,}. To fix: lower it")
+        else:
+            _check_sizes(value, f"{place}.{name}")
+
+
+def instantiate(config: Any) -> nn.Module:
+    """The model of `config`, with fresh weights. Raises ValueError if the architecture refuses the config.
+
+    Raises ModelTooLarge where it has too many modules, or takes too long to be built.
+    """
+    name = config.architectures[0]
+    with _limited(name):
+        made: nn.Module = _made(architecture(name), name, config)
+    return made
+
+
+@contextmanager
+def _limited(name: str) -> Iterator[None]:
+    """Inside the context, a model of too many modules is no longer built."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    began_s, num_modules = time.monotonic(), 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_modules
+        num_modules += 1
+        if num_modules > MOST_MODULES or time.monotonic() - began_s > MOST_BUILD_S:
+            raise ModelTooLarge(
+                f"model: {name} has more than {num_modules:,} modules by its config, and was no longer built after "
+                f"{time.monotonic() - began_s:.0f} s. To fix: lower the numbers of layers and experts in model.config"
+            )
+
+    handle = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Returns `cls(...)`; converts the many errors of configs and models for inconsistent fields to ValueError."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return cls(*args, **kwargs)
+    except ModelTooLarge:
+        raise
+    except (
+        StrictDataclassError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(f"model: {name} refuses its config: {reason}. To fix: correct model.config") from e
+
+
+def _labels_of(data: PreparedData) -> Iterator[tuple[str, Any]]:
+    """Yields the config fields of the data's classes: their names, where they have some, else their number.
+
+    The type of the problem is what a pipeline of transformers turns logits into probabilities by.
+    """
+    labels = next((tensor for tensor in data.tensors if tensor.name == "labels"), None)
+    if labels is not None and labels.dtype == "float32":
+        yield "problem_type", "multi_label_classification" if labels.shape else "regression"
+    if data.labels:
+        yield "id2label", dict(enumerate(data.labels))
+        yield "label2id", {name: number for number, name in enumerate(data.labels)}
+    elif data.num_labels is not None:
+        yield "num_labels", data.num_labels
+
+
+def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator[tuple[str, Any]]:
+    """Yields the config fields that the architecture has and that the data determines.
+
+    A causal model needs no padding token, and the embedding of one would not be trained.
+    """
+    if hasattr(default, "num_labels"):
+        yield from _labels_of(data)
+    fields = {
+        "vocab_size": data.vocab_size,
+        "pad_token_id": None if is_causal else data.pad_token_id,
+        "image_size": data.image_size,
+        "num_channels": data.num_channels,
+        "bos_token_id": data.end_of_text_id,
+        "eos_token_id": data.end_of_text_id,
+    }
+    yield from ((name, value) for name, value in fields.items() if value is not None and hasattr(default, name))
+    positions = getattr(default, "max_position_embeddings", None)
+    if isinstance(positions, int) and data.seq_len is not None and data.seq_len > positions:
+        yield "max_position_embeddings", data.seq_len
+
+
+def undeclared_fields(spec: ModelSpec) -> list[str]:
+    """The fields of `spec.config` that the config's class does not declare. They are misspelt, unless the model reads
+    them.
+    """
+    if not spec.config:
+        return []
+    known = _declared(spec)
+    return [name for name in spec.config if not hasattr(known, name) and not TAKEN_ANYWAY.fullmatch(name)]
+
+
+def misspelt(spec: ModelSpec, names: Sequence[str]) -> str:
+    """The error message for config fields that no model reads. Configs accept and silently ignore any keyword."""
+    known = _declared(spec)
+    close = difflib.get_close_matches(names[0], [*known.to_dict(), *known.attribute_map, "num_labels"])
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    of = spec.architecture or spec.from_pretrained
+    return f"model: the config of {of} has no field {', '.join(names)}{hint} To fix: correct model.config"
+
+
+def _declared(spec: ModelSpec) -> Any:
+    """The model's config without the fields of `spec.config`."""
+    if spec.from_pretrained is not None:
+        return _pretrained(spec)
+    assert spec.architecture is not None
+    return _made(architecture(spec.architecture).config_class, spec.architecture)
+
+
+def _leave_out_foreign_tokens(config: Any) -> None:
+    """Removes the architecture's default special tokens that lie outside a small vocabulary: embeddings refuse them."""
+    vocab_size = getattr(config, "vocab_size", None)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
+            setattr(config, name, None)
+
+
+def check_labels(config: Any, data: PreparedData, *, of: str) -> None:
+    """Raises ValueError where a model's classes have other names than the data's, or another order.
+
+    The model's numbers would stand for other classes, and it would be trained on them without an error.
+    """
+    names = dict(getattr(config, "id2label", None) or {})
+    learnt = tuple(str(names[number]) for number in sorted(names, key=int))
+    if not data.labels or learnt == data.labels or all(name.startswith("LABEL_") for name in learnt):
+        return
+    raise ValueError(
+        f"model: {of} has the classes {_few(learnt)}, and {data.name} has {_few(data.labels)}. To fix: set data.labels "
+        "to the model's, in their order, or set model.architecture too, for a fresh head"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
+    """`config`, set up for training. Raises ValueError if it does not fit the data."""
+    at_least = {
+        "vocab_size": (data.vocab_size, "tokens", "train on the model's own tokenizer (data.tokenizer)"),
+        "num_labels": (data.num_labels, "labels", "set model.config.num_labels, for a fresh head of that size"),
+        "max_position_embeddings": (data.seq_len, "tokens a sample", "lower data.seq_len"),
+    }
+    for name, (needed, what, remedy) in at_least.items():
+        has = getattr(config, name, None)
+        if needed is not None and isinstance(has, int) and has < needed:
+            raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed} {what}. To fix: {remedy}")
+    check_labels(config, data, of=of)
+    for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
+        has = getattr(config, name, None)
+        if needed is not None and isinstance(has, int) and has != needed:
+            option = "kwargs.image_size" if name == "image_size" else "kwargs.mode"
+            raise ValueError(
+                f"model: {of} has {name} {has}, and {data.name} has {needed}. To fix: make them equal, by "
+                f"model.config.{name} or data.{option}"
+            )
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if isinstance(size, int) and isinstance(patch, int) and not (0 < patch <= size and size % patch == 0):
+        raise ValueError(
+            f"model: {of} cuts images of {size} pixels into patches of {patch}. "
+            f"To fix: set model.config.patch_size to a divisor of {size}"
+        )
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # past keys and values serve generation only
+    return config
