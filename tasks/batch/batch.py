@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
-from ringmaster.errors import BatchFileError
-from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.peft_format import resolved
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.data_kinds import with_kinds
 from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
-from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.peft_format import resolved
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file

@@ -9,30 +9,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from ringmaster.techniques.models import build_model
-from ringmaster.techniques.models.adapters.attaching import attach
-from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter
-from ringmaster.techniques.training.generation.rollout import HELD_OUT, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
-from ringmaster.techniques.training.losses import Loss, logits_of, loss_of, losses_by_row, next_token_loss
-from ringmaster.techniques.training.metrics import outputs_of, sums_of
-from torch import Tensor, nn
-from transformers.modeling_outputs import CausalLMOutput
-
 from ringmaster.techniques.adapters.attaching import first_state, pretrained_state, sites
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.peft_format import read_adapter
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
-from ringmaster.techniques.interface.loss import reward_names
-from ringmaster.techniques.interface.metric import Metric, scored_metrics
+from ringmaster.techniques.models.peft_format import base_of, is_adapter
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import Part
 from ringmaster.techniques.runtime.models.facts import has_experts
 from ringmaster.techniques.runtime.training.losses import classification_loss
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutput
+
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.interface.loss import reward_names
+from ringmaster.techniques.interface.metric import Metric, scored_metrics
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.scoring.order import SCORES, model_spec
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, Rows, max_tokens
+from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
+from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.losses import Loss, logits_of, loss_of, losses_by_row, next_token_loss
+from ringmaster.techniques.training.metrics import outputs_of, sums_of
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.models.adaptations.training import teacher_model
+from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
+from ringmaster.techniques.training.adaptation import teacher_model
 
 from ringmaster.codec import digest, from_json
 from ringmaster.techniques.black_box import BlackBox
@@ -23,6 +22,7 @@ from ringmaster.techniques.interface.loss import CAUSAL, loss_function_of, rewar
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
+from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.errors import StepError
-from ringmaster.techniques.training.losses import Loss, logits_of
-from ringmaster.techniques.training.named_losses import ADDED
 from torch import Tensor, nn
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.training.losses import ADDED, Loss, logits_of
 
 MASKED = "ForMaskedLM"
 

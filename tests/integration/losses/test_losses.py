@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ringmaster.techniques.models.adaptations.support import copies_reference, why_no_adaptation
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device

@@ -7,16 +7,15 @@ from typing import ClassVar
 
 import pytest
 import torch
-from ringmaster.techniques.models import build_model
-from ringmaster.techniques.training.losses import loss_of, losses_by_row
-from ringmaster.techniques.training.metrics import Metrics
-from ringmaster.techniques.training.named_losses import REFERENCE, disable_dropout
 from torch.nn import functional
 
 from ringmaster.techniques.interface import loss as registry
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of, losses_by_row
+from ringmaster.techniques.training.metrics import Metrics
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
 from tests.unit.runtime.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
 
