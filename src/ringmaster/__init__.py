@@ -17,28 +17,28 @@ Each name is imported when it is first used, so describing jobs imports neither 
 """
 
 from importlib import import_module
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmaster.errors import BatchFailed
-    from ringmaster.errors import RingmasterError
+    from ringmaster.errors import BatchFailed, RingmasterError
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.flows.profile_batch import profile_batch
     from ringmaster.flows.train_batch import train_batch
     from ringmaster.tasks.batch import Batch
-    from ringmaster.techniques import AdaptationSpec
-    from ringmaster.techniques import Adapter
-    from ringmaster.techniques import DataSource
-    from ringmaster.techniques import DataSpec
-    from ringmaster.techniques import EvaluationSpec
-    from ringmaster.techniques import Job
-    from ringmaster.techniques import Metric
-    from ringmaster.techniques import ModelSpec
-    from ringmaster.techniques import OptimizerSpec
-    from ringmaster.techniques import ScheduleSpec
-    from ringmaster.techniques import Technique
-    from ringmaster.techniques import register
+    from ringmaster.techniques import (
+        AdaptationSpec,
+        Adapter,
+        DataSource,
+        DataSpec,
+        EvaluationSpec,
+        Job,
+        Metric,
+        ModelSpec,
+        OptimizerSpec,
+        ScheduleSpec,
+        Technique,
+        register,
+    )
     from ringmaster.techniques.data.row_source import RowSource
     from ringmaster.techniques.interface.data_parallel import DataParallel
 

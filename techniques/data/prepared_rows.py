@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrays import (
     ENDS,
     LABELS,
@@ -53,7 +54,7 @@ from ringmaster.techniques.data.file_rows import DataFile, Reading, rows_of_file
 from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_padding_token
-from ringmaster.techniques.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.data.rows import MAX_FAULTS, FaultyRows, RowFault
 from ringmaster.techniques.data.sample_blocks import (
     BlockMaker,
     SampleBlock,
@@ -235,7 +236,7 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
         has_rows = True
         try:
             found.add(row.content[column])
-        except DataFault:
+        except DataError:
             raise
         except ValueError as error:
             faults.append(sample_fault(row.file, row.number, str(error)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ringmaster.errors import DataError
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrays import (
     LABELS,
     POSITIONS,

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
-from ringmaster.techniques.models.peft_format import base_of, is_adapter
-from ringmaster.techniques.models.quantization import load_quantized
 from torch import Tensor, nn
 
 from ringmaster.techniques.data.tokens import have_other_tokens
@@ -27,6 +24,9 @@ from ringmaster.techniques.models.architectures import (
     instantiate,
     pretrained_config,
 )
+from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
+from ringmaster.techniques.models.peft_format import base_of, is_adapter
+from ringmaster.techniques.models.quantization import load_quantized
 
 MAX_NAMED = 3
 MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
@@ -126,7 +126,6 @@ def _is_quantized(config: Any, *, of: str) -> bool:
 def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
     """The base model of an adapter, with the adapter merged into its weights."""
     from ringmaster.techniques.models.adapter_modules import merge
-
     from ringmaster.techniques.models.adapters import attach
 
     _check_vocabulary(folder, data)

@@ -11,15 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.models.model_folders import WEIGHTS
-from ringmaster.techniques.models.peft_format import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    config_of,
-    parameter_name,
-    resolved,
-    tensor_name,
-)
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -30,6 +21,15 @@ from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import no_progress_bar, skeleton
+from ringmaster.techniques.models.model_folders import WEIGHTS
+from ringmaster.techniques.models.peft_format import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    config_of,
+    parameter_name,
+    resolved,
+    tensor_name,
+)
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.state import Reader

@@ -9,36 +9,36 @@ from typing import Any
 
 import numpy as np
 import torch
-from ringmaster.techniques.adapters.attaching import first_state, pretrained_state, sites
-from ringmaster.techniques.adapters.leaves import own_leaves
-from ringmaster.techniques.adapters.peft_format import read_adapter
-from ringmaster.techniques.models.peft_format import base_of, is_adapter
-from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
-from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-from ringmaster.techniques.runtime.fused.batches import Part
-from ringmaster.techniques.runtime.models.facts import has_experts
-from ringmaster.techniques.runtime.training.losses import classification_loss
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
+from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.interface.loss import reward_names
 from ringmaster.techniques.interface.metric import Metric, scored_metrics
 from ringmaster.techniques.models import build_model
-from ringmaster.techniques.models.adapters import attach
+from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.facts import has_experts
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter
 from ringmaster.techniques.scoring.order import SCORES, model_spec
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, Rows, max_tokens
+from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.training.fused.shared_base_model import Stem
 from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.training.half_precision import compute_in_half
-from ringmaster.techniques.training.losses import Loss, logits_of, loss_of, losses_by_row, next_token_loss
+from ringmaster.techniques.training.losses import (
+    Loss,
+    classification_loss,
+    logits_of,
+    loss_of,
+    losses_by_row,
+    next_token_loss,
+)
 from ringmaster.techniques.training.metrics import outputs_of, sums_of
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
-
-
-class NotTogether(ValueError):
-    """Raised if models or rows cannot be computed over one base. The caller then runs one model after another."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,15 +71,15 @@ class CommonBase:
 
     model: the base without an adapter; it is changed in place.
     loss: the loss that will be computed from the outputs.
-    Raises NotTogether if the model cannot serve several adapters at once.
+    Raises NoCommonBase if the model cannot serve several adapters at once.
     """
 
     def __init__(self, model: nn.Module, *, loss: Loss) -> None:
         if loss.compute not in (next_token_loss, classification_loss):
-            raise NotTogether(f"the loss of {type(model).__name__} needs more than logits")
+            raise NoCommonBase(f"the loss of {type(model).__name__} needs more than logits")
         config: Any = getattr(model, "config", None)
         if has_experts(model):
-            raise NotTogether(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
+            raise NoCommonBase(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
         self._device = next(model.parameters()).device
         self._num_logits = (getattr(config, "vocab_size", None) or 1) if loss.shifted else 0
         self._stem = Stem(model.eval())
@@ -106,7 +106,7 @@ class CommonBase:
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
         """Yields each question with its logits, in order; reads ahead by no more than one forward pass.
 
-        Raises NotTogether if the base packs samples and a question has padded rows.
+        Raises NoCommonBase if the base packs samples and a question has padded rows.
         """
         waiting: list[Question] = []
         for question in questions:
@@ -144,7 +144,7 @@ class CommonBase:
         if not self._packs:
             return question.inputs
         if not question.inputs.keys() <= {"input_ids", "attention_mask"} or _is_padded(question):
-            raise NotTogether("rows that are padded, or more than tokens, cannot be packed")
+            raise NoCommonBase("rows that are padded, or more than tokens, cannot be packed")
         return {"input_ids": question.inputs["input_ids"]}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmaster.codec import from_json
+from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import (
@@ -104,7 +105,7 @@ def score_each(
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, RowScores | str]]:
     """Yields each model's scores, or its error message, as soon as available; models of one base run together."""
-    from ringmaster.techniques.scoring.row_scores import NotTogether, ask_alone
+    from ringmaster.techniques.scoring.row_scores import ask_alone
 
     done = _Done(progress, num_models=len(models), rows=rows)
     for names in _groups(models, rows) if together else [[name] for name in models]:
@@ -112,7 +113,7 @@ def score_each(
         if len(names) > 1:
             try:
                 found = _ask_together({name: models[name] for name in names}, rows, device=device, done=done)
-            except NotTogether:
+            except NoCommonBase:
                 pass
             except Exception:  # noqa: BLE001 - such as too little memory: reported when each model runs alone
                 traceback.print_exc()
@@ -141,8 +142,7 @@ def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
 
 
 def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
-    """The scores of models of one base, without those whose adapter does not fit. Raises NotTogether."""
-    from ringmaster.techniques.runtime.training.losses import loss_of, losses_by_row
+    """The scores of models of one base, without those whose adapter does not fit. Raises NoCommonBase."""
     from ringmaster.techniques.scoring.row_scores import (
         Collected,
         CommonBase,
@@ -151,6 +151,7 @@ def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.devic
         metrics_of,
         said,
     )
+    from ringmaster.techniques.training.losses import loss_of, losses_by_row
 
     first = next(iter(models.values()))
     model, spec = build_scored_model(first, rows)

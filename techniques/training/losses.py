@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from ringmaster.techniques.losses.registry import loss_named
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
@@ -26,6 +25,7 @@ from ringmaster.techniques.interface.loss import (
     LossFunction,
     LossInputs,
     is_named,
+    loss_named,
 )
 from ringmaster.techniques.interface.metric import IGNORED
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from ringmaster.techniques.training.losses import Batch, Loss
 from torch import Tensor
 
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs, metrics_named
+from ringmaster.techniques.training.losses import Batch, Loss
 
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.metric import Values

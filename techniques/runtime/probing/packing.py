@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from ringmaster.techniques.models.peft_format import resolved
 from torch import Tensor, nn
 
 from ringmaster.techniques.interface.job import DISTILLED, Job
 from ringmaster.techniques.interface.loss import class_of
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.training.losses import logits_of
 
 REMEDY = "To fix: set data.packing to false"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ringmaster.errors import BatchFileError
 
 from ringmaster.codec import to_json
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked

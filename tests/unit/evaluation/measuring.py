@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from ringmaster.techniques.training.losses import Loss
-from ringmaster.techniques.training.metrics import Metrics, outputs_of, sums_of
 
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.techniques.interface.metric import metric_named
+from ringmaster.techniques.training.losses import Loss
+from ringmaster.techniques.training.metrics import Metrics, outputs_of, sums_of
 
 LOSS = Loss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
 
