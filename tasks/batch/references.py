@@ -32,7 +32,7 @@ from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.interface.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
-from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.text import shortened
 
