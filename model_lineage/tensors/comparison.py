@@ -1,20 +1,22 @@
-"""Differences between two models: their tensors, and their recorded metadata. Needs numpy alone."""
+"""Comparison of two models' tensors: what differs, and which components (a tower, a frozen stem) they share."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.model_lineage.graph.snapshot import Node
-from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.tensors.layout import ITEM_BYTES, by_name, read_layout
+from ringmaster.model_lineage.tensors import StoredModel, TensorStore
+from ringmaster.model_lineage.tensors.model_files import ITEM_BYTES, StoredTensor, by_name, read_layout
 from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
@@ -103,31 +105,6 @@ def tensor_changes(first: Mapping[str, WeightTensor], second: Mapping[str, Weigh
         return list(pool.map(lambda name: _change(name, first.get(name), second.get(name)), names))
 
 
-def record_differences(first: Node, second: Node) -> dict[str, dict[str, Pair]]:
-    """Returns the recorded differences as section -> key -> (first value, second value); None stands for no value."""
-    metrics = [{k: v for k, v in n.metrics.items() if not k.startswith(BEHAVIOUR)} for n in (first, second)]
-    behaviour = [{k: v for k, v in n.metrics.items() if k.startswith(BEHAVIOUR)} for n in (first, second)]
-    data = [{f"{d.context}: {d.name}": d.digest for d in n.record.datasets} for n in (first, second)]
-    origins = [{k: v for k, v in vars(n.record.origin).items() if v is not None} for n in (first, second)]
-    sections: dict[str, Sequence[Mapping[str, object]]] = {
-        "data": data,
-        "hyperparameters": [first.params, second.params],
-        "metrics": metrics,
-        "behaviour": behaviour,
-        "origin": origins,
-    }
-    found = {name: dict(_differing(pair[0], pair[1])) for name, pair in sections.items()}
-    return {name: rows for name, rows in found.items() if rows}
-
-
-def _differing(
-    first: Mapping[str, object], second: Mapping[str, object]
-) -> Iterator[tuple[str, tuple[object, object]]]:
-    for key in dict.fromkeys([*first, *second]):
-        if first.get(key) != second.get(key):
-            yield key, (first.get(key), second.get(key))
-
-
 def _change(name: str, first: WeightTensor | None, second: WeightTensor | None) -> TensorChange:
     there = second or first
     assert there is not None, "a name is of one of the two"
@@ -173,3 +150,121 @@ def _blocks(content: memoryview, dtype: str) -> Iterator[Floats]:
 def _share_of_items(one: memoryview, other: memoryview, dtype: str) -> float:
     kind = _NUMPY_BYTES[ITEM_BYTES.get(dtype, 1)]
     return float(np.mean(np.frombuffer(one, kind) != np.frombuffer(other, kind))) if len(one) else 0.0
+
+
+SMALLEST_SHARE = 0.01  # the minimum fraction of a model's bytes; equal biases and norms are not a component
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPart:
+    """A part that two models share under the same name, or that a user has named.
+
+    name: the name of the module or of a range of numbered modules, such as "model.layers.0-3".
+    digest: the digest of the part's tensors and their names within it; equal parts have equal digests in all models.
+    is_named: whether a user named the part.
+    """
+
+    name: str
+    digest: str
+    num_tensors: int
+    num_bytes: int
+    is_named: bool = False
+
+
+@dataclass
+class _Module:
+    """A module of two models: its submodules, and whether all of its tensors are equal in both."""
+
+    below: dict[str, _Module] = field(default_factory=dict)
+    tensor: StoredTensor | None = None  # the tensor of a leaf, if it is equal in both
+    is_alike: bool = True
+
+
+def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
+    """Returns the largest modules whose tensors are all equal in two models; none if the whole models are equal."""
+    root = _modules(first, second)
+    if root.is_alike:
+        return []
+    total = sum(_num_bytes(tensor) for tensor in first.tensors.values())
+    parts = [_part(name, modules) for name, modules in _largest(root, ())]
+    return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
+
+
+def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
+    """Returns the part that a user names `name`: all tensors of `prefix`, the name of a module or a parameter.
+
+    Models that have it under other prefixes have the same part if name and tensors are equal. Raises ValueError if the
+    model has no such tensor.
+    """
+    found = {
+        full.removeprefix(prefix).removeprefix("."): tensor
+        for full, tensor in sorted(model.tensors.items())
+        if is_within(full, prefix)
+    }
+    if not found:
+        there = ", ".join(sorted({full.partition(".")[0] for full in model.tensors})[:8])
+        raise ValueError(f"component {name}: no parameter is within {prefix!r}. To fix: begin with one of {there}")
+    part = _of(name, [(f"{name}:{below}", tensor) for below, tensor in found.items()])
+    return replace(part, is_named=True)
+
+
+def is_within(name: str, prefix: str) -> bool:
+    """Whether a module or parameter is `prefix` or below it."""
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _modules(first: StoredModel, second: StoredModel) -> _Module:
+    one, other = first.tensors, second.tensors
+    root = _Module()
+    for name in sorted(one.keys() | other.keys()):
+        is_alike = name in one and name in other and one[name] == other[name]
+        at = root
+        at.is_alike &= is_alike
+        for word in name.split("."):
+            at = at.below.setdefault(word, _Module())
+            at.is_alike &= is_alike
+        at.tensor = one.get(name) if is_alike else None
+    return root
+
+
+def _largest(module: _Module, path: tuple[str, ...]) -> Iterator[tuple[str, Sequence[tuple[str, _Module]]]]:
+    """Yields (name, modules) of the largest equal parts below a module; consecutive numbered modules form one part."""
+    alike = [(word, below) for word, below in module.below.items() if below.is_alike]
+    numbered = sorted((int(word), below) for word, below in alike if word.isdecimal())
+    for _, grouped in groupby(enumerate(numbered), lambda entry: entry[1][0] - entry[0]):
+        run = [pair for _, pair in grouped]
+        first, last = run[0][0], run[-1][0]
+        word = str(first) if first == last else f"{first}-{last}"
+        yield ".".join((*path, word)), [(str(number), below) for number, below in run]
+    for word, below in alike:
+        if not word.isdecimal():
+            yield ".".join((*path, word)), [(word, below)]
+    for word, below in module.below.items():
+        if not below.is_alike:
+            yield from _largest(below, (*path, word))
+
+
+def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
+    return _of(name, [entry for word, module in modules for entry in _leaves(module, word)])
+
+
+def _of(name: str, tensors: Sequence[tuple[str, StoredTensor]]) -> SharedPart:
+    """Returns the part of these tensors, which are given with their names within it."""
+    said = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
+    return SharedPart(
+        name=name,
+        digest=hashlib.sha256(json.dumps(said).encode()).hexdigest(),
+        num_tensors=len(tensors),
+        num_bytes=sum(_num_bytes(tensor) for _, tensor in tensors),
+    )
+
+
+def _leaves(module: _Module, path: str) -> Iterator[tuple[str, StoredTensor]]:
+    if module.tensor is not None:
+        yield path, module.tensor
+    for word, below in sorted(module.below.items()):
+        yield from _leaves(below, f"{path}.{word}")
+
+
+def _num_bytes(tensor: StoredTensor) -> int:
+    return math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 1)

@@ -1,10 +1,54 @@
-"""The text of a model's page in MLflow: markdown whose names are links, so that people can browse the lineage."""
+"""The text of a model's page in MLflow: markdown whose names are links, so that people can browse the lineage.
+
+MLflow's UI routes behind "#", so a link without a host works on whatever address the server has. Without `workflowType`
+the page would open in the layout for language-model applications, where runs are hard to find.
+"""
 
 from collections.abc import Iterator, Sequence
+from urllib.parse import quote
 
-from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import ModelRecord
-from ringmaster.text import code_span, markdown
+from ringmaster.text import code_span, markdown, storable
+
+
+def experiment_path(experiment_id: str) -> str:
+    """Returns the UI path of an experiment."""
+    return _path("experiments", experiment_id)
+
+
+def run_path(experiment_id: str, run_id: str) -> str:
+    """Returns the UI path of a run."""
+    return _path("experiments", experiment_id, "runs", run_id)
+
+
+def artifact_path(experiment_id: str, run_id: str, path: str) -> str:
+    """Returns the UI path of an artifact of a run."""
+    return _path("experiments", experiment_id, "runs", run_id, "artifacts", *path.split("/"))
+
+
+def logged_model_path(experiment_id: str, model_id: str) -> str:
+    """Returns the UI path of a LoggedModel, with its files and metrics."""
+    return _path("experiments", experiment_id, "models", model_id)
+
+
+def model_version_path(name: str, version: int | str) -> str:
+    """Returns the UI path of a version of a registered model."""
+    return _path("models", name, "versions", str(version))
+
+
+def picture(text: str, run_id: str, path: str) -> str:
+    """Returns markdown for a picture among a run's artifacts, e.g. for a note, where `data:` URIs stay blank."""
+    return f"![{markdown(text)}](get-artifact?path={quote(path)}&run_uuid={run_id})"
+
+
+def link(text: str, path: str) -> str:
+    """Returns a markdown link that shows `text`."""
+    return f"[{markdown(text)}]({path})"
+
+
+def _path(*parts: str) -> str:
+    return "#/" + "/".join(quote(storable(part), safe="") for part in parts) + "?workflowType=machine_learning"
+
 
 DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model version's description
@@ -27,21 +71,21 @@ def card(
         lines.append(
             "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"
         )
-    lines.append(f"- made by run {links.link(run_name, links.run_path(experiment_id, run_id))}")
+    lines.append(f"- made by run {link(run_name, run_path(experiment_id, run_id))}")
     if batch is not None:
         name, batch_id = batch
-        lines.append(f"- in batch {links.link(name, links.run_path(experiment_id, batch_id))}")
+        lines.append(f"- in batch {link(name, run_path(experiment_id, batch_id))}")
     lines += _origin_lines(model)
     for dataset in model.datasets:
         rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
         rows += "".join(f", {key} {value}" for key, value in dataset.facts().items() if key in ("split", "window"))
-        where = links.link(dataset.label, links.artifact_path(experiment_id, run_id, DATA_TABLE))
+        where = link(dataset.label, artifact_path(experiment_id, run_id, DATA_TABLE))
         lines.append(
             f"- data for {markdown(dataset.context)}: {where} ({code_span(dataset.digest[:12])}{markdown(rows)})"
         )
-    files = links.logged_model_path(experiment_id, model.model_id)
-    lines.append(f"- files and metrics: {links.link(model.model_id, files)}")
-    lines.append(f"\n{links.picture('Its family', run_id, family_path(model))}")
+    files = logged_model_path(experiment_id, model.model_id)
+    lines.append(f"- files and metrics: {link(model.model_id, files)}")
+    lines.append(f"\n{picture('Its family', run_id, family_path(model))}")
     origin = "\n".join(lines)
     room = max(0, DESCRIPTION_LIMIT - len(origin) - len("\n\n"))
     head = text if len(text) <= room else text[: max(0, room - 4)] + " ..."
@@ -57,13 +101,13 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
     """Yields how the model was trained: plan, profiles, step, seed and code, as far as known."""
     origin, experiment_id = model.origin, str(model.experiment_id)
     if origin.plan is not None and origin.batch_run_id is not None:
-        where = links.artifact_path(experiment_id, origin.batch_run_id, origin.plan)
+        where = artifact_path(experiment_id, origin.batch_run_id, origin.plan)
         how = "made" if origin.num_steps == 0 else "trained"  # a model converted without training has no steps
         trained = "" if origin.technique is None else f", {how} by {markdown(origin.technique)}"
-        yield f"- after {links.link('this plan', where)}{trained}"
+        yield f"- after {link('this plan', where)}{trained}"
     if origin.profiles is not None:
-        where = links.artifact_path(experiment_id, str(model.run_id), origin.profiles)
-        yield f"- {links.link('what was measured of its techniques', where)}"
+        where = artifact_path(experiment_id, str(model.run_id), origin.profiles)
+        yield f"- {link('what was measured of its techniques', where)}"
     if origin.num_steps:
         seed = "" if origin.seed is None else f", seed {origin.seed}"
         yield f"- {origin.num_steps} steps{seed}"
@@ -121,6 +165,6 @@ def with_store(description: str, lines: Sequence[str]) -> str:
 def model_link(model: ModelRecord) -> str:
     """Returns a link to the page of a model's version, or of its LoggedModel if it has no version."""
     if model.version is None:
-        return links.link(model.registered_name, links.logged_model_path(str(model.experiment_id), model.model_id))
+        return link(model.registered_name, logged_model_path(str(model.experiment_id), model.model_id))
     text = f"{model.registered_name} version {model.version}"
-    return links.link(text, links.model_version_path(model.registered_name, model.version))
+    return link(text, model_version_path(model.registered_name, model.version))

@@ -1,21 +1,23 @@
-"""An in-memory snapshot of the lineage that finds models by name and answers ancestry queries."""
+"""A snapshot of the lineage in memory: models by name, ancestry, differences, garbage collection, consistency."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ringmaster.errors import UnknownModel
-from ringmaster.model_lineage.graph.graph import Adaptation, Graph
+from ringmaster.errors import LedgerError, UnknownModel
+from ringmaster.model_lineage.graph import Adaptation, Graph
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CULPRIT, record_of, versions_of
 from ringmaster.model_lineage.ledger.rows import Aliases, Row, read_rows
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
+from ringmaster.model_lineage.tensors import TensorStore
 
+BEHAVIOUR = "behaviour/"  # prefix of the metrics of behavioural tests
 _SHORTEST_ID = 6  # the shortest prefix of a model's id or a data set's digest that is accepted
 
 
@@ -220,3 +222,106 @@ def _is_data(said: str, dataset: DatasetInput) -> bool:
     return said in (dataset.name, dataset.label, dataset.digest, dataset.source, dataset.rows_digest) or (
         len(said) >= _SHORTEST_ID and dataset.digest.startswith(said)
     )
+
+
+def record_differences(first: Node, second: Node) -> dict[str, dict[str, tuple[object, object]]]:
+    """Returns the recorded differences as section -> key -> (first value, second value); None stands for no value."""
+    metrics = [{k: v for k, v in n.metrics.items() if not k.startswith(BEHAVIOUR)} for n in (first, second)]
+    behaviour = [{k: v for k, v in n.metrics.items() if k.startswith(BEHAVIOUR)} for n in (first, second)]
+    data = [{f"{d.context}: {d.name}": d.digest for d in n.record.datasets} for n in (first, second)]
+    origins = [{k: v for k, v in vars(n.record.origin).items() if v is not None} for n in (first, second)]
+    sections: dict[str, Sequence[Mapping[str, object]]] = {
+        "data": data,
+        "hyperparameters": [first.params, second.params],
+        "metrics": metrics,
+        "behaviour": behaviour,
+        "origin": origins,
+    }
+    found = {name: dict(_differing(pair[0], pair[1])) for name, pair in sections.items()}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _differing(
+    first: Mapping[str, object], second: Mapping[str, object]
+) -> Iterator[tuple[str, tuple[object, object]]]:
+    for key in dict.fromkeys([*first, *second]):
+        if first.get(key) != second.get(key):
+            yield key, (first.get(key), second.get(key))
+
+
+DAY_MS = 86_400_000
+
+
+def unreached(snapshot: Snapshot, *, now_ms: int, least_age_days: float) -> tuple[Node, ...]:
+    """Returns the nodes that may be deleted, children before their parents.
+
+    A model may be deleted if it was recorded at least `least_age_days` ago and neither it nor a descendant has an alias
+    or is younger than that. A component of that age may be deleted if only such models contain it. Young models stay,
+    with their ancestors, because somebody may want to train them further.
+    """
+    oldest_ms = now_ms - least_age_days * DAY_MS
+    is_named = {node.id: any(version.aliases for version in node.versions) for node in snapshot.models}
+    wanted = [node.id for node in snapshot.models if is_named[node.id] or node.created_ms > oldest_ms]
+    kept = set(wanted).union(*(snapshot.graph.ancestors(id) for id in wanted))
+    dropped = [id for id in reversed(snapshot.graph.models) if id in snapshot.nodes and id not in kept]
+    in_use = {component for id in kept if id in snapshot.nodes for component in snapshot.nodes[id].record.components}
+    components = [
+        node
+        for node in snapshot.nodes.values()
+        if node.record.kind == COMPONENT and node.id not in in_use and node.created_ms <= oldest_ms
+    ]
+    return (*(snapshot.nodes[id] for id in dropped), *components)
+
+
+def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Sequence[Node]) -> int:
+    """Deletes some nodes: their versions, their LoggedModels, then the objects that only they needed in the store.
+
+    A node leaves the registry before its files are deleted, so an interruption at any moment leaves no version without
+    its files. A repeated call completes an interrupted one: it also removes from the store what models that no longer
+    exist have left there, whoever deleted them. Models of other lineages in the same store stay.
+
+    Returns the number of bytes freed in the tensor store; `mlflow gc` frees the files in MLflow's store. Raises
+    LedgerError, or TensorStoreError if the store is damaged.
+    """
+    for node in nodes:
+        for each in node.versions:
+            if each.record.version is not None:
+                _unless_gone(ledger.client.delete_model_version, each.record.registered_name, str(each.record.version))
+        _unless_gone(ledger.client.delete_logged_model, node.id)
+    left = snapshot.nodes.keys() - {node.id for node in nodes}
+    return store.gc(drop=ledger.gone(store.owners(), but=left))
+
+
+def consistency_errors(snapshot: Snapshot, store: TensorStore) -> list[str]:
+    """Returns the faults in the records and in the tensor store as messages, none if all is well. Reads all tensors."""
+    found = [*_record_errors(snapshot), *store.fsck()]
+    ids = set(store.ids())
+    for node in snapshot.models:
+        id = node.record.tensors_id
+        if id is not None and id not in ids:
+            found.append(f"{node.label} is gone from the tensor store. To fix: ringmaster lineage store {node.id}")
+    return found
+
+
+def _record_errors(snapshot: Snapshot) -> list[str]:
+    try:
+        graph = snapshot.graph
+    except ValueError as error:
+        return [f"{error}. To fix: correct the tag ringmaster.parents of one of them in MLflow"]
+    found = []
+    for node in snapshot.models:
+        gone = [parent for parent in graph.parents(node.id) if parent not in snapshot.nodes]
+        found += [f"{node.label} came from {parent}, which was deleted" for parent in gone]
+        if not node.is_ready:
+            found.append(f"{node.label} was never completed. To fix: ringmaster run --resume of its batch")
+        lost = [component for component in node.record.components if component not in snapshot.nodes]
+        found += [f"{node.label} has the component {component}, which was deleted" for component in lost]
+    return found
+
+
+def _unless_gone(delete: Callable[..., None], *arguments: str) -> None:
+    try:
+        delete(*arguments)
+    except LedgerError as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise

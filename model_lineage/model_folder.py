@@ -14,9 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ringmaster.model_lineage.exchange.hub_cards import CARD, read_card
-from ringmaster.model_lineage.tensors.folders import MOST_FAULTS, files_of, name_fault
-from ringmaster.model_lineage.tensors.layout import read_layout
+from ringmaster.model_lineage.hub_cards import CARD, read_card
+from ringmaster.model_lineage.tensors.model_files import MOST_FAULTS, files_of, name_fault, read_layout
 
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 MODEL_FILES = (f"*{WEIGHTS}", "*.json", "*.txt", "*.model", "*.jinja", CARD)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from ringmaster.model_lineage.exchange.hub_cards import hub_card
-from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
-from ringmaster.model_lineage.pages.pictures import Relative, family_svg
+from ringmaster.model_lineage.hub_cards import hub_card
+from ringmaster.model_lineage.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT
+from ringmaster.model_lineage.snapshot import Node, Snapshot
 from ringmaster.text import MOST_IN_LINES, printable
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
