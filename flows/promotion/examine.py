@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from ringmaster.errors import InputError, input_errors
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.pool.own_node import own_node
 from ringmaster.tasks.batch import document

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
-from ringmaster.techniques.models.peft_format import resolved
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import BatchFileError
@@ -24,6 +23,7 @@ from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import reward_names
+from ringmaster.techniques.models.peft_format import resolved
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from typing import Any
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
-from ringmaster.techniques.models.peft_format import resolved
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
@@ -32,6 +31,7 @@ from ringmaster.techniques.interface.data_source import ALIASES, data_source_nam
 from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.interface.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.interface.metric import metric_names
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.text import shortened
 

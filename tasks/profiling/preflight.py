@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringmaster.errors import ChannelClosed
-
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job
