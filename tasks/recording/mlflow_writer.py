@@ -38,8 +38,8 @@ from ringmaster.tasks.recording.rows import (
 from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface.metric import why_undefined
 from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.runtime.processes.events import (
     CheckpointFailed,
