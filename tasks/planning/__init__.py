@@ -15,6 +15,7 @@ from ringmaster.tasks.planning.solve import solve
 __all__ = [
     "Certificate",
     "Coefficients",
+    "CurrentRun",
     "Node",
     "Objective",
     "Option",
@@ -22,7 +23,6 @@ __all__ = [
     "PlanningJob",
     "Problem",
     "ProblemError",
-    "Running",
     "Segment",
     "certified_bound",
     "solve",
