@@ -63,7 +63,7 @@ def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
     said = job.adaptation
     if said is None or not job.trains:
         return 0
-    from ringmaster.techniques.models import model_facts
+    from ringmaster.techniques.models.facts import model_facts
     from ringmaster.techniques.training.adaptation import teacher_model
 
     student = model_facts(job.model, data=data)

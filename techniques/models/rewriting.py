@@ -14,10 +14,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.data import PreparedData, prepare
+from ringmaster.codec import to_json
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.quantization import export_quantized, quantize
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
@@ -28,7 +29,7 @@ from ringmaster.techniques.runtime.processes.ranks import Ranks, join
 from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
 from ringmaster.techniques.training.adaptation import prune
-from ringmaster.techniques.training.trainer import Trainer
+from ringmaster.techniques.training.trainer import Trainer, prepared_data
 
 READING_PATIENCE_S = 600.0
 LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
@@ -91,9 +92,7 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
     """
     job, said = order.job, order.job.adaptation
     assert said is not None and not job.trains
-    cache = Path(order.cache_dir)
-    pinned = from_json(PreparedData, order.data) if order.data else None
-    prepared = prepare(job.data, cache_dir=cache, pinned=pinned)
+    prepared = prepared_data(order)
 
     def read(folder: str | None, *, is_named: bool) -> nn.Module:
         assert folder is not None or is_trial or not is_named, "a parent's folder was not ordered"

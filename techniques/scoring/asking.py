@@ -16,8 +16,8 @@ from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.interface.metric import Metric
 from ringmaster.techniques.losses.registry import reward_names
 from ringmaster.techniques.metrics.registry import scored_metrics
-from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adapters import attach
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.peft_format import base_of, is_adapter
 from ringmaster.techniques.scoring.order import SCORES, model_spec
 from ringmaster.techniques.scoring.rows import Rows

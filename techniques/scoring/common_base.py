@@ -22,9 +22,9 @@ from ringmaster.techniques.models.adapters import first_state, own_leaves, pretr
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
 from ringmaster.techniques.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
-from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
@@ -71,7 +71,7 @@ class CommonBase:
             raise NoCommonBase(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
         self._device = next(model.parameters()).device
         self._num_logits = (getattr(config, "vocab_size", None) or 1) if loss.shifted else 0
-        self._stem = Stem(model.eval())
+        self._stem = MultiAdapterBase(model.eval())
         self._causal, self._packs = loss.shifted, self._stem.packs
         self._adapter_modules: dict[str, AdapterModules] = {}
 
@@ -108,7 +108,7 @@ class CommonBase:
 
     def _asked(self, questions: list[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
         parts = [
-            Part(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
+            AdapterBatch(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
             for question in questions
         ]
         yield from zip(questions, self._stem.forward(parts), strict=True)

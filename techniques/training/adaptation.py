@@ -19,8 +19,8 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.losses.preferences import log_probabilities
-from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adapter_modules import switchable
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
@@ -110,7 +110,7 @@ def without_adapter(*models: nn.Module) -> Iterator[None]:
             part.is_off = False
 
 
-class Adapting:
+class JobAdaptation:
     """The adaptation of one job during training; it does nothing for a job without one, or outside training.
 
     Raises ValueError where the model, or its teacher, does not match, or where the model is quantized and so cannot be

@@ -30,7 +30,7 @@ def kind_of(site: Site) -> Site:
     return _LAYER_NUMBER.sub("*", site[0]), site[1]
 
 
-class NoSample(ValueError):
+class UnsampledShapeError(ValueError):
     """Raised for a mask whose first dimension holds no samples, such as tokens that are routed to an expert."""
 
 
@@ -82,7 +82,7 @@ class Draws:
         if not shape or (self._shared and kind_of(site) in self._shared):
             return mixed(self._none ^ _key_of_site(site)), tuple(shape)
         if shape[0] % num_samples:
-            raise NoSample(
+            raise UnsampledShapeError(
                 f"dropout in {site[0] or 'the model'} draws for a tensor of shape {list(shape)}, whose first dimension "
                 f"does not hold the {num_samples} samples of the batch"
             )
@@ -129,7 +129,7 @@ def seed_generators(*parts: int) -> None:
     random.seed(seed)
 
 
-class resumed:
+class ResumedDraws:
     """Context that draws from a copy of `draws`, for a part of a forward pass that runs at another time than the rest.
 
     It may be entered several times: some schedules recompute a layer twice.
@@ -416,7 +416,7 @@ class DrawSites:
     reason: str = ""
 
 
-class _Recording(Draws):
+class _RecordingDraws(Draws):
     """Records the length of the first dimension of each requested tensor, instead of drawing."""
 
     def __init__(self) -> None:
@@ -463,8 +463,8 @@ def find_sites(forward: Callable[[int], object]) -> DrawSites:
     )
 
 
-def _recorded(forward: Callable[[int], object], num_samples: int) -> _Recording:
-    recording = _Recording()
+def _recorded(forward: Callable[[int], object], num_samples: int) -> _RecordingDraws:
+    recording = _RecordingDraws()
     with drawing():
         use(recording)
         forward(num_samples)

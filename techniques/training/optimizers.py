@@ -46,7 +46,7 @@ def build_optimizer(
     of_adamw = {key.removeprefix(OF_ADAMW): value for key, value in options.items() if key.startswith(OF_ADAMW)}
     of_muon = {key: value for key, value in options.items() if not key.startswith(OF_ADAMW)}
     of_adamw.pop("lr", None)  # the settings have it
-    return Together(
+    return CombinedOptimizer(
         [
             _build("muon", matrices, spec=spec, options=of_muon),
             _build("adamw", others, spec=spec, options=of_adamw),
@@ -112,7 +112,7 @@ def _build(
     is_divided = any(isinstance(p, DTensor) for group in groups.values() for p in group)
     try:
         if name in OF_WHOLE_TENSORS and is_divided:
-            return WholeTensors(cls, given, **arguments)
+            return GatheringOptimizer(cls, given, **arguments)
         return cls(given, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
@@ -183,7 +183,7 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_add_(averages, gradients, alpha=1.0 - beta2)
 
 
-class WholeTensors(torch.optim.Optimizer):
+class GatheringOptimizer(torch.optim.Optimizer):
     """Takes the steps of an optimizer that needs whole tensors, on DTensors of which each rank holds a part.
 
     One parameter at a time, every rank gathers the weight, its gradient and its state, takes the same step on them, and
@@ -224,7 +224,7 @@ class WholeTensors(torch.optim.Optimizer):
         return kept
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers of different parameters as one: their groups one after another, and all their state."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.training.dropout import current, resumed
+from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.training.dropout import ResumedDraws, current
 
 # Slow operators, whose outputs "selective" stores: matrix products, attention, and (below) collectives.
 DEAR_OPERATORS = frozenset(
@@ -57,12 +57,12 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 def drawing_again() -> Contexts:
     """Returns contexts in which the recomputation draws the same random numbers as the forward."""
-    return nullcontext(), resumed(current())
+    return nullcontext(), ResumedDraws(current())
 
 
 def _selective() -> Contexts:
     keeping, recomputing = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    drawing = resumed(current())
+    drawing = ResumedDraws(current())
 
     @contextmanager
     def both() -> Iterator[None]:

@@ -25,7 +25,7 @@ PATIENCE_S = 300.0
 EVALUATED_BATCHES = 2
 
 
-class Tried(Protocol):
+class TrialTarget(Protocol):
     """Operations that a trial measures, of a trainer or of a group of jobs that are trained together."""
 
     ranks: Ranks
@@ -49,7 +49,7 @@ class Tried(Protocol):
         """Returns the number of global batches of one evaluation."""
 
 
-def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def trial(trainer: TrialTarget, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
@@ -84,7 +84,7 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
     return {"status": "done"}
 
 
-def _timed_step(trainer: Tried, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
+def _timed_step(trainer: TrialTarget, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
     asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(asks)
@@ -94,7 +94,7 @@ def _timed_step(trainer: Tried, reporter: Reporter) -> tuple[float, tuple[bool, 
     return time.perf_counter() - started_s, (stop, measure)
 
 
-def _measure(trainer: Tried, reporter: Reporter) -> list[float]:
+def _measure(trainer: TrialTarget, reporter: Reporter) -> list[float]:
     """Returns the seconds of several steps, as many on every rank: enough steps, or enough seconds."""
     seconds: list[float] = []
     while len(seconds) < LEAST_STEPS or not _enough(trainer, seconds):
@@ -102,13 +102,13 @@ def _measure(trainer: Tried, reporter: Reporter) -> list[float]:
     return seconds
 
 
-def _enough(trainer: Tried, seconds: list[float]) -> bool:
+def _enough(trainer: TrialTarget, seconds: list[float]) -> bool:
     total_s = sum(seconds)
     is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= LEAST_S)
     return trainer.ranks.sum([float(is_enough)])[0] > 0
 
 
-def _measure_saving(trainer: Tried, order: GangOrder) -> dict[str, float]:
+def _measure_saving(trainer: TrialTarget, order: GangOrder) -> dict[str, float]:
     """Measures the seconds of a checkpoint, of the stall by a background save, of an evaluation and of an export."""
     scratch = Path(order.folder) / "scratch"
     working_s = time.thread_time()
@@ -128,7 +128,7 @@ def _measure_saving(trainer: Tried, order: GangOrder) -> dict[str, float]:
     return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
 
 
-def _copy_s(trainer: Tried) -> float:
+def _copy_s(trainer: TrialTarget) -> float:
     """Returns the seconds for which a background save stalls training: a copy of the state to existing buffers.
 
     Writing the copy takes no GPU time, but on a CPU it takes time of the cores that train.

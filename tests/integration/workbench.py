@@ -17,7 +17,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import with_probe
 from ringmaster.techniques.runtime.probing import probe
 from ringmaster.techniques.runtime.processes.events import Event, Steps

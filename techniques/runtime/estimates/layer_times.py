@@ -27,8 +27,8 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
-from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.build import skeleton
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, partition

@@ -22,10 +22,10 @@ from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.probing import Probe, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel

@@ -27,9 +27,9 @@ from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.runtime.probing import known_draws

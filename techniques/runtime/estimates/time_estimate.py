@@ -21,8 +21,8 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times

@@ -24,7 +24,7 @@ PrefixLayers = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class BatchShare:
     """One adapter's share of a batch.
 
     num_rows: the number of samples.
@@ -43,7 +43,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class TokenBlock:
     """Tokens [start, stop) of the packed row: neighbouring samples of equal `length` and equal `num_before`."""
 
     start: int
@@ -57,17 +57,17 @@ class Block:
         return (self.stop - self.start) // self.length
 
 
-def blocks_of(shares: Sequence[Share]) -> list[Block]:
+def blocks_of(shares: Sequence[BatchShare]) -> list[TokenBlock]:
     """The blocks of the shares: neighbours of equal length and equal `num_before` form one block."""
     blocks, start = [], 0
     for (length, num_before), same in groupby(shares, key=lambda share: (share.length, share.num_before)):
         stop = start + sum(share.size for share in same)
-        blocks.append(Block(start=start, stop=stop, length=length, num_before=num_before))
+        blocks.append(TokenBlock(start=start, stop=stop, length=length, num_before=num_before))
         start = stop
     return blocks
 
 
-def starts_of(shares: Sequence[Share]) -> list[int]:
+def starts_of(shares: Sequence[BatchShare]) -> list[int]:
     """The first row of each share."""
     return [0, *accumulate(share.size for share in shares)][:-1]
 
@@ -77,7 +77,7 @@ def packed_tokens(batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([batch.flatten() for batch in batches]).unsqueeze(0)
 
 
-def positions_of(shares: Sequence[Share], device: torch.device) -> Tensor:
+def positions_of(shares: Sequence[BatchShare], device: torch.device) -> Tensor:
     """The position of each token in its sample, counted after the virtual tokens, [1, tokens]."""
     positions = [
         torch.arange(share.num_before, share.num_before + share.length, device=device).repeat(share.num_rows)
@@ -95,7 +95,7 @@ class PackedAttention:
     """
 
     def __init__(self) -> None:
-        self.blocks: Sequence[Block] = ()
+        self.blocks: Sequence[TokenBlock] = ()
         self.prefixes: Mapping[int, PrefixLayers] = {}
 
     def attend(self, model: nn.Module) -> None:
@@ -128,14 +128,14 @@ class PackedAttention:
         return (torch.cat(out) if len(out) > 1 else out[0]).unsqueeze(0), None
 
 
-def _rows(packed: Tensor, block: Block) -> Tensor:
+def _rows(packed: Tensor, block: TokenBlock) -> Tensor:
     """[1, heads, tokens, dim] to the block's [samples, heads, length, dim], with a separate run's memory layout."""
     rows = packed[0, :, block.start : block.stop]
     return rows.view(len(rows), -1, block.length, rows.shape[-1]).transpose(0, 1)
 
 
 # Two adapters: several samples each, of unequal lengths, with enough tokens to run the kernels of larger batches.
-SHARES = (Share(num_rows=2, length=8), Share(num_rows=3, length=6))
+SHARES = (BatchShare(num_rows=2, length=8), BatchShare(num_rows=3, length=6))
 
 
 def packed_attention(model: nn.Module) -> PackedAttention | None:

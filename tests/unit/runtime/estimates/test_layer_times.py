@@ -11,8 +11,8 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.build import skeleton
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates import layer_times as measuring
 from ringmaster.techniques.runtime.estimates import time_estimate
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times

@@ -9,7 +9,7 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
 from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene

@@ -11,7 +11,7 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 

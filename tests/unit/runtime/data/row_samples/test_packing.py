@@ -17,7 +17,8 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.models import build_model, model_facts
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.probing import probe
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from ringmaster.techniques.training.losses import next_token_loss
