@@ -1,4 +1,13 @@
-"""Random draws of a forward pass: the seed and samples they derive from, and the module that makes them."""
+"""Dropout that does not depend on how a batch is divided.
+
+Whether an element is dropped is a hash of (seed, step, position of its sample in the global batch, module, number of
+the draw in that module, indices of the element). So ranks, micro-batches and recomputed layers draw the same as an
+undivided batch; nothing is stored, and the order of draws has no effect.
+
+`Draws` are the draws of a forward pass, `drawing` replaces torch's random functions by them (`nn.Dropout` and
+transformers look these up at each call, so that no model has to be changed), and `find_sites` finds, by running a
+model, which of its draws are for tensors that hold samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The batch of a step whose completions the model itself writes: prompts in, sequences with advantages out."""
+"""Training on completions that the model itself writes: their sampling, their rewards, and the batch made of them.
+
+A token is sampled from softmax(logits / T) as the argmax of logits / T - log E, with E exponentially distributed (the
+Gumbel-max trick: Maddison et al., A* Sampling, arXiv:1411.0030, section 2). Each prompt draws E from a generator of its
+own, so that transformers' `generate` may answer any number of prompts at once, by greedy search on these sums. Rewards
+are a user's functions, called as TRL's trainers call them.
+"""
 
 from __future__ import annotations
 
@@ -320,8 +326,8 @@ def rewards_by(name: str, function: Reward, known: Mapping[str, Any], *, number:
         raise ValueError(f"loss.rewards: {name} returned {type(found).__name__}. {remedy}")
     values = found if isinstance(found, (list, tuple)) else found.tolist()
     if not isinstance(values, (list, tuple)) or len(values) != number:
-        said = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
-        raise ValueError(f"loss.rewards: {name} returned {said} for {number} completions. {remedy}")
+        shown = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
+        raise ValueError(f"loss.rewards: {name} returned {shown} for {number} completions. {remedy}")
     return [_number(name, value, remedy) for value in values]
 
 

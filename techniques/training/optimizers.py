@@ -1,4 +1,4 @@
-"""Builds the optimizer of a job, and takes its steps."""
+"""The optimizer of a job, its learning-rate schedule, and the steps that they take, independent of parallelism."""
 
 from __future__ import annotations
 
@@ -124,7 +124,23 @@ def learning_rate(job: Job, step: int) -> float:
 
 
 def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at step `step` of `num_steps`."""
+    """Returns the factor of the base learning rate at step `step` of `num_steps`.
+
+    With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r the
+    `min_lr_ratio`:
+
+        k < W       (k + 1) / W                                 linear warm-up
+        constant    1
+        linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
+        cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
+        wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
+
+    After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup` and
+    `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of transformers,
+    whose first step has the learning rate 0 and changes nothing.
+
+    Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
+    """
     num_warmup = schedule.num_warmup_steps(num_steps)
     if step < num_warmup:
         return (step + 1) / num_warmup
@@ -145,6 +161,8 @@ class Lion(torch.optim.Optimizer):
         m <- b2 m + (1 - b2) g
 
     Every element is updated by itself, so each rank may update the part of a parameter that it holds.
+
+    Source: Chen et al., Symbolic Discovery of Optimization Algorithms (arXiv:2302.06675).
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Activation checkpointing: layers whose activations are recomputed in backward instead of stored.
+"""Activation checkpointing: layers whose activations are recomputed in backward instead of stored; and compilation.
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); Korthikanti et al., Reducing
-Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the selection of stored activations.
+Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the selection of stored activations;
+PyTorch's regional compilation, `torch.compile` of repeated layers: one compilation serves all layers that are alike.
 """
 
 from __future__ import annotations

@@ -291,8 +291,8 @@ class Trainer(JobState):
             seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places(index)]
             batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
             self._beat()
-        mine = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
-        every = torch.cat(self.ranks.gather([mine])[0])
+        own_rewards = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
+        every = torch.cat(self.ranks.gather([own_rewards])[0])
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
 
@@ -315,12 +315,15 @@ class Trainer(JobState):
         """
         if self._loss.function is None or not self._loss.function.total_names:
             return {}
-        mine = dict.fromkeys(self._loss.function.total_names, 0.0)
+        own_totals = dict.fromkeys(self._loss.function.total_names, 0.0)
         for rows in chunks:
             for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
-                mine[name] += value
+                own_totals[name] += value
         num_replicas = self.ranks.num_ranks // self._dp_size  # ranks with the same rows
-        return {name: value / num_replicas for name, value in zip(mine, self.ranks.sum([*mine.values()]), strict=True)}
+        return {
+            name: value / num_replicas
+            for name, value in zip(own_totals, self.ranks.sum([*own_totals.values()]), strict=True)
+        }
 
     def _update(self, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
@@ -367,9 +370,9 @@ class Trainer(JobState):
         for first in range(0, min(num_rows, max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
             share, width = -(-len(rows) // self._dp_size), self._width(self._held_out, rows)
-            mine = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
+            own_rows = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
             for start in range(0, share, self._micro_batch):
-                chunk = mine[start : start + self._micro_batch]
+                chunk = own_rows[start : start + self._micro_batch]
                 yield chunk or [first], bool(chunk), width
 
     def save(self, root: Root) -> float:

@@ -91,8 +91,8 @@ class FusedBatch:
         ):
             if adapter_modules.prefix is not None:
                 block = next(block.start for block in self.blocks if block.start <= start < block.stop)
-                mine = BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
-                found.setdefault(block, []).append(mine)
+                prefix = BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
+                found.setdefault(block, []).append(prefix)
         return {start: prefix_layers(model, prefixed) for start, prefixed in found.items()}
 
     def owners(self, module: str) -> OwnWeights | None:
@@ -118,7 +118,7 @@ class FusedBatch:
         if len(self.adapter_modules) == 1:  # all rows belong to one adapter
             return self._runs_of_one(site, num_rows)
         times = num_rows // sum(self.sizes)  # rows of the product per row of the batch
-        runs, beside = AdapterRuns(), list[AdapterModule]()
+        runs, neighbours = AdapterRuns(), list[AdapterModule]()
         start = stop = size = 0
         for adapter_modules, share, first in zip(
             self.adapter_modules, self.shares, starts_of(self.shares), strict=True
@@ -127,15 +127,15 @@ class FusedBatch:
             if adapter_module is None:
                 continue
             is_next = first * times == stop and share.size * times == size
-            if beside and not (is_next and _are_alike(adapter_module, beside, size)):
-                runs.add(beside, start=start, num_rows=size)
-                beside = []
-            if not beside:
+            if neighbours and not (is_next and _are_alike(adapter_module, neighbours, size)):
+                runs.add(neighbours, start=start, num_rows=size)
+                neighbours = []
+            if not neighbours:
                 start, size = first * times, share.size * times
-            beside.append(adapter_module)
+            neighbours.append(adapter_module)
             stop = first * times + size
-        if beside:
-            runs.add(beside, start=start, num_rows=size)
+        if neighbours:
+            runs.add(neighbours, start=start, num_rows=size)
         return runs
 
     def _runs_of_one(self, site: str, num_rows: int) -> AdapterRuns:

@@ -1,4 +1,9 @@
-"""Runs: neighbouring adapters whose modules at one layer compute as a batch, with their matrices and gradients."""
+"""The modules of several adapters on one base, and runs: neighbouring adapters that compute as a batch at a layer.
+
+Modules of which adapters have their own weights compute each adapter's rows in the shape of a separate run, so the
+results are equal. While such a module computes, the weights are instance attributes of it, which Python finds before
+the module's parameters.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.interface.job import Adapter
-from ringmaster.techniques.models.adapter_modules import PREFIX, scaling
+from ringmaster.techniques.models.adapter_modules import scaling
 from ringmaster.techniques.models.adapters import AdaptedLinear, is_norm
+from ringmaster.techniques.models.peft_format import PREFIX
 from ringmaster.techniques.training.fused.packed_attention import BatchShare
 
 Operands = tuple[Tensor, Tensor]

@@ -242,12 +242,12 @@ def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str,
     """
     ranks = join_group(order, rank)
     reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
-    result = trial(_GroupTrial(order, ranks, reporter), order, reporter)
+    result = trial(GroupTrial(order, ranks, reporter), order, reporter)
     ranks.agree(True)  # no rank exits while a peer may still wait for it
     return result
 
 
-class _GroupTrial:
+class GroupTrial:
     """The jobs of a group with the interface of one trainer. They start from fresh weights and ignore last steps."""
 
     def __init__(self, order: GangOrder, ranks: Ranks, reporter: Reporter) -> None:

@@ -181,8 +181,8 @@ class _GroupSegment:
         sums = iter(self._ranks.sum([float(is_over), until, *never_begun, *chain.from_iterable(asks)]))
         is_over, until = next(sums) > 0, next(sums)
         leaving, due = {name for name in waiting if next(sums) > 0}, set[str]()
-        for position, said in zip(positions, asks, strict=True):
-            leaves, *saves = islice(sums, len(said))
+        for position, requests in zip(positions, asks, strict=True):
+            leaves, *saves = islice(sums, len(requests))
             if leaves:
                 leaving.add(position.name)
             if position.follow(saves):

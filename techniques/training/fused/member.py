@@ -1,4 +1,9 @@
-"""One job of a group that shares a base: its adapter, data, optimizer, step and checkpoints."""
+"""One job of a group that shares a base: its adapter, optimizer, step and checkpoints.
+
+All parameters of an adapter lie in one row of contiguous memory, and their gradients in another. An optimizer updates a
+row at once, and adapters of equal layout whose rows form one matrix are multiplied as a batch without a copy.
+Optimizers work element by element, so the results do not change.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringmaster.techniques.data import fetch
-from ringmaster.techniques.models.adapter_modules import PREFIX
 from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.export import export_adapter
-from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (
@@ -273,9 +277,9 @@ class GroupMember(JobState):
         for first in range(0, min(num_rows, self.job.evaluation.max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
             is_divided = len(rows) % self.ranks.num_ranks == 0
-            mine = self._share(rows) if is_divided else list(rows)
-            batch = fetch(self._held_out, mine, width=batch_width(self.job, self._held_out, rows))
-            yield self._to_device(batch), mine if is_divided or self.ranks.rank == 0 else []
+            own_rows = self._share(rows) if is_divided else list(rows)
+            batch = fetch(self._held_out, own_rows, width=batch_width(self.job, self._held_out, rows))
+            yield self._to_device(batch), own_rows if is_divided or self.ranks.rank == 0 else []
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

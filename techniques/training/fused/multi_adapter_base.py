@@ -1,4 +1,12 @@
-"""The stem: one frozen base whose layers serve several adapters at once and compute each adapter's own gradients."""
+"""One frozen base whose layers serve several adapters at once and compute each adapter's own gradients.
+
+The decoder of a causal language model runs for all adapters at once, its head for one after another: only one
+adapter's logits are in memory at a time, as each adapter's backward runs from its loss to its hidden states before the
+next adapter's head runs. The head's products have as many rows as in a separate run.
+
+The base may be sharded over ranks: each layer's weights are gathered when it computes, and nothing is reduced (Zhao et
+al., PyTorch FSDP, arXiv:2304.11277).
+"""
 
 from __future__ import annotations
 
@@ -206,11 +214,11 @@ class MultiAdapterBase:
         """
         learnt: dict[int, BackwardResult] = {}
         for chosen in self._divided(parts):
-            mine = [parts[i] for i in chosen]
-            batch = self._enter(mine)
-            found = self._backward(batch, mine, [losses[i] for i in chosen])
+            chosen_parts = [parts[i] for i in chosen]
+            batch = self._enter(chosen_parts)
+            found = self._backward(batch, chosen_parts, [losses[i] for i in chosen])
             used = batch.sites_with_gradients
-            for i, part, (loss_sum, count, used_by_head) in zip(chosen, mine, found, strict=True):
+            for i, part, (loss_sum, count, used_by_head) in zip(chosen, chosen_parts, found, strict=True):
                 idle = frozenset(part.adapter_modules.at.keys() - used - used_by_head)
                 learnt[i] = BackwardResult(loss_sum=loss_sum.detach(), count=float(count), idle=idle)
         return [learnt[i] for i in range(len(parts))]
@@ -244,8 +252,8 @@ class MultiAdapterBase:
             return [(total, count, set()) for total, count in found]
         hidden = self._hidden_states(batch, parts)
         gradients, learnt = [], []
-        for part, mine, loss in zip(parts, hidden, losses, strict=True):
-            leaf = mine.detach().requires_grad_()
+        for part, states, loss in zip(parts, hidden, losses, strict=True):
+            leaf = states.detach().requires_grad_()
             alone = self._enter([part])
             alone.expect_gradients()
             total, count = loss(self._head_of(leaf, part))
@@ -286,8 +294,10 @@ class MultiAdapterBase:
                 inputs |= _behind(layers, inputs)
             with self._autocast():
                 logits = self.model(**inputs).logits
-        for share, mine in zip(batch.shares, logits.split(batch.sizes), strict=True):
-            yield CausalLMOutput(logits=mine.view(share.num_rows, share.length, -1) if self._packed else mine)
+        for share, own_logits in zip(batch.shares, logits.split(batch.sizes), strict=True):
+            yield CausalLMOutput(
+                logits=own_logits.view(share.num_rows, share.length, -1) if self._packed else own_logits
+            )
 
     def _packed_tokens(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> Tensor:
         assert self._packed is not None

@@ -2,7 +2,12 @@
 
 The sequences of all adapters are concatenated into one row, [1, tokens]. Their lengths may differ, and nothing is
 padded. Operations on single tokens are unaffected. Attention reshapes the sequences of one length to [samples, length]
-and runs the same kernel as a separate run.
+and runs the same kernel as a separate run. An adapter's prefix of keys and values precedes only its own samples (Li and
+Liang, Prefix-Tuning, arXiv:2101.00190, section 4).
+
+A model may mix tokens outside of its attention (state spaces, convolutions, linear attention), use its own attention,
+or number its positions in another way. None of this raises an error: one adapter's rows would leak into another's. So
+`packed_attention` tries the model once on a few tokens.
 """
 
 from __future__ import annotations
