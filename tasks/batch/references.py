@@ -26,12 +26,11 @@ from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.rows import format_of
-from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.data_source import ALIASES, data_source_names
 from ringmaster.techniques.interface.job import Adapter
-from ringmaster.techniques.interface.loss import DOTTED_NAME
-from ringmaster.techniques.losses.registry import loss_names
-from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.interface.loss import DOTTED_NAME, loss_names
+from ringmaster.techniques.interface.metric import metric_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.text import shortened

@@ -44,8 +44,8 @@ from ringmaster.tasks.batch.field_types import (
 )
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.interface import job
-from ringmaster.techniques.losses.registry import loss_names
-from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.interface.loss import loss_names
+from ringmaster.techniques.interface.metric import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight", "user")
 """The keys of a job's entry that only the planner reads."""

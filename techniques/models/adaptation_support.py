@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.loss import loss_function_of
 from ringmaster.techniques.interface.technique import Technique
-from ringmaster.techniques.losses.registry import loss_function_of
 
 if TYPE_CHECKING:
     from ringmaster.techniques.data import PreparedData

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.dotted_names import resolve

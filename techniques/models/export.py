@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
+from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets

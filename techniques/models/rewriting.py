@@ -27,7 +27,7 @@ from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks, join
 from ringmaster.techniques.runtime.processes.reporter import Reporter
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
 from ringmaster.techniques.training.adaptation import prune
 from ringmaster.techniques.training.trainer import Trainer, prepared_data
 

@@ -74,12 +74,12 @@ class Draws:
         self._place.pop()
 
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-        """Returns a bool tensor of `shape`, False with probability p. Raises NoSample."""
+        """Returns a bool tensor of `shape`, False with probability p. Raises UnsampledShapeError."""
         keys, rest = self._keys(shape)
         return kept(keys, rest, p, device).reshape(shape)
 
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Returns an fp32 tensor of `shape`, uniform in [0, 1). Raises NoSample."""
+        """Returns an fp32 tensor of `shape`, uniform in [0, 1). Raises UnsampledShapeError."""
         keys, rest = self._keys(shape)
         bits = random_bits(keys, rest, device).bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1)
         return bits.reshape(shape).float().mul_(2.0**-24)

@@ -24,9 +24,10 @@ from ringmaster.techniques.interface.loss import (
     REWARDS,
     LossFunction,
     LossInputs,
+    is_named,
+    loss_named,
 )
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.losses.registry import is_named, loss_named
 
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]

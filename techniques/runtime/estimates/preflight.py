@@ -15,7 +15,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import StepError
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.encoding.progress import progress_to
+from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job

@@ -13,14 +13,12 @@ from typing import Any
 from ringmaster.codec import digest, from_json
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, open_data
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.interface.data_source import SampleTensor
+from ringmaster.techniques.interface.data_source import LANGUAGE_MODELING, SampleTensor
 from ringmaster.techniques.interface.job import DISTILLED, Job
-from ringmaster.techniques.interface.loss import CAUSAL
+from ringmaster.techniques.interface.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
-from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, DataSpec, Job
+from ringmaster.techniques.interface.loss import class_of
 from ringmaster.techniques.interface.technique import batch_is_divisible
-from ringmaster.techniques.losses.registry import class_of
 
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.model_facts import ModelFacts

@@ -17,7 +17,7 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -18,7 +18,7 @@ from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightO
 from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences
 from tests.integration.techniques.test_conformance import PLAIN_MESH

@@ -8,7 +8,7 @@ import torch
 
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.data import open_data, width_of
-from ringmaster.techniques.data.sampling import sampler_of
+from ringmaster.techniques.data.samples import sampler_of
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.runtime.processes.ranks import alone
