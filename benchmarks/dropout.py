@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.runtime.dropout import DrawSites
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.training import trainer as trainers
 
 ROOT = Path(__file__).resolve().parents[1]

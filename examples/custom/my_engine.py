@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
 from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.processes.gang import Gang, Outcome
 
 
 class TwoNodes:

@@ -120,8 +120,8 @@ class Bisection:
         return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
+        from ringmaster.techniques.processes.scratch import ScratchFolder
         from ringmaster.techniques.runtime.models.at_checkpoint import export_checkpoint
-        from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"

@@ -30,10 +30,10 @@ from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.metrics.registry import metrics_named
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
 from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.scoring import Progress, model_spec
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
-    from ringmaster.techniques.interface.data_parallel import DataParallel
+    from ringmaster.techniques.data_parallel import DataParallel
     from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 
 __all__ = [
@@ -70,7 +70,7 @@ _MODULES = {
     "Batch": "ringmaster.tasks.batch",
     "BatchFailed": "ringmaster.flows.faults",
     "BatchResult": "ringmaster.flows.batch.result",
-    "DataParallel": "ringmaster.techniques.interface.data_parallel",
+    "DataParallel": "ringmaster.techniques.data_parallel",
     "RingmasterError": "ringmaster.model_lineage.faults",
     "RowSource": "ringmaster.techniques.runtime.data.row_samples.row_source",
     "profile_batch": "ringmaster.flows.profile_batch",

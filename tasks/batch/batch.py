@@ -21,7 +21,7 @@ from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.losses.registry import reward_names
 
 

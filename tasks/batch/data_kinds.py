@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.codec import digest
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.losses.contrastive import Contrastive
 from ringmaster.techniques.runtime.data.inference import (
     encodes_text,

@@ -20,7 +20,7 @@ from ringmaster.tasks.batch.field_types import (
     Source,
     Whole,
 )
-from ringmaster.techniques.interface import job
+from ringmaster.techniques import job
 from ringmaster.techniques.runtime.data.rows import FORMATS
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.techniques.adaptations.folders import model_of_folder, quantization_of, tensor_shapes
-from ringmaster.techniques.interface.job import MERGED, Job
+from ringmaster.techniques.job import MERGED, Job
 
 TOKENIZER = "tokenizer.json"
 

@@ -1,6 +1,6 @@
 """Pydantic models of the batch file: the keys and the type of each value.
 
-The models mirror the frozen dataclasses of `ringmaster.techniques.interface.job` and take their defaults from them. A
+The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A
 field's description completes the sentence "To fix: give ..."; editors show it too.
 """
 
@@ -43,7 +43,7 @@ from ringmaster.tasks.batch.field_types import (
     Whole,
 )
 from ringmaster.tasks.planning.objectives import registry as objectives
-from ringmaster.techniques.interface import job
+from ringmaster.techniques import job
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 

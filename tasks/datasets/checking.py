@@ -11,7 +11,7 @@ from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.files import matching
 from ringmaster.techniques.runtime.data.rows import FileText, format_of
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of

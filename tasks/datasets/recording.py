@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.model_lineage.records import DatasetInput
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import fingerprint
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 

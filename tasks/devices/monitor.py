@@ -32,7 +32,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.devices.probes import Probe, Sample, is_ours, pids_are_known, probes
-from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
+from ringmaster.techniques.processes.events import DeviceTelemetry
 
 logger = logging.getLogger(__name__)
 

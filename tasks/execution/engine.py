@@ -9,9 +9,9 @@ from typing import Protocol, runtime_checkable
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.techniques.runtime.processes.events import Event
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.processes.events import Event
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.order import GangOrder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replann
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
     Event,
@@ -51,8 +51,8 @@ from ringmaster.techniques.runtime.processes.events import (
     RefusedEvent,
     Steps,
 )
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.reporter import STOP, leave
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.trials import slots_of
-from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.processes.order import TRAIN, GangOrder
 
 
 def gang_order(

@@ -22,8 +22,8 @@ from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.steering import EVALUATED
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.text import printable_lines
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without progress

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, end_of, hand_over, startable
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.techniques.runtime.processes.reporter import STOP, until
+from ringmaster.techniques.processes.reporter import STOP, until
 
 NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
 

@@ -12,8 +12,7 @@ from typing import Any
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import MEASURED
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     CheckpointSaved,
     Event,
     JobEvent,
@@ -22,6 +21,7 @@ from ringmaster.techniques.runtime.processes.events import (
     Ready,
     Steps,
 )
+from ringmaster.techniques.profile import MEASURED
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean

@@ -19,10 +19,10 @@ from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.turns import steps_taken
-from ringmaster.techniques.runtime.processes.events import Event
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.processes.events import Event
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.turns import steps_taken
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice
 

@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned,
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import TOLD
-from ringmaster.techniques.runtime.processes.events import event_from_json
+from ringmaster.techniques.processes.events import event_from_json
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from dataclasses import replace
 from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.profile import PREDICTED
 from ringmaster.techniques.runtime.fused.requirements import NAME
+from ringmaster.techniques.technique import GangShape
 
 # Assumed if nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0

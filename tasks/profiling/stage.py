@@ -42,8 +42,8 @@ from ringmaster.tasks.profiling.trial_runner import (
 )
 from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.profile import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)

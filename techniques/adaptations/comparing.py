@@ -11,12 +11,12 @@ from safetensors import safe_open
 
 from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import model_of_folder, weight_bytes
-from ringmaster.techniques.interface.job import Job, ModelSpec
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES
+from ringmaster.techniques.job import Job, ModelSpec
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluator
 from ringmaster.techniques.runtime.training.trainer import Trainer
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from ringmaster.techniques.interface.job import AdaptationSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.job import AdaptationSpec
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.training.losses import (
     Batch,
     Loss,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.interface.job import AdaptationSpec
+from ringmaster.techniques.job import AdaptationSpec
 
 
 @torch.no_grad()

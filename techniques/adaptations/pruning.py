@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.interface.job import AdaptationSpec
+from ringmaster.techniques.job import AdaptationSpec
 from ringmaster.techniques.runtime.training.gradients import local, share_of
 
 GROUP, KEPT = 4, 2  # of each 4 neighbouring weights of a row, 2 are kept

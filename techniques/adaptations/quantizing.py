@@ -19,9 +19,9 @@ from torch import nn
 from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
 from ringmaster.techniques.adaptations.int8 import Int8Linear
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
-from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import AdaptationSpec, ModelSpec
 
 DYNAMIC = "dynamic-int8"
 

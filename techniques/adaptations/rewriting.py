@@ -18,14 +18,14 @@ from ringmaster.techniques.adaptations.folders import quantization_of
 from ringmaster.techniques.adaptations.merging import merge
 from ringmaster.techniques.adaptations.pruning import prune
 from ringmaster.techniques.adaptations.quantizing import export_quantized, quantize
-from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED
-from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.external.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import join
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import join
-from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 READING_PATIENCE_S = 600.0
 LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps

@@ -15,10 +15,10 @@ from ringmaster.techniques.adaptations.distilling import Teacher, distilled_loss
 from ringmaster.techniques.adaptations.folders import model_of_folder
 from ringmaster.techniques.adaptations.pruning import LocalMasks, is_two_of_four, local_masks, mask_gradients, prune
 from ringmaster.techniques.adaptations.quantizing import is_quantized
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of
 from ringmaster.techniques.runtime.training.reference import Reference, frozen_copy
 

@@ -22,7 +22,7 @@ from ringmaster.techniques.adapters.modules import (
     scaling,
 )
 from ringmaster.techniques.adapters.peft_format import WEIGHTS, kv_shape, parameter_name, resolved
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.runtime.models.layers import layer_names
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")

@@ -9,7 +9,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from ringmaster.techniques.adapters.attaching import saved_modules
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 
 # Modules that map one tensor to one tensor, and compute each sample's output from that sample alone.
 BY_SAMPLE = (nn.Linear, Conv1D, nn.LayerNorm, nn.Conv2d)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ringmaster.techniques.adapters.peft_format import CONFIG, is_adapter, read_config
-from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.publish import publish
 
 NAMED = "base_model_name_or_path"
 

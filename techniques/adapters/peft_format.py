@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PARAMETER_PREFIX = "base_model.model."

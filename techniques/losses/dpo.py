@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.loss import LossInputs, Values, option
+from ringmaster.techniques.loss import LossInputs, Values, option
 from ringmaster.techniques.losses.preferences import (
     CHOSEN,
     REJECTED,

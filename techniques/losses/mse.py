@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.loss import LossFunction, LossInputs
+from ringmaster.techniques.loss import LossFunction, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor

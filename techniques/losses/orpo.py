@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.loss import LossInputs, Values, YesOrNo, option
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.loss import LossInputs, Values, YesOrNo, option
 from ringmaster.techniques.losses.preferences import (
     CHOSEN,
     REJECTED,
@@ -16,6 +15,7 @@ from ringmaster.techniques.losses.preferences import (
     mean_log_probabilities,
     token_log_probabilities,
 )
+from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor

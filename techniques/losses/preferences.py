@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.loss import CAUSAL, LossFunction, LossInputs
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.loss import CAUSAL, LossFunction, LossInputs
+from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor

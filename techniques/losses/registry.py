@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.loss import LossFunction, option_faults
-from ringmaster.techniques.interface.registry import find, installed
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.loss import LossFunction, option_faults
+from ringmaster.techniques.registry import find, installed
 
 ENTRY_POINT_GROUP = "ringmaster.losses"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.metric import IGNORED, Metric, Outputs
+from ringmaster.techniques.metric import IGNORED, Metric, Outputs
 from ringmaster.techniques.metrics.class_counts import is_multi_label, is_single_label
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class Accuracy(Metric):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import IGNORED, GatheredMetric, Outputs
+from ringmaster.techniques.metric import IGNORED, GatheredMetric, Outputs
 from ringmaster.techniques.metrics.class_counts import is_multi_label, is_single_label
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class Auroc(GatheredMetric):

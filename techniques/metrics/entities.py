@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.metric import Metric, Outputs
 from ringmaster.techniques.metrics.class_counts import ratio
 from ringmaster.techniques.metrics.tokens import answers, most_likely
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 OUTSIDE = "O"
 TAG = re.compile(r"O|[BIES]-.+")

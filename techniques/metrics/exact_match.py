@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.metric import IGNORED, Metric, Outputs
+from ringmaster.techniques.metric import IGNORED, Metric, Outputs
 from ringmaster.techniques.metrics.tokens import NEEDS, most_likely
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class ExactMatch(Metric):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ringmaster.techniques.metrics.class_counts import MACRO, MAX_CLASSES, MICRO, WEIGHTED, ClassCounts, ratio
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class F1(ClassCounts):

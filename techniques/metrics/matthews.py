@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.metric import Metric, Outputs
 from ringmaster.techniques.metrics.class_counts import MAX_CLASSES, class_counts, is_single_label, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class Matthews(Metric):

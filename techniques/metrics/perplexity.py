@@ -10,7 +10,7 @@ import numpy as np
 from ringmaster.techniques.metrics.loss import MeanLoss
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class Perplexity(MeanLoss):

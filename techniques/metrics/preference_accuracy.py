@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.metric import Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class PreferenceAccuracy(Metric):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import GatheredMetric, Outputs
+from ringmaster.techniques.metric import GatheredMetric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 NUM_ANCHORS = 1024  # compared with all positives at a time
 NUM_DECIMALS = 6  # of similarities: what differs less differs by the rounding of fp32, and is a tie

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ringmaster.techniques.interface.metric import Metric, name_fault
-from ringmaster.techniques.interface.registry import find, installed, make
+from ringmaster.techniques.metric import Metric, name_fault
+from ringmaster.techniques.registry import find, installed, make
 
 ENTRY_POINT_GROUP = "ringmaster.metrics"
 

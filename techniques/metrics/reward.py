@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.loss import REWARDS
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.loss import REWARDS
+from ringmaster.techniques.metric import Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class Reward(Metric):

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.metric import Metric, Outputs
 from ringmaster.techniques.metrics.tokens import NEEDS, answers, most_likely
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class RougeL(Metric):

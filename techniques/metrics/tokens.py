@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.metric import IGNORED, Outputs
+from ringmaster.techniques.metric import IGNORED, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor

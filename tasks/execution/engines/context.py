@@ -12,8 +12,8 @@ from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.storage.database import Database
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.launcher import Launcher
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.launcher import Launcher
 
 
 @dataclass(frozen=True, kw_only=True)

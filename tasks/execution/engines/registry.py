@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.registry import find, installed
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.registry import find, installed
 
 if TYPE_CHECKING:
     from ringmaster.tasks.execution.engine import Engine

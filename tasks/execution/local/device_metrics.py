@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.devices.monitor import Telemetry
 from ringmaster.tasks.execution.engine import SegmentCall
-from ringmaster.techniques.runtime.processes.events import Event
+from ringmaster.techniques.processes.events import Event
 
 Say = Callable[[Event], None]
 

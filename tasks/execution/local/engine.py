@@ -12,9 +12,9 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
 from ringmaster.tasks.execution.engines.context import EngineContext, Spawn
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
-from ringmaster.techniques.runtime.processes.launcher import Launcher
+from ringmaster.techniques.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.launcher import Launcher
 
 END_TIMEOUT_S = 30.0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentEnded
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.runtime.processes.events import Event, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import Event, Metrics, PhaseStarted, Ready, Steps
 
 EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
 MOST_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`

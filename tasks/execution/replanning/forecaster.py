@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDI
 from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, predict, spread_of
 from ringmaster.tasks.execution.replanning.plan_manager import PlanManager
 from ringmaster.tasks.storage.journal import ENDED, Journal
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 
 EVERY_S = 2.0  # while speeds are measured
 MOST_SHARE = 0.01  # of the executor's time

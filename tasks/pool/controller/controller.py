@@ -56,8 +56,8 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 
 logger = logging.getLogger(__name__)
 

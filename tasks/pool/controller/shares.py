@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.storage.message_store import Share
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 
 PRECEDENCE = (
     OutcomeStatus.OUT_OF_MEMORY,

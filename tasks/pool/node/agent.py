@@ -23,9 +23,9 @@ from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
-from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Outcome, as_event
+from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.gang import Outcome, as_event
 
 logger = logging.getLogger(__name__)
 

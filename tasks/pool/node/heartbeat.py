@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import DBAPIError
 
 from ringmaster.tasks.storage.database import DatabaseClosed
-from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
+from ringmaster.techniques.processes.fence import seconds_since_boot
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import deque
 
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.runtime.processes.events import Event, ShareEnded
+from ringmaster.techniques.processes.events import Event, ShareEnded
 
 GATHER_S = 0.1
 

@@ -4,7 +4,7 @@
 samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
 """
 
-from ringmaster.techniques.interface.data_source import Dataset, PreparedData
+from ringmaster.techniques.data_source import Dataset, PreparedData
 from ringmaster.techniques.runtime.data.loading import open_data, prepare
 from ringmaster.techniques.runtime.data.samples import Indices, fetch, num_tokens_of, width_of
 from ringmaster.techniques.runtime.data.sampling import batch_indices, sampler_of

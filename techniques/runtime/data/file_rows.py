@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.files import FilePart, Matched, local_copies, matching
 from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 from ringmaster.techniques.runtime.data.prepared import Preparation

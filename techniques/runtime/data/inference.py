@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data.row_samples.row_columns import columns_of_files
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 from ringmaster.techniques.runtime.data.sources.image_classification import PROCESSOR, images_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
-from ringmaster.techniques.interface.job import SAMPLINGS, DataSpec
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same
+from ringmaster.techniques.job import SAMPLINGS, DataSpec
 from ringmaster.techniques.runtime.data.sampling import LENGTH_GROUPED
 from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 

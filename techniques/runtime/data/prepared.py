@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.data_source import PreparedData
 
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
 FORMAT = 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.data_source import Dataset
+from ringmaster.techniques.data_source import Dataset
 from ringmaster.techniques.runtime.data.arrays import Array
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.data_source import Dataset
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.data_source import Dataset
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.runtime.data.samples import Padded
 
 Indices = NDArray[np.int64]

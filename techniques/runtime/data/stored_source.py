@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.runtime.data.samples import ArraySamples, as_tensors

@@ -8,8 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter
 from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
 from ringmaster.techniques.runtime.data.encoding.encoders import END_OF_TEXT, Encoder, encoder_of

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.runtime.data import num_tokens_of
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import in_order
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.fused.rows import Row, lay_below, sum_gradients
-from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.training.losses import Batch, SumAndCount
 from ringmaster.techniques.runtime.training.metrics import Metrics
 

@@ -16,9 +16,9 @@ from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.modules import PREFIX
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
     HostCopies,
     Reader,
     named_state,
@@ -26,12 +26,12 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, alone
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.runtime.fused.batches import Part
 from ringmaster.techniques.runtime.fused.rows import Row
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
 from ringmaster.techniques.runtime.training.gradients import global_norm, whole
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of
 from ringmaster.techniques.runtime.training.optimizers import build_optimizer, parameter_settings, update_

@@ -12,7 +12,9 @@ from torch import nn
 from ringmaster.codec import from_json
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.fused.base.sharding import shard
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
@@ -20,8 +22,6 @@ from ringmaster.techniques.runtime.fused.group import Group
 from ringmaster.techniques.runtime.fused.probing import packed_attention
 from ringmaster.techniques.runtime.fused.requirements import mesh_shape, why_not_together
 from ringmaster.techniques.runtime.models import build_model, model_facts
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, join
 
 
 def orders_of(order: GangOrder) -> list[GangOrder]:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.processes.events import Metrics, OutcomeStatus, Ready
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.runtime.fused.group import MemberReport
 from ringmaster.techniques.runtime.fused.member import Member
-from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, Ready
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
 from ringmaster.techniques.runtime.training.segment_loop import Progress, evaluation_due, tell_passed_over
 from ringmaster.techniques.runtime.training.trainer import StepReport
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringmaster.techniques.runtime.checkpoints.state import Reader
+from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.runtime.fused.base.runs import evenly
 from ringmaster.techniques.runtime.training.optimizers import ParameterSettings
 

@@ -21,22 +21,22 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from ringmaster.techniques.interface.turns import AT_ONCE
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.processes.events import JobOfGroupEnded, OutcomeStatus
+from ringmaster.techniques.processes.failures import failure_kind
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.runtime.fused.group import Group, MemberReport
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.fused.opening import join_group, open_group, orders_of
 from ringmaster.techniques.runtime.fused.position import Position
-from ringmaster.techniques.runtime.processes.events import JobOfGroupEnded, OutcomeStatus
-from ringmaster.techniques.runtime.processes.failures import failure_kind
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
 from ringmaster.techniques.runtime.training.segment_loop import (
     BUILD_PATIENCE_S,
     SAVE_PATIENCE_S,
     StepTimeout,
     lost_loss,
 )
+from ringmaster.techniques.turns import AT_ONCE
 
 T = TypeVar("T")
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.fused.opening import join_group, open_group, orders_of
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.runtime.training.segment_loop import BUILD_PATIENCE_S
 from ringmaster.techniques.runtime.training.trainer import Root, StepReport
 from ringmaster.techniques.runtime.training.trial_loop import trial

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.loss import Generation
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.loss import Generation
 
 Reward = Callable[..., Any]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from ringmaster.techniques.interface.loss import Generation
+from ringmaster.techniques.loss import Generation
 
 
 @dataclass(frozen=True, kw_only=True)

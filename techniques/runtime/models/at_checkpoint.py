@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 
 from ringmaster.techniques.adapters.peft_format import parameter_name
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.state import Reader
-from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.state import Reader
+from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 
 WEIGHTS = ".safetensors"
 

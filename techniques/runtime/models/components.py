@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.job import Job
 
 
 def check_components(job: Job, model: nn.Module) -> None:

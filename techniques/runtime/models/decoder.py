@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.model_facts import Decoder, LayerModule
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.model_facts import Decoder, LayerModule
 
 
 def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData) -> Decoder | None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
-from ringmaster.techniques.interface.metric import Metric
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.losses.registry import reward_names
+from ringmaster.techniques.metric import Metric
 from ringmaster.techniques.metrics.registry import scored_metrics
 from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.runtime.models import build_model

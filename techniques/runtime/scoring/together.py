@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.runtime.scoring.likeness import base_key, tokenizer_digest, tokenizer_of
 from ringmaster.techniques.runtime.scoring.rows import Rows, Texts
 

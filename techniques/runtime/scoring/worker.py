@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import (
     ModelFailed,
     RowsScored,
     ScoringProgress,
@@ -31,7 +31,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     """
     order = from_json(ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    from ringmaster.techniques.runtime.processes.ranks import take_device
+    from ringmaster.techniques.processes.ranks import take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     said_s = time.monotonic()

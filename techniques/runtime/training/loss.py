@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from ringmaster.techniques.interface.loss import LossFunction
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.loss import LossFunction
+from ringmaster.techniques.metric import IGNORED
 
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]

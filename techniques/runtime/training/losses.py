@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringmaster.techniques.interface import loss as kinds
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques import loss as kinds
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.losses.registry import is_named
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.training.loss import Batch, Loss, SumAndCount, labels_of, logits_of, next_tokens
 from ringmaster.techniques.runtime.training.named_losses import named_loss
 

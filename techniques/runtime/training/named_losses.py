@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from ringmaster.techniques.interface.loss import (
+from ringmaster.techniques.loss import (
     ADVANTAGES,
     CAUSAL,
     CLASSIFIER,
@@ -19,8 +19,8 @@ from ringmaster.techniques.interface.loss import (
     LossFunction,
     LossInputs,
 )
-from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.losses.registry import loss_named
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.training.loss import Batch, Loss, SumAndCount, logits_of, next_tokens
 
 REFERENCE = "reference_log_probabilities"

@@ -18,17 +18,9 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.adaptations.training import Adapting
 from ringmaster.techniques.adapters.attaching import attach, trained_names
 from ringmaster.techniques.adapters.exporting import export_adapter
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.loss import REWARDS
-from ringmaster.techniques.interface.technique import (
-    Technique,
-    data_parallel_rank,
-    data_parallel_size,
-    why_no_optimizer,
-)
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
     HostCopies,
     Reader,
     named_state,
@@ -36,6 +28,11 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import REWARDS
+from ringmaster.techniques.probing import draws_of
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.runtime.data import (
     Dataset,
     Indices,
@@ -51,9 +48,6 @@ from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, 
 from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.models.components import check_components
-from ringmaster.techniques.runtime.probing import draws_of
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.training.compilation import compile_layers
 from ringmaster.techniques.runtime.training.freezing import freeze
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half
@@ -65,6 +59,12 @@ from ringmaster.techniques.runtime.training.optimizers import (
     build_optimizer,
     parameter_settings,
     update_,
+)
+from ringmaster.techniques.technique import (
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
 )
 
 Root = str | Path
@@ -410,7 +410,7 @@ class Trainer:
 
 
 class _Work:
-    """A rank's share of one step; implements `ringmaster.techniques.interface.technique.StepWork`."""
+    """A rank's share of one step; implements `ringmaster.techniques.technique.StepWork`."""
 
     def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
         self._trainer, self._step, self.width = trainer, trainer.next_step, width

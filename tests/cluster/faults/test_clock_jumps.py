@@ -7,7 +7,7 @@ from ringmaster.tasks.pool.controller.node_watch import NodeWatch
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.techniques.runtime.processes.fence import TICK, Fence
+from ringmaster.techniques.processes.fence import TICK, Fence
 from tests.fake_engine import cpu_devices
 
 HOUR_S = 3600.0

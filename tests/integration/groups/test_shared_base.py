@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
-from ringmaster.techniques.interface.job import ParameterGroup
+from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group

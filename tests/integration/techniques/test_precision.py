@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import registry
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half

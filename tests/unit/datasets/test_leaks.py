@@ -5,7 +5,7 @@ import hashlib
 from ringmaster.tasks.batch.data_schema import Dataset
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.fingerprints import contents
-from ringmaster.techniques.interface.data_source import Row
+from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.runtime.data.rows import CHARACTERS_PER_READ, FileText, content_hash
 from ringmaster.techniques.runtime.data.training_faults import Leaks, SplitRows
 

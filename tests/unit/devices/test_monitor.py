@@ -18,8 +18,8 @@ from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
-from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Beat, DeviceTelemetry
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ringmaster.techniques import Metric
-from ringmaster.techniques.interface.job import EvaluationSpec
-from ringmaster.techniques.interface.metric import Outputs
+from ringmaster.techniques.job import EvaluationSpec
+from ringmaster.techniques.metric import Outputs
 from ringmaster.techniques.metrics import registry
 from ringmaster.techniques.metrics.accuracy import Accuracy
 from ringmaster.techniques.metrics.registry import (

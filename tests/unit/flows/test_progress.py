@@ -17,8 +17,8 @@ from ringmaster.tasks.execution.events import (
     Waiting,
 )
 from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
-from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.gang import Outcome
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringmaster.tasks.pool.providers.provider import EngineAway
 from ringmaster.tasks.pool.providers.ray.options import LOOPBACK_ALONE, RayOptions
-from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel
 
 COMMAND = (sys.executable, "-P", "-m", "ringmaster.tasks.pool.providers.ray.broker")
 ANSWER_S = 90.0  # Ray tries for a minute to reach its head

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ringmaster.techniques.interface.data_source import Row
+from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.runtime.data.encoding.cuts import CutRule
 from ringmaster.techniques.runtime.data.rows import FileText
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.encoding.cuts import GPT2, CutRule
 from ringmaster.techniques.runtime.data.encoding.documents import Document, in_pieces
 from ringmaster.techniques.runtime.data.encoding.progress import Progress

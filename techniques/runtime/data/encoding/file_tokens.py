@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter, open_columns, read_slices
 from ringmaster.techniques.runtime.data.encoding.documents import Document, documents_of
 from ringmaster.techniques.runtime.data.encoding.encoders import Encoder, encoder_of

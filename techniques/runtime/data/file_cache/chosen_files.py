@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.file_cache.parts import KnownFile, known_files
 from ringmaster.techniques.runtime.data.file_cache.row_facts import RowFacts
 from ringmaster.techniques.runtime.data.file_rows import DataFile, held_out_files, main_files

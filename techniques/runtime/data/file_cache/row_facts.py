@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.data_source import Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import open_columns
 from ringmaster.techniques.runtime.data.file_rows import DataFile, moment_of, split_key
 from ringmaster.techniques.runtime.data.manifest import ManifestBuilder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest
-from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.publish import publish
 from ringmaster.techniques.runtime.data.prepared import locked
 from ringmaster.techniques.runtime.data.windows import DAY_S
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import MAX_SHOWN
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import MAX_SHOWN
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.rows import DataFault
 

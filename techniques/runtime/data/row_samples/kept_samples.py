@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnReader, ColumnWriter
 from ringmaster.techniques.runtime.data.encoding.progress import Progress
 from ringmaster.techniques.runtime.data.file_cache.chosen_files import (

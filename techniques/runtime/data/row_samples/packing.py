@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import Array
 
 TOKENS, LABELS, POSITIONS = "input_ids", "labels", "position_ids"

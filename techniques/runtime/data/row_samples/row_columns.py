@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.files import matching
 from ringmaster.techniques.runtime.data.rows import read_rows
 

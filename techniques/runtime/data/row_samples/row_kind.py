@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data.row_samples.class_labels import ClassLabels, FoundClasses, as_list
 from ringmaster.techniques.runtime.data.row_samples.packing import POSITIONS
 from ringmaster.techniques.runtime.data.row_samples.ragged import PaddedSamples

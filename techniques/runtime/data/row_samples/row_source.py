@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.data_source import Dataset, PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data.arrays import open_columns
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
 from ringmaster.techniques.runtime.data.prepared import Preparation

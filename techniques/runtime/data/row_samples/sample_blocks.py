@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.interface.data_source import Row
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import Row
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data.encoding.progress import Progress
 from ringmaster.techniques.runtime.data.row_samples.ragged import Ragged
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns

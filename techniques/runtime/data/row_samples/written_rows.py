@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row, SampleTensor
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter, fingerprint, open_columns
 from ringmaster.techniques.runtime.data.encoding.documents import Document
 from ringmaster.techniques.runtime.data.encoding.encoders import encoder_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringmaster.codec import digest
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.stored_source import StoredSource
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, fingerprint
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.splits import is_held_out

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, open_columns
 from ringmaster.techniques.runtime.data.images import pixels_of, read_image
 from ringmaster.techniques.runtime.data.prepared import Preparation, stamp

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import MAX_SHOWN, PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.files import Matched, is_litter, matching, opened
 from ringmaster.techniques.runtime.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.runtime.data.prepared import Preparation

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array
 from ringmaster.techniques.runtime.data.row_samples.ragged import ENDS, VALUES, PaddedSamples, RaggedColumn
 from ringmaster.techniques.runtime.data.row_samples.row_columns import Columns, columns_of_files

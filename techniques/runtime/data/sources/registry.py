@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringmaster.techniques.interface.data_source import DataSource
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.registry import find, installed, make
+from ringmaster.techniques.data_source import DataSource
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.registry import find, installed, make
 
 ENTRY_POINT_GROUP = "ringmaster.data_sources"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.row_samples.class_labels import as_list
 from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource, SampleContext
 

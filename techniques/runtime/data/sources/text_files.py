@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.encoding.documents import Document, documents_of
 from ringmaster.techniques.runtime.data.encoding.file_tokens import write_given
 from ringmaster.techniques.runtime.data.file_rows import (

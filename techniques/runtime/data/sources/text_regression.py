@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.runtime.data.row_samples.row_source import SampleContext
 from ringmaster.techniques.runtime.data.sources.text_classification import TextClassification, encoded_texts
 

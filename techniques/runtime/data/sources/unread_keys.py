@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 DEFAULTS = DataSpec()
 COLUMN_KEYS = tuple(field.name for field in fields(DataSpec) if field.name.endswith("_column"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringmaster.techniques.adapters.attaching import AdaptedLinear
 from ringmaster.techniques.adapters.modules import PREFIX, scaling
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.runtime.fused.base.owned import Weights
 from ringmaster.techniques.runtime.fused.base.runs import AdapterModule, Factors, Pair
 

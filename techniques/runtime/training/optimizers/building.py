@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
 from ringmaster.techniques.runtime.training.gradients import scale_
 from ringmaster.techniques.runtime.training.optimizers.combining import Together, WholeTensors
 from ringmaster.techniques.runtime.training.optimizers.lion import Lion

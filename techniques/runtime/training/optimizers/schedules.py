@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from ringmaster.techniques.interface.job import Job, ScheduleSpec
+from ringmaster.techniques.job import Job, ScheduleSpec
 
 
 def learning_rate(job: Job, step: int) -> float:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ringmaster.techniques.interface.job import Job, OptimizerSpec
+from ringmaster.techniques.job import Job, OptimizerSpec
 from ringmaster.techniques.runtime.models.layers import layer_names
 from ringmaster.techniques.runtime.training.freezing import resembling
 

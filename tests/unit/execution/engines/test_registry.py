@@ -12,8 +12,8 @@ from ringmaster.tasks.execution.engines.registry import BUILTIN, LOCAL, WORKERS,
 from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.registry import installed
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import cluster
 

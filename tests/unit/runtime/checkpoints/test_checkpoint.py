@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from ringmaster.codec import digest
-from ringmaster.techniques.runtime.checkpoints.checkpoint import (
+from ringmaster.techniques.checkpoints.checkpoint import (
     CheckpointError,
     CheckpointStore,
     MissingCheckpoint,
@@ -20,7 +20,7 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Pieces,
     StoredTensor,
 )
-from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
+from ringmaster.techniques.checkpoints.place import MANIFEST
 from tests.children import in_a_child
 from tests.matrix import matrix
 

@@ -1,6 +1,6 @@
 """An action for a child process of a test. It imports no torch, so that the child starts quickly."""
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 
 

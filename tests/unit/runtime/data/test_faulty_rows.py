@@ -6,7 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.data.rows import read_rows
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 

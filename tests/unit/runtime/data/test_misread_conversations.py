@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data import open_data, prepare
 
 MARKED = (

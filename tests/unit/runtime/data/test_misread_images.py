@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import open_data, prepare
 
 ORIENTATIONS = range(1, 9)

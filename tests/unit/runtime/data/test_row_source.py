@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringmaster.techniques.interface.data_source import DataSource
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.interface.registry import installed
+from ringmaster.techniques.data_source import DataSource
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.registry import installed
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.runtime.data.manifest import Manifest
 from ringmaster.techniques.runtime.data.row_samples import kept_samples

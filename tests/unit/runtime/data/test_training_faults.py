@@ -8,7 +8,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 
 

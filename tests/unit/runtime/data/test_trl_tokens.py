@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import open_data, prepare
 
 pytest.importorskip("trl", reason="whose tokens these are")

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.runtime.data import PreparedData
 
 USERS = '''

@@ -7,8 +7,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 
-from ringmaster.techniques.interface.data_source import SampleTensor
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.data_source import SampleTensor
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models import build_model, export_model
 

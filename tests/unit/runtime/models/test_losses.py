@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics

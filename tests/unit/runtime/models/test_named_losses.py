@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.loss import CLASSIFIER, LossFunction, Values, option
 from ringmaster.techniques.losses import registry
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.training.losses import loss_of, losses_by_row

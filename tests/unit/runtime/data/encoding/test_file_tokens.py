@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import files, prepare
 from ringmaster.techniques.runtime.data.encoding import file_tokens
 from ringmaster.techniques.runtime.data.manifest import Manifest

@@ -1,6 +1,6 @@
 """A long preparation says every few seconds how far it is."""
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.data.encoding import progress as progress_module
 from ringmaster.techniques.runtime.data.encoding.progress import INTERVAL_S, Progress, progress_to

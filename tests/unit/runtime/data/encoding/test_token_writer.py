@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter, blocks, open_columns, read_slices
 from ringmaster.techniques.runtime.data.encoding import token_writer
 from ringmaster.techniques.runtime.data.encoding.token_writer import TokenWriter

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.data.encoding import file_tokens
 from ringmaster.techniques.runtime.data.file_cache import parts

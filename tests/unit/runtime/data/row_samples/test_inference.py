@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.runtime.data.inference import infer_kind
 
 

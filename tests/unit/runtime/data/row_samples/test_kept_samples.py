@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.checkpoints import publish
+from ringmaster.techniques.checkpoints import publish
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.runtime.data import open_data, prepare
 from ringmaster.techniques.runtime.data.encoding import progress as progress_module
 from ringmaster.techniques.runtime.data.encoding.progress import progress_to

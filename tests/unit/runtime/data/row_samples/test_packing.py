@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques import registry
+from ringmaster.techniques.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.probing import StepFault, probe
 from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 from ringmaster.techniques.runtime.data.row_samples.packing import Packer, first_fit
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.models import build_model, model_facts
-from ringmaster.techniques.runtime.probing import StepFault, probe
 from ringmaster.techniques.runtime.training.losses import next_token_loss
+from ringmaster.techniques.technique import GangShape
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = ModelSpec(architecture="LlamaForCausalLM", config={**_SIZES, "num_key_value_heads": 2})

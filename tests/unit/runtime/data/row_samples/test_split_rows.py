@@ -6,7 +6,7 @@ import json
 import datasets
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import open_data, prepare
 
 NUM_ROWS = 200

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
 
 
