@@ -23,6 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ringmaster.techniques.data import PreparedData
+
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
@@ -34,7 +36,6 @@ from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.training.trainer import Trainer
 

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from ringmaster.techniques.data import SOURCES
+from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
+from ringmaster.techniques.scoring import Progress, model_spec
 
 from ringmaster.codec import from_json
 from ringmaster.flows import settings
@@ -31,10 +35,6 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.metrics.registry import metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.data import SOURCES
-from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.runtime.scoring import Progress, model_spec
 
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome

@@ -20,6 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmaster.techniques.data.row_samples.row_source import RowSource
+
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.flows.faults import BatchFailed
     from ringmaster.flows.profile_batch import profile_batch
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
         register,
     )
     from ringmaster.techniques.data_parallel import DataParallel
-    from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 
 __all__ = [
     "AdaptationSpec",
@@ -72,7 +73,7 @@ _MODULES = {
     "BatchResult": "ringmaster.flows.batch.result",
     "DataParallel": "ringmaster.techniques.data_parallel",
     "RingmasterError": "ringmaster.model_lineage.faults",
-    "RowSource": "ringmaster.techniques.runtime.data.row_samples.row_source",
+    "RowSource": "ringmaster.techniques.data.row_samples.row_source",
     "profile_batch": "ringmaster.flows.profile_batch",
     "train_batch": "ringmaster.flows.train_batch",
 }

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator
+from ringmaster.techniques.data.rows import FORMATS
 
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.field_types import (
@@ -21,7 +22,6 @@ from ringmaster.tasks.batch.field_types import (
     Whole,
 )
 from ringmaster.techniques import job
-from ringmaster.techniques.runtime.data.rows import FORMATS
 
 
 class Section(BaseModel):

@@ -19,6 +19,10 @@ from typing import Any
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.images import is_image
+from ringmaster.techniques.data.rows import format_of
+from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
@@ -31,10 +35,6 @@ from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
-from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.images import is_image
-from ringmaster.techniques.runtime.data.rows import format_of
-from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ringmaster.techniques.data.windows import moment
+
 from ringmaster.tasks.batch.data_schema import Data, Section
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.job_rules.adaptations import (
@@ -25,7 +27,6 @@ from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
 from ringmaster.techniques.job import ATTENTIONS, Job, ModelSpec
 from ringmaster.techniques.loss import option_faults, options_of
 from ringmaster.techniques.losses.registry import is_named, loss_class, loss_names
-from ringmaster.techniques.runtime.data.windows import moment
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]

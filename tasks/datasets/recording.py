@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.data.arrays import fingerprint
+from ringmaster.techniques.data.manifest import FILE, Manifest
+
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import fingerprint
-from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 
 ROWS = f"data/{FILE}"
 """The artifact of a job's run with the content hashes of the rows that were read."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ringmaster.techniques.scoring import Progress, ScoringOrder
+from ringmaster.techniques.scoring.order import SCORES, TrainingData
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
@@ -19,18 +21,10 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import GatheredMetric
 from ringmaster.techniques.metrics.registry import metric_named
-from ringmaster.techniques.processes.events import (
-    ModelFailed,
-    RankExited,
-    RowsScored,
-    ScoringProgress,
-    event_from_json,
-)
+from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.scratch import ScratchFolder
-from ringmaster.techniques.runtime.scoring import Progress, ScoringOrder
-from ringmaster.techniques.runtime.scoring.order import SCORES, TrainingData
 
-SCORER = "ringmaster.techniques.runtime.scoring:main"
+SCORER = "ringmaster.techniques.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 
 Array = npt.NDArray[Any]
@@ -119,7 +113,7 @@ def score_models(
 ) -> Scored:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
 
-    Adapters of one base are scored in one batch over it (`techniques.runtime.scoring.score_together`), others
+    Adapters of one base are scored in one batch over it (`techniques.scoring.score_together`), others
     sequentially.
 
     job: also determines the loss, the precision and the metrics beside the default ones.

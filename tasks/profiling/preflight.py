@@ -9,6 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
+
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
@@ -27,8 +30,6 @@ from ringmaster.techniques.processes.events import (
 )
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.processes.gang import was_killed
-from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.technique import GangShape
 
 PREFLIGHT_TARGET = "ringmaster.techniques.estimates.preflight:main"

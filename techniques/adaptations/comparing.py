@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
 from safetensors import safe_open
 
 from ringmaster.codec import to_json
@@ -16,8 +18,6 @@ from ringmaster.techniques.job import Job, ModelSpec
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluator
 from ringmaster.techniques.runtime.training.trainer import Trainer
 
 COMPARING_PATIENCE_S = 600.0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json, to_json
@@ -24,7 +25,6 @@ from ringmaster.techniques.processes.events import Measured, Ready
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import join
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 
 READING_PATIENCE_S = 600.0

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from ringmaster.techniques.runtime.data import PreparedData
 from torch import Tensor
 
 from ringmaster.techniques.adapters.attaching import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
 from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.job import Adapter, ModelSpec
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.models.export import copy_processors
 

@@ -27,12 +27,15 @@ from typing import Any
 
 import torch
 import transformers
+from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data.samples import Padded
 from ringmaster.techniques.estimates.isolated_calls import in_children
 from ringmaster.techniques.estimates.kept_values import keep, kept
 from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
@@ -42,8 +45,6 @@ from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
-from ringmaster.techniques.runtime.data.samples import Padded
 from ringmaster.techniques.runtime.models import layer_names
 from ringmaster.techniques.runtime.models.architectures import instantiate
 from ringmaster.techniques.runtime.models.build import build_model, model_config, skeleton

@@ -17,6 +17,8 @@ from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.attention import why_no_attention
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.encoding.progress import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
@@ -30,8 +32,6 @@ from ringmaster.techniques.processes.events import (
     PreflightStarted,
     event_to_json,
 )
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.encoding.progress import progress_to
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.models.build import check_weights, skeleton
 from ringmaster.techniques.runtime.training.freezing import freeze

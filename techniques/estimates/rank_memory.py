@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ringmaster.techniques.runtime.data import PreparedData
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from ringmaster.codec import from_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.job import Adapter, Job
@@ -30,7 +32,6 @@ from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunc
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.dropout import DrawSites
 from ringmaster.techniques.runtime.models import layer_names
 from ringmaster.techniques.runtime.models.architectures import instantiate

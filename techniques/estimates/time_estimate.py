@@ -14,6 +14,8 @@ from ringmaster.codec import digest, from_json
 from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
 from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, open_data
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.estimates.device_rates import Rates, rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
@@ -33,8 +35,6 @@ from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.runtime.data import PreparedData, open_data
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.technique import Config, GangShape, Technique
 

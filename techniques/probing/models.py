@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ringmaster.techniques.runtime.data import PreparedData
 from torch import nn
 
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.probing.tiny import tiny_config
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.architectures import TooLarge, instantiate
 from ringmaster.techniques.runtime.models.build import build_model, model_config, seeded
 

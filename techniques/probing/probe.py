@@ -15,6 +15,8 @@ import transformers
 from torch import Tensor
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.data.sources.registry import installed_source
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
@@ -32,8 +34,6 @@ from ringmaster.techniques.probing.faults import (
 from ringmaster.techniques.probing.models import probed_model
 from ringmaster.techniques.probing.packing import why_never_packed, why_not_apart
 from ringmaster.techniques.probing.prompts import completions_of
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
-from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
 from ringmaster.techniques.runtime.models.architectures import misspelt, undeclared_fields
 from ringmaster.techniques.runtime.models.build import seeded

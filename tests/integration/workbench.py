@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.runtime.data import prepare
 from safetensors.torch import load_file
 
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import with_probe
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.probing import probe
@@ -20,7 +22,6 @@ from ringmaster.techniques.processes.events import Event, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.technique import GangShape
 

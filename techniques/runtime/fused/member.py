@@ -26,9 +26,9 @@ from ringmaster.techniques.checkpoints.state import (
     read_whole,
     restore_model,
 )
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, alone
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.runtime.fused.batches import Part
 from ringmaster.techniques.runtime.fused.rows import Row

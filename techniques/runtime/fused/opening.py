@@ -7,15 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ringmaster.techniques.runtime.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.fused.base.sharding import shard
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group

@@ -16,10 +16,10 @@ from ringmaster.techniques.adaptations.folders import INDEX, WEIGHTS, quantizati
 from ringmaster.techniques.adaptations.quantizing import load_quantized
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.attention import IMPLEMENTATIONS, check_attention
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import Adapter, ModelSpec
-from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.models.architectures import (
     architecture,
     check_labels,

@@ -28,12 +28,7 @@ from ringmaster.techniques.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import REWARDS
-from ringmaster.techniques.probing import draws_of
-from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.runtime.data import (
+from ringmaster.techniques.data import (
     Dataset,
     Indices,
     PreparedData,
@@ -44,6 +39,11 @@ from ringmaster.techniques.runtime.data import (
     sampler_of,
     width_of,
 )
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import REWARDS
+from ringmaster.techniques.probing import draws_of
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.runtime.models import build_model, export_model

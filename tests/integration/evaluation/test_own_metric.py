@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.scoring import score_together
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch
@@ -22,10 +24,10 @@ from ringmaster.tasks.promotion.policy import decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.metrics.registry import BUILTIN, metric_names
 from ringmaster.techniques.registry import installed
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.scoring import score_together
+from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 
 ROOT = Path(__file__).parents[3]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import ParameterGroup
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group
 from ringmaster.techniques.runtime.fused.member import Member

@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import open_data, width_of
 
 from ringmaster.techniques import Adapter, registry
+from ringmaster.techniques.data import open_data, width_of
+from ringmaster.techniques.data.sampling import sampler_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.ranks import alone
-from ringmaster.techniques.runtime.data import open_data, width_of
-from ringmaster.techniques.runtime.data.sampling import sampler_of
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS, Trainer
 from tests.integration.groups.test_shared_base import group_of, run

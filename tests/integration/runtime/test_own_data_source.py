@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.registry import installed
-from ringmaster.techniques.runtime.data import prepare
 from tests.integration.workbench import GPT2, LLAMA, SINGLE, Layout, largest_difference
 
 ROOT = Path(__file__).parents[3]

@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
 from ringmaster.flows.faults import InputError
@@ -20,9 +21,9 @@ from ringmaster.techniques.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.checkpoints.shared_models import MissingModel, fetch_model, store_model
 from ringmaster.techniques.checkpoints.state import Reader, piece_writer
 from ringmaster.techniques.checkpoints.storage import check_root, place_of
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.data.files import matching
 from tests.integration.workbench import ADAMW, SINGLE, Layout, Workbench, is_bit_equal
 from tests.s3_server import S3Server
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import DataSpec, ModelSpec, registry
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.probing import probe
-from ringmaster.techniques.runtime.data import prepare
 from tests.integration.techniques.test_conformance import LARGEST_DIFFERENCE
 from tests.integration.workbench import (
     ADAMW,

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import prepare
 from torch import nn
 
 from ringmaster.techniques import registry
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half
 from tests.integration.techniques.test_conformance import QUICK, SWITCHED

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import num_tokens_of
 
 from ringmaster.tasks.execution.events import GangSaid
 from ringmaster.tasks.execution.local.step_events import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents
@@ -9,8 +10,8 @@ from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_t
 from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.techniques.data import num_tokens_of
 from ringmaster.techniques.processes.events import Metrics, PhaseStarted, Ready, Steps
-from ringmaster.techniques.runtime.data import num_tokens_of
 
 REPORT = Steps(
     first_step=4,

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, registry
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.processes.order import GangOrder, Slot
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import Part

@@ -7,11 +7,12 @@ import signal
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import OptimizerSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.processes.events import CheckpointSaved
-from ringmaster.techniques.runtime.data import prepare
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,

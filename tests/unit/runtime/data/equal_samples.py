@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.data.manifest import Manifest
+
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.job import DataSpec
 
 PROSE = (
     "the model learns a token from each row it's we'll don't 12 345 x=y; (a+b) naïve 日本語 Ωμέγα end. 'quoted' "

@@ -5,10 +5,11 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.data.rows import read_rows
+
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.rows import read_rows
+from ringmaster.techniques.job import DataSpec
 
 GOOD = json.dumps({"text": "many words, one after another " * 20})
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from ringmaster.techniques.runtime.data import fetch, open_data, prepare, sampler_of, width_of
 from transformers import AutoTokenizer
 
+from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
+from ringmaster.techniques.data.inference import infer_kind
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare, sampler_of, width_of
-from ringmaster.techniques.runtime.data.inference import infer_kind
 
 NUM_ROWS = 40
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from ringmaster.techniques.runtime.data import open_data, prepare
 from transformers import AutoTokenizer
 
+from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 MARKED = (
     "{% for m in messages %}{{ m.role + ' : ' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + ' ; ' }}"

@@ -7,9 +7,10 @@ import datasets
 import numpy as np
 import pytest
 from PIL import Image
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import open_data, prepare
+
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.job import DataSpec
 
 ORIENTATIONS = range(1, 9)
 ORIENTATION = 0x0112

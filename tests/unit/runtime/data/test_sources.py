@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from tests.unit.runtime.data.preparing import prepare_here
 
 USERS = """

@@ -4,10 +4,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 from tokenizers import Tokenizer
 
+from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 
 def spec_of(path, **fields):

@@ -7,9 +7,10 @@ import shutil
 import datasets
 import pytest
 from PIL import Image
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
+
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.job import DataSpec
 
 
 def jsonl(path, rows):

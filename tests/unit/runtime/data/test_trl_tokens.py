@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import open_data, prepare
+
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.job import DataSpec
 
 pytest.importorskip("trl", reason="whose tokens these are")
 pytestmark = pytest.mark.full

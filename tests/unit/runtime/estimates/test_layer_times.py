@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.runtime.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates import layer_times as measuring
 from ringmaster.techniques.estimates import time_estimate
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
@@ -14,7 +16,6 @@ from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.parallel.stages import parts_of
 from ringmaster.techniques.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.technique import GangShape

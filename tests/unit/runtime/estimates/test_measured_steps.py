@@ -6,12 +6,13 @@ from itertools import count
 
 import numpy as np
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates import measured_steps as measuring
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import model_facts
 from tests.integration.workbench import RESNET, write_prose
 

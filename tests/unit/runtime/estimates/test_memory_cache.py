@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.runtime.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.technique import GangShape
 

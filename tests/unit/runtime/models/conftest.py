@@ -1,9 +1,10 @@
 import sys
 
 import pytest
-
-from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.runtime.data import PreparedData
+
+from ringmaster.techniques.data import PreparedData
+from ringmaster.techniques.job import ModelSpec
 
 USERS = '''
 import torch

@@ -4,11 +4,12 @@ import json
 import pytest
 import torch
 import transformers
+from ringmaster.techniques.runtime.data import prepare
 from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec, ModelSpec
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 from tests.unit.runtime.models.conftest import FOUR, GPT2, LLAMA, TOKENS
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 import datasets
 import pytest
 import transformers
+from ringmaster.techniques.runtime.data import prepare
 from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, registry
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.probing import StepFault, probe
 from ringmaster.techniques.probing.probe import _file, source_state
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import write_prose

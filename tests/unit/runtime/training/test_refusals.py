@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.probing import StepFault
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.technique import GangShape, training_state_bytes

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ringmaster.techniques.runtime.data import prepare
 
+from ringmaster.techniques.data import files, prepare
+from ringmaster.techniques.data.encoding import file_tokens
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.runtime.data import files, prepare
-from ringmaster.techniques.runtime.data.encoding import file_tokens
-from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.sources import text_files
 
 
 @pytest.fixture

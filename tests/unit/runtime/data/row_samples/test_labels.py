@@ -4,10 +4,11 @@ import csv
 import json
 
 import pytest
+from ringmaster.techniques.runtime.data import open_data, prepare
 
+from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.runtime.data import open_data, prepare
 from tests.unit.runtime.data.test_kinds import jsonl
 
 WORDS = ["one", "two", "three"]

@@ -4,9 +4,10 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import prepare
+
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.job import DataSpec
 
 
 def fault_of(tmp_path, **spec):

@@ -5,9 +5,10 @@ import json
 
 import datasets
 import pytest
-
-from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.runtime.data import open_data, prepare
+
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.job import DataSpec
 
 NUM_ROWS = 200
 
