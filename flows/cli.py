@@ -53,7 +53,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         looking.watch,
         looking.logs,
     ),
-    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, planning.simulate, looking.techniques),
+    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, looking.techniques),
     POOL: (services.up, services.down, services.diagnose),
     MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, models.convert),
 }

@@ -5,8 +5,8 @@ from functools import cache, partial
 
 import pytest
 
-from ringmaster.tasks.execution.simulation.simulate import Simulated, clairvoyant
-from ringmaster.tasks.execution.simulation.simulate import simulate as simulated
+from benchmarks.simulation.simulated_runs import Simulated, clairvoyant
+from benchmarks.simulation.simulated_runs import simulate as simulated
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
 from ringmaster.tasks.planning.plans.baselines import BASELINES

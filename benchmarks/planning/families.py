@@ -1,5 +1,7 @@
 """Random planning problems for benchmarks and tests, in families that follow the workloads of the field's papers.
 
+usage: python -m benchmarks.planning.families FAMILY [--seed N] > problem.json
+
 A family is a kind of jobs and a cluster:
 - `paper-txt`, `paper-img`, `paper-mixed`: the batches of the Saturn paper, fine-tunes of a few large models under
   several techniques.
@@ -14,6 +16,8 @@ A family is a kind of jobs and a cluster:
 Runtimes come from a model of each technique (below), with a few per cent of noise per option.
 """
 
+import argparse
+import json
 import re
 from dataclasses import dataclass, replace
 from random import Random
@@ -225,3 +229,15 @@ def _techniques(model: _Model, size: int, hours: float, random: Random) -> list[
 
 def _option(technique: str, size: int, hours: float, random: Random) -> Option:
     return Option(technique, size, round(3600 * hours * random.uniform(0.96, 1.04), 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", help=f"one of {', '.join(families())}, with a shape such as -30x32")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    print(json.dumps(draw(chosen.family, seed=chosen.seed).to_json(), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """The realised makespan of plans under wrong runtimes, simulated by the executor's own rules and re-planning policy.
 
-usage: python -m benchmarks.simulate [--draws N] [--families FAMILY ...] [--noises SHARE ...] [--kinds KIND ...]
+usage: python -m benchmarks.simulation [--draws N] [--families FAMILY ...] [--noises SHARE ...] [--kinds KIND ...]
 
 Measures the realised makespan over that of a clairvoyant, which plans with the true runtimes, and switches a job. A
 whole run writes benchmarks/results/simulate.json and the table between the markers in docs/benchmarks.md; a partial run
@@ -15,11 +15,11 @@ import time
 from datetime import date
 from pathlib import Path
 
-from ringmaster.tasks.execution.simulation.simulate import clairvoyant, simulate
+from benchmarks.planning.families import draw
+from benchmarks.simulation.simulated_runs import clairvoyant, simulate
 from ringmaster.tasks.planning import solve
-from ringmaster.tasks.planning.problems.families import draw
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "simulate.json", ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- simulate -->", "<!-- /simulate -->"
 FAMILIES = ("scale-30x32", "paper-img-12x16", "paper-mixed-24x32", "gavel-24x16")
