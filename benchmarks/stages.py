@@ -23,13 +23,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ringmaster.techniques.data import PreparedData
-
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.isolated_calls import in_children
 from ringmaster.techniques.parallel.stages import parts_of
 from ringmaster.techniques.preflight import Candidate, Preflight

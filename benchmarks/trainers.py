@@ -113,7 +113,6 @@ class Theirs:
 
     def __init__(self, job, folder):
         from ringmaster.techniques.data import open_data, prepare
-
         from ringmaster.techniques.runtime.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from ringmaster.techniques.data import prepare
 
 from benchmarks.adapters.jobs import HEAD_DIM, Size, jobs_on, order_of, save_base
 from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group

@@ -101,8 +101,8 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     """Measures steps of a group of all adapters."""
     sys.path.append(str(ROOT))
     import torch
-    from ringmaster.techniques.data import prepare
 
+    from ringmaster.techniques.data import prepare
     from ringmaster.techniques.runtime.fused.base.shared_base import Stem
     from ringmaster.techniques.runtime.fused.group import Group
     from ringmaster.techniques.runtime.fused.member import Member

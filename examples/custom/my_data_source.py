@@ -11,9 +11,8 @@ Where the package is installed, `data: {kind: answers, path: "questions/*.jsonl"
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from ringmaster.techniques.data.row_samples.row_source import SampleContext
-
 from ringmaster import DataSpec, RowSource
+from ringmaster.techniques.data.row_samples.row_source import SampleContext
 from ringmaster.techniques.metric import IGNORED
 
 

@@ -20,8 +20,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.data.row_samples.row_source import RowSource
-
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.flows.faults import BatchFailed
     from ringmaster.flows.profile_batch import profile_batch
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
+    from ringmaster.techniques.data.row_samples.row_source import RowSource
     from ringmaster.techniques.data_parallel import DataParallel
 
 __all__ = [

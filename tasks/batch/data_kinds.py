@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ringmaster.codec import digest
 from ringmaster.techniques.data.inference import (
     encodes_text,
     has_negatives,
@@ -13,8 +14,6 @@ from ringmaster.techniques.data.inference import (
     infer_kind,
     with_processor_of,
 )
-
-from ringmaster.codec import digest
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.losses.contrastive import Contrastive
 

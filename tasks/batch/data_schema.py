@@ -4,7 +4,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator
-from ringmaster.techniques.data.rows import FORMATS
 
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.field_types import (
@@ -22,6 +21,7 @@ from ringmaster.tasks.batch.field_types import (
     Whole,
 )
 from ringmaster.techniques import job
+from ringmaster.techniques.data.rows import FORMATS
 
 
 class Section(BaseModel):

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
-from ringmaster.techniques.data import SOURCES
-from ringmaster.techniques.data.rows import FORMATS
-from ringmaster.techniques.data.sources.registry import data_source_names
 
 from ringmaster.tasks.batch import references
 from ringmaster.techniques import job
+from ringmaster.techniques.data import SOURCES
+from ringmaster.techniques.data.rows import FORMATS
+from ringmaster.techniques.data.sources.registry import data_source_names
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 

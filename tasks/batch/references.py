@@ -19,10 +19,6 @@ from typing import Any
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
-from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.data.images import is_image
-from ringmaster.techniques.data.rows import format_of
-from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
@@ -31,6 +27,10 @@ from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques import registry
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.images import is_image
+from ringmaster.techniques.data.rows import format_of
+from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringmaster.techniques.data.windows import moment
-
 from ringmaster.tasks.batch.data_schema import Data, Section
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.job_rules.adaptations import (
@@ -24,6 +22,7 @@ from ringmaster.tasks.batch.job_rules.adapters import adapter_findings, base_fin
 from ringmaster.tasks.batch.job_rules.training import training_findings
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
+from ringmaster.techniques.data.windows import moment
 from ringmaster.techniques.job import ATTENTIONS, Job, ModelSpec
 from ringmaster.techniques.loss import option_faults, options_of
 from ringmaster.techniques.losses.registry import is_named, loss_class, loss_names

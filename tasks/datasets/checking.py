@@ -6,16 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.data.rows import FileText, format_of
-from ringmaster.techniques.data.sources.registry import data_source_of
-from ringmaster.techniques.data.training_faults import SplitRows
-
 from ringmaster.codec import digest, to_json
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.rows import FileText, format_of
+from ringmaster.techniques.data.sources.registry import data_source_of
+from ringmaster.techniques.data.training_faults import SplitRows
 from ringmaster.techniques.job import DataSpec
 
 MOST_REMEMBERED = 256

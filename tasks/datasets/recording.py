@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrays import fingerprint
 from ringmaster.techniques.data.manifest import FILE, Manifest
-
-from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.job import DataSpec
 
 ROWS = f"data/{FILE}"

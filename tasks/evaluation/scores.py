@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ringmaster.techniques.scoring import Progress, ScoringOrder
-from ringmaster.techniques.scoring.order import SCORES, TrainingData
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
@@ -23,6 +21,8 @@ from ringmaster.techniques.metric import GatheredMetric
 from ringmaster.techniques.metrics.registry import metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.scoring import Progress, ScoringOrder
+from ringmaster.techniques.scoring.order import SCORES, TrainingData
 
 SCORER = "ringmaster.techniques.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"

@@ -12,10 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING, installed_source
-
 from ringmaster.codec import digest, set_fields, to_json
 from ringmaster.techniques import registry
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING, installed_source
 from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
 from ringmaster.techniques.losses.registry import reward_names, source_of
 from ringmaster.techniques.metrics.registry import installed_metric

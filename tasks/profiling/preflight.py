@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, registry
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import BESIDE_ONE_STEP
 from ringmaster.techniques.preflight import Preflight, PreflightOrder

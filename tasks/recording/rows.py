@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringmaster.techniques.data.row_samples.row_source import RowSource
-from ringmaster.techniques.data.sources.registry import data_source_of
-
 from ringmaster.codec import to_json
 from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import MetricPoint
@@ -15,6 +12,8 @@ from ringmaster.tasks.execution.events import Planned
 from ringmaster.tasks.recording.system_metrics import telemetry_points
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.data.row_samples.row_source import RowSource
+from ringmaster.techniques.data.sources.registry import data_source_of
 from ringmaster.techniques.loss import options_of
 from ringmaster.techniques.losses.registry import loss_function_of
 from ringmaster.techniques.processes.events import DeviceTelemetry, Event, Metrics, Steps

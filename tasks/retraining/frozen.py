@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
-from ringmaster.techniques.data.files import matching, opened
-
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.publish import publish
 from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.data.files import matching, opened
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 

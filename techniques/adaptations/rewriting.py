@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json, to_json
@@ -19,6 +18,7 @@ from ringmaster.techniques.adaptations.folders import quantization_of
 from ringmaster.techniques.adaptations.merging import merge
 from ringmaster.techniques.adaptations.pruning import prune
 from ringmaster.techniques.adaptations.quantizing import export_quantized, quantize
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.external.running import WAITING_PATIENCE_S, wait_for_stop
 from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED
 from ringmaster.techniques.processes.events import Measured, Ready

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringmaster.techniques.runtime.data import PreparedData
 from torch import Tensor
 
 from ringmaster.techniques.adapters.attaching import saved_modules, sites, unambiguous_targets

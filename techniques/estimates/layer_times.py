@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import transformers
-from ringmaster.techniques.runtime.data import PreparedData
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 import transformers
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 

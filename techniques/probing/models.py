@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ringmaster.techniques.runtime.data import PreparedData
 from torch import nn
 
 from ringmaster.techniques.data import PreparedData

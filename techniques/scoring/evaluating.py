@@ -15,8 +15,6 @@ from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.runtime.data import PreparedData
-
     from ringmaster.techniques.data import PreparedData
     from ringmaster.techniques.processes.ranks import Ranks
     from ringmaster.techniques.runtime.training.trainer import Trainer

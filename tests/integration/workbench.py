@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.runtime.data import prepare
 from safetensors.torch import load_file
 
 from ringmaster.codec import digest

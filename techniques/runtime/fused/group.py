@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.runtime.data import num_tokens_of
 from ringmaster.techniques.data import num_tokens_of
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import in_order
 from ringmaster.techniques.runtime.fused.member import Member

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from torch import nn
 
 from ringmaster.codec import from_json

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.scoring import score_together
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from ringmaster.techniques.runtime.data import prepare
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json

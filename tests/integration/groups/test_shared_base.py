@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data import prepare

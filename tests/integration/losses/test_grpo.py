@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device

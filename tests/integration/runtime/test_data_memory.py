@@ -15,7 +15,7 @@ CHILD = """
 import json, resource, sys
 from pathlib import Path
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.data import prepare
 said = json.loads(sys.argv[1])

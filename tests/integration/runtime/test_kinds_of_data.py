@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import open_data, width_of
 
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import open_data, width_of

@@ -11,7 +11,6 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
 from ringmaster.flows.faults import InputError

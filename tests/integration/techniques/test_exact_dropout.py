@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import DataSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare

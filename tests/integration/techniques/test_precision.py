@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import prepare
 from torch import nn
 
 from ringmaster.techniques import registry

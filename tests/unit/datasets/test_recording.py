@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 from ringmaster.codec import digest, to_json
 from ringmaster.model_lineage.records import DatasetInput

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import num_tokens_of
 
 from ringmaster.tasks.execution.events import GangSaid
 from ringmaster.tasks.execution.local.step_events import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json

@@ -7,7 +7,6 @@ import signal
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import OptimizerSpec

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.manifest import Manifest

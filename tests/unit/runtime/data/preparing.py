@@ -1,7 +1,5 @@
 """An action for a child process of a test. It imports no torch, so that the child starts quickly."""
 
-from ringmaster.techniques.runtime.data import prepare
-
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec
 

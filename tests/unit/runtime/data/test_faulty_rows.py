@@ -5,7 +5,6 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.rows import read_rows

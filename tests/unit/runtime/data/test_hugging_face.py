@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from PIL import Image
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.job import DataSpec

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare, sampler_of, width_of
 from transformers import AutoTokenizer
 
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of

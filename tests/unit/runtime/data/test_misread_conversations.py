@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from ringmaster.techniques.runtime.data import open_data, prepare
 from transformers import AutoTokenizer
 
 from ringmaster.techniques.data import open_data, prepare

@@ -7,7 +7,6 @@ import datasets
 import numpy as np
 import pytest
 from PIL import Image
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec

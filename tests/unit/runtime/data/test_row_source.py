@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.manifest import Manifest

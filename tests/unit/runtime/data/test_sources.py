@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare

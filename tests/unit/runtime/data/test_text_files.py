@@ -4,7 +4,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 from tokenizers import Tokenizer
 
 from ringmaster.techniques.data import fetch, open_data, prepare

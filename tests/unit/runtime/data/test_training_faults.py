@@ -7,7 +7,6 @@ import shutil
 import datasets
 import pytest
 from PIL import Image
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec

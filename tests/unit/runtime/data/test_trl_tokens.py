@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.runtime.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry

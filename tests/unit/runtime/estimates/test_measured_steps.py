@@ -6,7 +6,6 @@ from itertools import count
 
 import numpy as np
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare

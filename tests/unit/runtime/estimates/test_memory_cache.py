@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from ringmaster.techniques.runtime.data import PreparedData
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry

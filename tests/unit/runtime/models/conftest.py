@@ -1,7 +1,6 @@
 import sys
 
 import pytest
-from ringmaster.techniques.runtime.data import PreparedData
 
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.job import ModelSpec

@@ -4,7 +4,6 @@ import json
 import pytest
 import torch
 import transformers
-from ringmaster.techniques.runtime.data import prepare
 from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 

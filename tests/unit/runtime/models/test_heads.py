@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from ringmaster.techniques.runtime.data import PreparedData
 from tokenizers import Tokenizer, models
 
 from ringmaster.techniques.data import PreparedData

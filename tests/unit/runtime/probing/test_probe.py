@@ -7,7 +7,6 @@ from dataclasses import replace
 import datasets
 import pytest
 import transformers
-from ringmaster.techniques.runtime.data import prepare
 from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, registry

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from mlflow.utils import validation
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, load_batch

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques.data import files, prepare
 from ringmaster.techniques.data.encoding import file_tokens

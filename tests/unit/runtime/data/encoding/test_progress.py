@@ -1,7 +1,5 @@
 """A long preparation says every few seconds how far it is."""
 
-from ringmaster.techniques.runtime.data import prepare
-
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoding import progress as progress_module
 from ringmaster.techniques.data.encoding.progress import INTERVAL_S, Progress, progress_to

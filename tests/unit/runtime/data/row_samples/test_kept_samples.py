@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 from ringmaster.techniques.checkpoints import publish
 from ringmaster.techniques.data import open_data, prepare

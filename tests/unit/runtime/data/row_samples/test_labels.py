@@ -4,7 +4,6 @@ import csv
 import json
 
 import pytest
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import fetch, open_data, prepare

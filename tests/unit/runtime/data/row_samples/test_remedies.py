@@ -4,7 +4,6 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec

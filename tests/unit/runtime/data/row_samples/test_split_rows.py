@@ -5,7 +5,6 @@ import json
 
 import datasets
 import pytest
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec

@@ -1,7 +1,6 @@
 """Settings of data that a kind does not read are refused before any data is read."""
 
 import pytest
-from ringmaster.techniques.runtime.data import prepare
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec
