@@ -20,8 +20,8 @@ import torch
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.runtime.dropout import DrawSites
-from ringmaster.techniques.runtime.training import trainer as trainers
+from ringmaster.techniques.training import trainer as trainers
+from ringmaster.techniques.training.dropout import DrawSites
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "dropout.json", ROOT / "docs" / "benchmarks.md"

@@ -63,7 +63,7 @@ def rank_main(rank, *, folder, num_rounds, rows):
     from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
     from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
     from ringmaster.techniques.processes.ranks import join
-    from ringmaster.techniques.runtime.training.trainer import Trainer
+    from ringmaster.techniques.training.trainer import Trainer
 
     model = ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE})
     job = Job(

@@ -45,8 +45,8 @@ from ringmaster.techniques.preflight import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join
-from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS, Trainer
 from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predicted_steps.json", ROOT / "docs" / "benchmarks.md"

@@ -30,13 +30,13 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.parallel.stages import parts_of
 from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join
-from ringmaster.techniques.runtime.models.build import skeleton
-from ringmaster.techniques.runtime.training.trainer import Trainer
+from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "stages.json", ROOT / "docs" / "benchmarks.md"

@@ -15,7 +15,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.node import serve_node
 from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
 from ringmaster.flows.process.process_log import logs_to
-from ringmaster.tasks.pool.node.agent import DRAIN_S
+from ringmaster.tasks.pool.node_agent import DRAIN_S
 
 
 @flow(name="serve-node", persist_result=False)

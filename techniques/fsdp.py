@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
-from ringmaster.techniques.technique import (
-    RECOMPUTE,
-    Config,
-    GangShape,
-    micro_batches,
-    training_state_bytes,
-)
+from ringmaster.techniques.technique import RECOMPUTE, Config, GangShape, micro_batches, training_state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,8 +114,8 @@ class Fsdp(DataParallel):
             fully_shard,
         )
 
-        from ringmaster.techniques.runtime.models import layer_names
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.models import layer_names
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringmaster import DataParallel
-from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 from ringmaster.techniques.technique import Config
+from ringmaster.techniques.training.recomputation import recompute_layers
 
 
 class OneMessage(DataParallel):

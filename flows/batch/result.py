@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines

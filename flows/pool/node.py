@@ -21,11 +21,11 @@ from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
-from ringmaster.tasks.devices.monitor import Telemetry
+from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.tasks.pool.node.agent import NodeAgent
-from ringmaster.tasks.pool.node.holding import AlreadyServed, hold_devices
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.node_agent import NodeAgent
+from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
+from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import OtherRelease, check_release
 from ringmaster.techniques.processes.forkserver_client import ForkServer

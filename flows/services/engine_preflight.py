@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows.services.engine_options import EngineOptions
-from ringmaster.tasks.execution.engines.registry import RAY, SLURM
+from ringmaster.tasks.execution.engine import RAY, SLURM
 
 
 def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
@@ -18,7 +18,7 @@ def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
     if engine.name == SLURM:
         return _slurm_faults(engine, home=home)
     if engine.name == RAY and engine.address:
-        from ringmaster.tasks.pool.providers.ray import preflight as ray_preflight
+        from ringmaster.tasks.pool.providers.ray import ray_engine as ray_preflight
 
         return ray_preflight.faults(engine.environment(), log=home / "ray.log")
     return []
@@ -27,7 +27,7 @@ def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
 def _slurm_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
     from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
     from ringmaster.tasks.pool.providers.slurm.commands import Slurm
-    from ringmaster.tasks.pool.providers.slurm.preflight import JobRequest, faults
+    from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults
 
     given = {**_defaults(engine.work_pool_template), **engine.job_variables()}
 

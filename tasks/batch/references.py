@@ -25,7 +25,6 @@ from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques import registry
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
@@ -35,6 +34,7 @@ from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.models.adapters.peft_format import resolved
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""
@@ -125,7 +125,7 @@ def objective(name: str) -> str:
 
 def architecture(name: str) -> str:
     """Checks that a Hugging Face class can be built from its config. The list of classes is imported only on use."""
-    from ringmaster.techniques.runtime.models import known_architectures
+    from ringmaster.techniques.models import known_architectures
 
     known = known_architectures()
     if name not in known:

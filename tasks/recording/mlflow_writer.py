@@ -20,8 +20,8 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.code_version import code_version
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -41,13 +41,7 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.metrics.registry import why_undefined
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import (
-    CheckpointFailed,
-    CheckpointSaved,
-    Event,
-    OutcomeStatus,
-    Ready,
-)
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, OutcomeStatus, Ready
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -17,15 +17,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
 from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.queries import Archive, Head
-from ringmaster.tasks.timeline.run_timeline import (
-    AT_FIRST,
-    NOW_RUNNING,
-    JobLine,
-    NodeLine,
-    Note,
-    RunTimeline,
-    Span,
-)
+from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, JobLine, NodeLine, Note, RunTimeline, Span
 from ringmaster.techniques.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 

@@ -29,7 +29,7 @@ from ringmaster.techniques.estimates.kept_values import keep, kept
 from ringmaster.techniques.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import BACKENDS, take_device
-from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+from ringmaster.techniques.training.recomputation import recompute_layers
 
 VERSION = 5
 SMALL = 16  # sizes of a tiny decoder

@@ -13,8 +13,6 @@ from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_generation
-from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.attention import why_no_attention
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
@@ -22,6 +20,10 @@ from ringmaster.techniques.data.encoding.progress import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptations.support import why_no_adaptation, why_no_generation
+from ringmaster.techniques.models.adapters.attaching import attach
+from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.processes.channel import Channel
@@ -32,11 +34,9 @@ from ringmaster.techniques.processes.events import (
     PreflightStarted,
     event_to_json,
 )
-from ringmaster.techniques.runtime.models import model_facts
-from ringmaster.techniques.runtime.models.build import check_weights, skeleton
-from ringmaster.techniques.runtime.training.freezing import freeze
-from ringmaster.techniques.runtime.training.optimizers import check_options, parameter_settings
 from ringmaster.techniques.technique import GangShape, Technique, why_no_optimizer
+from ringmaster.techniques.training.freezing import freeze
+from ringmaster.techniques.training.optimizers import check_options, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 

@@ -22,23 +22,23 @@ from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import from_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.job import Adapter, Job
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.runtime.dropout import DrawSites
-from ringmaster.techniques.runtime.models import layer_names
-from ringmaster.techniques.runtime.models.architectures import instantiate
-from ringmaster.techniques.runtime.models.build import build_model, model_config
-from ringmaster.techniques.runtime.training import trainer as trainers
-from ringmaster.techniques.runtime.training.gradients import local
-from ringmaster.techniques.runtime.training.trainer import WIDTH_MULTIPLE
 from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training import trainer as trainers
+from ringmaster.techniques.training.dropout import DrawSites
+from ringmaster.techniques.training.gradients import local
+from ringmaster.techniques.training.trainer import WIDTH_MULTIPLE
 
 NUM_STEPS = 2  # the optimizer's state, and all else that stays, exists from the second step on
 
@@ -171,7 +171,7 @@ def _stand_in(scene: Scene) -> None:
     import transformers.masking_utils
 
     from ringmaster.techniques.parallel import sequences
-    from ringmaster.techniques.runtime.dropout import draws
+    from ringmaster.techniques.training.dropout import draws
 
     prepared = from_json(PreparedData, scene.data)
     # A model that was not probed, because its data is not there, may draw random numbers.

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json
-from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, open_data
 from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
@@ -33,9 +31,11 @@ from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
+from ringmaster.techniques.models.adaptations.training import teacher_model
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.technique import Config, GangShape, Technique
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner

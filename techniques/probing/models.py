@@ -9,9 +9,9 @@ from torch import nn
 
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.models.architectures import TooLarge, instantiate
+from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.probing.tiny import tiny_config
-from ringmaster.techniques.runtime.models.architectures import TooLarge, instantiate
-from ringmaster.techniques.runtime.models.build import build_model, model_config, seeded
 
 MOST_PARAMETERS = 500_000_000  # and buffers, of the small model
 

@@ -12,8 +12,8 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import join
-from ringmaster.techniques.runtime.training.trainer import Trainer
 from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training.trainer import Trainer
 
 FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # point-to-point operations, which no thread of gloo runs
 

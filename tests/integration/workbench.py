@@ -16,12 +16,12 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, Opti
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import with_probe
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.processes.events import Event, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.technique import GangShape
 
 ARCHITECTURES = (

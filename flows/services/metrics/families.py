@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ringmaster.tasks.pool.metrics.monitor import Measurement
-from ringmaster.tasks.pool.metrics.reasons import PlanReason
-from ringmaster.tasks.pool.metrics.state import PoolState
 from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolState
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.storage.releases import own_release
 from ringmaster.techniques.processes.events import OutcomeStatus

@@ -32,7 +32,7 @@ from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
 from ringmaster.flows.services.metrics.families import PoolCollector
 from ringmaster.flows.services.serving import checked, serve, server_of
-from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolMonitor
+from ringmaster.tasks.pool.pool_monitor import Measurement, PoolMonitor
 from ringmaster.tasks.storage.database import Database
 
 METRICS_PATH, HEALTH_PATH = "/metrics", "/health"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ringmaster.techniques import AdaptationSpec, Job, registry
-from ringmaster.techniques.adaptations.pruning import is_two_of_four
-from ringmaster.techniques.adaptations.support import why_no_adaptation
+from ringmaster.techniques.models.adaptations.pruning import is_two_of_four
+from ringmaster.techniques.models.adaptations.support import why_no_adaptation
 from ringmaster.techniques.processes.events import Measured
 from tests.integration.workbench import (
     ADAMW,

@@ -10,14 +10,15 @@ from starlette.testclient import TestClient
 from ringmaster.flows.services.hosts import LOOPBACK
 from ringmaster.flows.services.metrics.server import metrics_app
 from ringmaster.flows.services.serving import checked
-from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolCounts
-from ringmaster.tasks.pool.metrics.reasons import PlanReason
-from ringmaster.tasks.pool.metrics.state import (
+from ringmaster.tasks.pool.pool_monitor import (
     BatchStage,
     DeviceStatus,
     LeaderState,
+    Measurement,
     NodeReading,
+    PlanReason,
     PlanState,
+    PoolCounts,
     PoolState,
 )
 

@@ -11,8 +11,8 @@ from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates import measured_steps as measuring
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
+from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.runtime.models import model_facts
 from tests.integration.workbench import RESNET, write_prose
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -13,10 +13,10 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelS
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.models import architectures
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.probing import StepFault, probe
 from ringmaster.techniques.probing.probe import _file, source_state
-from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import write_prose
 

@@ -15,11 +15,11 @@ from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.row_samples.packing import Packer, first_fit
 from ringmaster.techniques.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.probing import StepFault, probe
-from ringmaster.techniques.runtime.fused.requirements import why_not_together
-from ringmaster.techniques.runtime.models import build_model, model_facts
-from ringmaster.techniques.runtime.training.losses import next_token_loss
 from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.losses import next_token_loss
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = ModelSpec(architecture="LlamaForCausalLM", config={**_SIZES, "num_key_value_heads": 2})
