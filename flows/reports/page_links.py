@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 from prefect.artifacts import create_markdown_artifact
 from prefect.utilities.urls import url_for
 
+from ringmaster.errors import LedgerError
 from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.services.embedded_server import has_lasting_server
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.pages import links
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.text import markdown

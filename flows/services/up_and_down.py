@@ -19,8 +19,8 @@ from rich.console import Console
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.process.proxies import open_directly

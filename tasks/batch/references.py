@@ -22,7 +22,6 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
-from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.remote_store import is_url
@@ -35,6 +34,7 @@ from ringmaster.techniques.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.text import shortened
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""

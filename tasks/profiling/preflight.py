@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, registry
@@ -18,7 +19,6 @@ from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import BESIDE_ONE_STEP
 from ringmaster.techniques.preflight import Preflight, PreflightOrder
-from ringmaster.techniques.processes.channel import ChannelClosed
 from ringmaster.techniques.processes.events import (
     DataProgress,
     PreflightDone,

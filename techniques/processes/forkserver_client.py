@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ringmaster.techniques.processes.channel import Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.fence import TICK, seconds_since_boot
 from ringmaster.techniques.processes.launcher import rank_argument, rank_environment
 from ringmaster.techniques.processes.order import GangOrder

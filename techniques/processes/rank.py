@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.processes.channel import HANG_UP, Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.processes.channel import HANG_UP, Channel
 from ringmaster.techniques.processes.launcher import rank_environment
 from ringmaster.techniques.processes.order import GangOrder
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringmaster.codec import from_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
-from ringmaster.techniques.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import RankFailed, RankResult
 from ringmaster.techniques.processes.failures import failure_kind
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 from ringmaster.techniques.models.adapters.peft_format import is_adapter

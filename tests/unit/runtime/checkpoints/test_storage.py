@@ -11,23 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ringmaster.techniques.checkpoints.checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    Piece,
-    Pieces,
-    StoredTensor,
-)
+from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
 from ringmaster.techniques.checkpoints.place import MANIFEST
-from ringmaster.techniques.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.checkpoints.storage import join_root, place_of
-from ringmaster.techniques.checkpoints.tensor_files import (
-    REMOTE_BLOCK_BYTES,
-    DistantFile,
-    LazyTensor,
-    blocks_of,
-)
+from ringmaster.techniques.checkpoints.tensor_files import REMOTE_BLOCK_BYTES, DistantFile, LazyTensor, blocks_of
 from ringmaster.techniques.checkpoints.url_place import UrlPlace
 
 WIDTH = 6
@@ -230,7 +219,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(monkeypatch)
     for name in ("ls", "cat_file", "open"):
         with monkeypatch.context() as patch:
             patch.setattr(Bucket, name, refuse)
-            with pytest.raises(StoreUnavailable, match="no answer"):
+            with pytest.raises(ObjectStoreUnavailable, match="no answer"):
                 CheckpointStore(root).newest()
     assert newest(root) == 10
     Bucket.store.clear()

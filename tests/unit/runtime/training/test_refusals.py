@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import StepError
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
-from ringmaster.techniques.probing import StepFault
 from ringmaster.techniques.technique import GangShape, training_state_bytes
 from ringmaster.techniques.training.fused.requirements import why_not_together
 
@@ -79,7 +79,7 @@ def test_lion_needs_no_whole_matrices(job, folder):
     ids=["freeze", "nothing", "group", "frozen-group", "option"],
 )
 def test_a_job_that_names_no_parameters_is_a_fault_before_it_is_planned(job, folder, changes, message):
-    with pytest.raises(StepFault, match=message) as caught:
+    with pytest.raises(StepError, match=message) as caught:
         preflight(replace(job, **changes), folder, "single")
     assert "To fix: " in str(caught.value)
 
