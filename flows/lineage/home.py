@@ -18,7 +18,7 @@ from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
-from ringmaster.techniques.models.adapters.moving import has_lost_base, on_base
+from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.graph.snapshot import Node, Snapshot

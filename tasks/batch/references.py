@@ -33,7 +33,7 @@ from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
-from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.text import shortened
 
 MAX_LISTED = 16

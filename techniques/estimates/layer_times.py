@@ -34,8 +34,7 @@ from ringmaster.techniques.parallel.stages import Part, Stage, owners, partition
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
 from ringmaster.techniques.technique import Config
-from ringmaster.techniques.training.losses import Loss, loss_of
-from ringmaster.techniques.training.named_losses import with_made_up_reference
+from ringmaster.techniques.training.losses import Loss, loss_of, with_made_up_reference
 
 VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time

@@ -41,9 +41,9 @@ from ringmaster.techniques.estimates.step_times import StepTimes
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device

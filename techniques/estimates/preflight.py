@@ -22,8 +22,8 @@ from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adaptations.support import why_no_adaptation, why_no_generation
-from ringmaster.techniques.models.adapters.attaching import attach
+from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
+from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.probing import Probe, explained, probe
@@ -36,8 +36,8 @@ from ringmaster.techniques.processes.events import (
     event_to_json,
 )
 from ringmaster.techniques.technique import GangShape, Technique, why_no_optimizer
-from ringmaster.techniques.training.freezing import freeze
-from ringmaster.techniques.training.optimizers import check_options, parameter_settings
+from ringmaster.techniques.training.optimizers import check_options
+from ringmaster.techniques.training.parameters import freeze, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 

@@ -32,11 +32,11 @@ from ringmaster.techniques.loss import CAUSAL
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.models.adaptations.training import teacher_model
+from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import Config, GangShape, Technique
+from ringmaster.techniques.training.adaptation import teacher_model
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
 # A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.

@@ -17,8 +17,7 @@ from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.losses import Loss, logits_of
-from ringmaster.techniques.training.named_losses import ADDED
+from ringmaster.techniques.training.losses import ADDED, Loss, logits_of
 
 MASKED = "ForMaskedLM"
 

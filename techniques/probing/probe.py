@@ -37,9 +37,8 @@ from ringmaster.techniques.probing.models import probed_model
 from ringmaster.techniques.probing.packing import why_never_packed, why_not_apart
 from ringmaster.techniques.probing.prompts import completions_of
 from ringmaster.techniques.training.dropout import DrawSites, find_sites, name_modules
-from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.losses import disable_dropout, loss_of, with_made_up_reference
 from ringmaster.techniques.training.metrics import Metrics
-from ringmaster.techniques.training.named_losses import disable_dropout, with_made_up_reference
 
 FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.models.adapters.attaching import first_state, pretrained_state, sites
-from ringmaster.techniques.models.adapters.leaves import own_leaves
-from ringmaster.techniques.models.adapters.peft_format import is_adapter, read_adapter
+from ringmaster.techniques.models.adapters import first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.facts import has_experts
+from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
 from ringmaster.techniques.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
-from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.base.shared_base import Stem
-from ringmaster.techniques.training.fused.batches import Part
+from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.training.fused.shared_base_model import Stem
 from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch

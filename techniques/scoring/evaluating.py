@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.job import Adapter, Job
-from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter, resolved
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, resolved
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.technique import Config, GangShape, Technique
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.techniques.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
-from ringmaster.techniques.models.adaptations.comparing import COMPARING_PATIENCE_S, compare
+from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
 from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks

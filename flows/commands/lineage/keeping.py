@@ -11,7 +11,7 @@ import typer
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
-from ringmaster.techniques.models.adapters.peft_format import is_adapter
+from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:

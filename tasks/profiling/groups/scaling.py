@@ -24,7 +24,7 @@ from ringmaster.tasks.profiling.groups.candidates import Group, Solo
 from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, Layout
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profile import PREDICTED, GroupMember
-from ringmaster.techniques.training.fused.requirements import NAME
+from ringmaster.techniques.training.fused.group_requirements import NAME
 from ringmaster.techniques.turns import AT_ONCE
 
 

@@ -12,7 +12,7 @@ from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.technique import GangShape, training_state_bytes
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
 

@@ -19,7 +19,7 @@ from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from ringmaster.techniques.training.losses import next_token_loss
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
