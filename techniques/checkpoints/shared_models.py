@@ -24,7 +24,7 @@ from ringmaster.techniques.checkpoints.checkpoint import (
 from ringmaster.techniques.checkpoints.place import MANIFEST, Place
 from ringmaster.techniques.checkpoints.publish import publish
 from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
-from ringmaster.techniques.data.prepared import locked
+from ringmaster.techniques.data.stored_source import locked
 
 
 def store_model(folder: Path, url: str) -> None:

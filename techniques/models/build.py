@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.attention import IMPLEMENTATIONS, check_attention
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import Adapter, ModelSpec

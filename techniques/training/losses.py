@@ -17,8 +17,16 @@ from ringmaster.techniques import loss as kinds
 from ringmaster.techniques.decoders import CAUSAL as CAUSAL_CLASSES
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.loss import ADVANTAGES, CAUSAL, CLASSIFIER, REWARDS, LossFunction, LossInputs
-from ringmaster.techniques.losses.registry import is_named, loss_named
+from ringmaster.techniques.loss import (
+    ADVANTAGES,
+    CAUSAL,
+    CLASSIFIER,
+    REWARDS,
+    LossFunction,
+    LossInputs,
+    is_named,
+    loss_named,
+)
 from ringmaster.techniques.metric import IGNORED
 
 Batch = Mapping[str, Tensor]
