@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies
-from ringmaster.techniques.runtime.estimates.reference_kernel import standard_error, time_on_ranks
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.checkpoints.state import HostCopies
+from ringmaster.techniques.estimates.reference_kernel import standard_error, time_on_ranks
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 
 if TYPE_CHECKING:

@@ -17,21 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringmaster.techniques.data import fetch
-from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
-from ringmaster.techniques.models.export import export_adapter
-from ringmaster.techniques.models.peft_format import PREFIX, resolved
-from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
     HostCopies,
     Reader,
     named_state,
     piece_writer,
     restore_model,
 )
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
+from ringmaster.techniques.data import fetch
+from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.peft_format import PREFIX, resolved
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, alone
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole

@@ -8,8 +8,8 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.interface.data_source import SampleTensor
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.data_source import SampleTensor
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 

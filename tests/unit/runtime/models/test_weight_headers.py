@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models.build import build_model, check_weights
 from ringmaster.techniques.models.export import export_model
 from tests.unit.runtime.models.conftest import FOUR, LLAMA, TOKENS
