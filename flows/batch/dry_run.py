@@ -30,7 +30,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.replanning.forecast import Surroundings
+from ringmaster.tasks.execution.forecast import Surroundings
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -40,7 +40,7 @@ from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_dead
 from ringmaster.tasks.planning.whatif.sentences import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.resampling import Rows
-from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.metric import GatheredMetric
 from ringmaster.techniques.metrics.registry import metric_named

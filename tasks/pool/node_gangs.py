@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ringmaster.model_lineage.faults import RingmasterError
-from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.execution.local_engine import Leases
 from ringmaster.tasks.storage.message_store import KILL, Share
 from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome

@@ -27,7 +27,7 @@ from ringmaster.tasks.planning.objectives.makespan import Makespan
 from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCompletion
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool.submissions import Submission
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import FACTS
 from ringmaster.techniques import Profile

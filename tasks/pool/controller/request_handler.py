@@ -23,7 +23,7 @@ from ringmaster.tasks.pool.requests import (
     Silences,
 )
 from ringmaster.tasks.pool.submissions import Submission, Submissions
-from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 

@@ -9,7 +9,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import ProblemError
 from tests.unit.execution.fakes import Bench
 

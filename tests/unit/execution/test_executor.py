@@ -9,7 +9,7 @@ import pytest
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from ringmaster.tasks.execution.executor import AT_ONCE_S
-from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.execution.local_engine import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.runtime.processes.events import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.reference import (
+from ringmaster.tasks.profiling.speed_beliefs import (
     Load,
     QuietTimes,
     at_load,

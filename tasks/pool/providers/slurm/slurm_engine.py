@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
-from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
+from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.slurm.commands import (

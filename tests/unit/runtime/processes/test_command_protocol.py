@@ -9,7 +9,7 @@ from mlflow.utils import validation
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, load_batch
-from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
