@@ -40,8 +40,8 @@ from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.automations import make_alarms
 from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
 from ringmaster.flows.process.process_log import report_faults

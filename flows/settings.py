@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.process import ownership, proxies
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch import first_processes, waiting
 from ringmaster.flows.batch.run_folder import (
@@ -27,11 +28,9 @@ from ringmaster.flows.batch.run_folder import (
 )
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch

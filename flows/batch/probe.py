@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.preflight import run_preflight

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ringmaster.errors import InputError
 from ringmaster.flows.commands.running import show_result, training
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, print_json
 
 BatchName = Annotated[

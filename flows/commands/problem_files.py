@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ MAX_BYTES = 200_000_000
 
 def read_problem(path: Path) -> Problem:
     """Reads a problem. Raises InputError with every fault of the file."""
-    from ringmaster.tasks.planning import Problem, ProblemError
+    from ringmaster.errors import ProblemError
+    from ringmaster.tasks.planning import Problem
 
     try:
         return Problem.from_json(_read(path))

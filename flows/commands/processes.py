@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 from ringmaster.flows.settings import OWN_NODE
 

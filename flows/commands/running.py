@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import (
     STARTING_SERVERS,
     AsJson,

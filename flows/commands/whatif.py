@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.problem_files import read_plan, read_problem
 from ringmaster.flows.commands.running import Profiles
 from ringmaster.flows.examples import located
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _devices(text: str) -> tuple[int, str]:
 
 def _check(problem: Problem, changes: Iterable[Change]) -> None:
     """Raises InputError with the faults of all changes, before the first one is answered."""
-    from ringmaster.tasks.planning import ProblemError
+    from ringmaster.errors import ProblemError
     from ringmaster.tasks.planning.whatif.changes import changed
 
     faults: list[str] = []

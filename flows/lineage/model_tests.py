@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.flows.faults import InputError
-from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.errors import InputError
+from ringmaster.model_lineage.snapshot import Node
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

@@ -7,7 +7,7 @@ import re
 import stat
 from pathlib import Path
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.output import error_console
 
 UMASK = "RINGMASTER_UMASK"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.promotion import examine
 from ringmaster.flows.promotion.examine import Found
-from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.model_lineage.snapshot import Node
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.profiling.preflight import Notice

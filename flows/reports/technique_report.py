@@ -13,8 +13,8 @@ from typing import Any
 from rich.table import Table
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console, output_console, styled
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read

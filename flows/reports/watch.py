@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import output_console, print_json
 from ringmaster.flows.reports.watch_view import Room, picture
 from ringmaster.tasks.pool.submissions import Submissions

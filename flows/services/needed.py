@@ -15,8 +15,8 @@ from itertools import combinations
 from pathlib import Path
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases

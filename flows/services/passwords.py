@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.services.files import write_secret
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 

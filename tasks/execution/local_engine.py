@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
+from ringmaster.errors import DatabaseFileError
 from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
@@ -19,7 +20,7 @@ from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, SegmentTelemetry, Spawn
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentEnded
 from ringmaster.tasks.process_identity import identity
-from ringmaster.tasks.storage.database import Database, DatabaseFault
+from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.events import Event, Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
@@ -57,7 +58,7 @@ class Leases:
                 db.execute(SCHEMA)
         except sqlite3.Error as error:
             if fault := fault_of(file, contents="who holds which device of this machine now"):
-                raise DatabaseFault(fault) from error
+                raise DatabaseFileError([fault]) from error
             raise
 
     def take(self, devices: Sequence[str], *, holder: str) -> bool:

@@ -30,7 +30,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember, ProfileKey
 from ringmaster.techniques.interface.turns import AT_ONCE
-from ringmaster.techniques.training.fused.requirements import NAME
+from ringmaster.techniques.training.fused.group_requirements import NAME
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.training.fused.requirements import NAME
+from ringmaster.techniques.training.fused.group_requirements import NAME
 
 # No runtime may be zero, not even that of a job of which only the export is left.
 LEAST_RUNTIME_S = 1e-3

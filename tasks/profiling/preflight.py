@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.techniques import Job
 from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
@@ -19,7 +20,6 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
     PreflightDone,

@@ -38,10 +38,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.codec import digest
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.preflight import MAX_ATTEMPTS, Notice, TrialEnvironment, slots_of
 from ringmaster.tasks.profiling.profile_store import ProfileStore
@@ -65,10 +66,6 @@ class DevicesWanted:
 
 Lend = Callable[[DevicesWanted], AbstractContextManager[tuple[Device, ...]]]
 """Lends devices while the context is open, and waits until they are idle. Raises DevicesBusy after too long a wait."""
-
-
-class DevicesBusy(Exception):
-    """Raised if others used a node's devices for longer than trials may wait."""
 
 
 READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed

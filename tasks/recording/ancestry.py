@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.model_lineage.faults import LedgerError
-from ringmaster.model_lineage.ledger.bases import record_base
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal
@@ -83,7 +83,7 @@ class Ancestry:
             return known
         try:
             known = record_base(self.ledger, source, store=self.tensors)
-        except (ValueError, OSError) as error:  # LedgerError and StoreFault are among them
+        except (ValueError, OSError) as error:  # LedgerError and TensorStoreError are among them
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
             self.lost[source] = f"{source} is not in the lineage: {error}"
@@ -106,7 +106,7 @@ def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     All are measured alike on one device.
 
     compared: the model first, then its parents, as JSON forms of
-        `ringmaster.techniques.models.adaptations.comparing.Measured`.
+        `ringmaster.techniques.models.rewriting.Measured`.
     """
     if len(compared) < 2:
         return ""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
-from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.code_version import code_version
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
@@ -239,7 +239,7 @@ class MlflowWriter:
         if fusion := self._journal.get(FUSION):
             lines.append(f"Which jobs train together was planned: {markdown(fusion['words'])}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
-            lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
+            lines.append(f"Its log and artifacts: {model_pages.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)
 
     def unrecorded_ends(self) -> list[JobEnded]:
@@ -386,13 +386,15 @@ class MlflowWriter:
         except (ValueError, OSError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
-            is_kept = not isinstance(error, (StoreFault, LedgerError, OSError))
+            is_kept = not isinstance(error, (TensorStoreError, LedgerError, OSError))
             what = "lacks a component" if is_kept else "is not in the tensor store"
             self._notice(f"{model.registered_name} {what}: {error}")
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
         metrics = ", ".join(f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
-        made = links.link(f"{model.registered_name} version {model.version}", where["model"])
+        made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
         causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
-        return f"Held-out: {metrics}{causes}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
+        return (
+            f"Held-out: {metrics}{causes}\n\nMade {made} in batch {model_pages.link(self._batch.name, where['run'])}."
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.execution.events import Planned
 from ringmaster.tasks.recording.system_metrics import telemetry_points
@@ -42,7 +42,7 @@ def plan_rows(event: Planned) -> list[dict[str, Any]]:
 
 def picture(run_id: str) -> str:
     """Returns markdown that shows the first plan of a run."""
-    return links.picture("The plan", run_id, "plan-1/gantt.svg")
+    return model_pages.picture("The plan", run_id, "plan-1/gantt.svg")
 
 
 def plan_sentence(event: Planned) -> str:

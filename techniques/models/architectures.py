@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 import re
 import time
@@ -12,12 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.decoders import CAUSAL
 from ringmaster.techniques.interface.job import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
+
 
 # Fields that configs accept although they have no such attribute: older spellings, and any special token.
 CONFIG, MOST_CONFIG_BYTES = "config.json", 64_000_000
@@ -151,16 +154,12 @@ def _check_sizes(fields: Any, place: str = "model.config") -> None:
 def instantiate(config: Any) -> nn.Module:
     """The model of `config`, with fresh weights. Raises ValueError if the architecture refuses the config.
 
-    Raises TooLarge where it has too many modules, or takes too long to be built.
+    Raises ModelTooLarge where it has too many modules, or takes too long to be built.
     """
     name = config.architectures[0]
     with _limited(name):
         made: nn.Module = _made(architecture(name), name, config)
     return made
-
-
-class TooLarge(ValueError):
-    """Raised for a model that is too large to be built here."""
 
 
 @contextmanager
@@ -174,7 +173,7 @@ def _limited(name: str) -> Iterator[None]:
         nonlocal num_modules
         num_modules += 1
         if num_modules > MOST_MODULES or time.monotonic() - began_s > MOST_BUILD_S:
-            raise TooLarge(
+            raise ModelTooLarge(
                 f"model: {name} has more than {num_modules:,} modules by its config, and was no longer built after "
                 f"{time.monotonic() - began_s:.0f} s. To fix: lower the numbers of layers and experts in model.config"
             )
@@ -192,7 +191,7 @@ def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
     try:
         return cls(*args, **kwargs)
-    except TooLarge:
+    except ModelTooLarge:
         raise
     except (
         StrictDataclassError,
@@ -327,3 +326,43 @@ def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
     if hasattr(config, "use_cache"):
         config.use_cache = False  # past keys and values serve generation only
     return config
+
+
+ASSIGNED = re.compile(r"^\s+self\.(\w+)\s*=\s*\S", re.MULTILINE)
+LINEAR = re.compile(r"^\s+self\.(\w+)\s*=\s*(?:nn\.Linear|Conv1D)\(", re.MULTILINE)
+
+
+def architecture_in(folder: Path) -> str | None:
+    """Returns the model class that `save_pretrained` recorded in a folder, or None where none is recorded."""
+    try:
+        said = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    names = said.get("architectures") if isinstance(said, dict) else None
+    return str(names[0]) if isinstance(names, list) and names else None
+
+
+@cache
+def linear_names(architecture: str) -> frozenset[str] | None:
+    """Returns the last components of the names of its linear modules, or None where its source shows none."""
+    source = _source(architecture)
+    names = frozenset(LINEAR.findall(source))
+    return names or None
+
+
+@cache
+def attribute_names(architecture: str) -> frozenset[str]:
+    """Returns the names of all attributes that its source assigns; every module's last name component is among them."""
+    return frozenset(ASSIGNED.findall(_source(architecture)))
+
+
+@cache
+def _source(architecture: str) -> str:
+    import transformers
+
+    module = transformers._class_to_module.get(architecture)
+    spec = importlib.util.find_spec("transformers")
+    if module is None or spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
+    return path.read_text(errors="replace") if path.is_file() else ""

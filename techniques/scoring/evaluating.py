@@ -11,7 +11,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
-from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter, resolved
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, resolved
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, For
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.models.adaptations.training import teacher_model
+from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
@@ -37,6 +36,7 @@ from ringmaster.techniques.runtime.estimates.step_times import (
     times_by_operations,
 )
 from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.training.adaptation import teacher_model
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
 # A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.

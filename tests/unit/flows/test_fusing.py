@@ -2,10 +2,10 @@
 
 import pytest
 
+from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import fusing
 from ringmaster.flows.batch.fusing import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
-from ringmaster.tasks.planning import ProblemError
 from ringmaster.tasks.planning.plans import checked
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled

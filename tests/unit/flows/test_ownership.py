@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from ringmaster.errors import InputError
 from ringmaster.flows import entry, settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process import ownership
 
 

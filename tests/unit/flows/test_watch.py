@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows.commands import looking
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch_view import Room, picture
 from ringmaster.tasks.cluster import Device

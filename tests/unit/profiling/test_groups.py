@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.group_layouts import MOST_TOGETHER, ONE_DEVICE

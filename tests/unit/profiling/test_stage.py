@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.option_profiles import GUESSED_STEP_S

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.services.passwords import (
     SHORTEST_PASSWORD,
     choose_password,

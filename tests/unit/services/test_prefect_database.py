@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.services import prefect_server
 from ringmaster.flows.services.server_process import check_prefect_database
 

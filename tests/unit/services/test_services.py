@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of

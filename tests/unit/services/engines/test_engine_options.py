@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
 from ringmaster.flows.services.needed import PoolOptions, compose

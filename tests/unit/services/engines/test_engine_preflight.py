@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions

@@ -1,0 +1,119 @@
+"""The retries and error translation around every MLflow call.
+
+Every call to MLflow goes through `Guarded`. It retries a transient fault (a locked database, a server that answers 5xx)
+a few times. It turns any other fault into a `LedgerError` with a remedy.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
+
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.text import storable_values
+
+RETRY_DELAYS_S = (0.2, 1.0, 4.0)
+# The beginnings of MLflow's messages about a server that does not answer.
+AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
+
+
+def redacted(uri: str) -> str:
+    """Returns `uri` with any password in it masked."""
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
+
+
+class Guarded:
+    """An MlflowClient (or a similar object) whose methods retry transient faults and raise LedgerError for all others.
+
+    delays_s: the delay before each retry. The list is short because MLflow itself already waits on a locked sqlite file
+        (20 s) and on a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`).
+    waiting: if given, replaces `delays_s` and retries calls for as long as MLflow is unreachable.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        tracking_uri: str,
+        delays_s: tuple[float, ...] = RETRY_DELAYS_S,
+        sleep: Callable[[float], None] = time.sleep,
+        waiting: Waiting | None = None,
+    ) -> None:
+        self._target = target
+        self._uri = redacted(tracking_uri)
+        self._delays_s = delays_s if waiting is None else ()
+        self._sleep, self._waiting = sleep, waiting
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._target, name)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self.call(method, *args, **kwargs)
+
+        return guarded
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls `function`, with texts as databases take them, and the retries and error translation of this class."""
+        act = partial(self._call, function, *storable_values(args), **storable_values(kwargs))
+        return act() if self._waiting is None else self._waiting.call(act)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, MlflowException) and _is_transient(error)),
+            wait=wait_chain(*map(wait_fixed, self._delays_s or (0.0,))),
+            stop=stop_after_attempt(1 + len(self._delays_s)),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(partial(function, *args, **kwargs))
+        except MlflowException as error:
+            raise self._translated(error) from error
+        except OSError as error:
+            raise LedgerError(
+                f"the ledger at {self._uri} could not read or write a file: {error}. "
+                "To fix: free space on that disk, or give this user access to it.",
+                code="IO_ERROR",
+                may_pass=_may_pass(error),
+            ) from error
+
+    def _translated(self, error: Any) -> LedgerError:
+        message = str(error.message).strip()
+        is_away = _is_transient(error) or message.startswith(AWAY)
+        first_line = message.splitlines()[0] if message else type(error).__name__
+        if _is_transient(error):
+            remedy = "To fix: check that the database is reachable and not locked, and that its disk has free space."
+        elif "out-of-date database schema" in message:
+            remedy = f"To fix: back the database up, then run `mlflow db upgrade {self._uri}`."
+        elif message.startswith(AWAY):
+            remedy = "To fix: see that the MLflow server is up and that the tracking URI names it."
+        else:
+            remedy = ""
+        text = f"MLflow at {self._uri}: {first_line} {remedy}".rstrip()
+        return LedgerError(text, code=str(error.error_code), may_pass=is_away)
+
+
+def _is_transient(error: Any) -> bool:
+    from mlflow.exceptions import RestException
+
+    if error.error_code == "TEMPORARILY_UNAVAILABLE":
+        return True
+    return isinstance(error, RestException) and int(error.get_http_status_code()) >= 500
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether a file operation may succeed later, because the file server is unreachable or the disk is full."""
+    answer = getattr(error, "response", None)  # the response of a file server, if one refused
+    if answer is not None:
+        return int(answer.status_code) >= 500
+    return not isinstance(error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError))
