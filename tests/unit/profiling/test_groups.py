@@ -13,7 +13,6 @@ from ringmaster.tasks.profiling.group_search import group_profiles, group_search
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.tasks.profiling.trials import DevicesBusy
 from ringmaster.techniques import Profile
 from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, preflight
 

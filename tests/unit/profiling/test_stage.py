@@ -13,7 +13,6 @@ from ringmaster.tasks.profiling.option_profiles import GUESSED_STEP_S
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.profile_store import MOST_STEPS, ProfileStore, combined
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.tasks.profiling.trials import DevicesBusy
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from tests.unit.profiling.solos import FACTS, cluster, job
