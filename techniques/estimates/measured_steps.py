@@ -40,9 +40,9 @@ from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
 from ringmaster.techniques.estimates.step_times import StepTimes
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
@@ -215,7 +215,7 @@ class _TimedTrainer(trainers.Trainer):
         self._chosen: list[int] = []
         self._begun: dict[str, Any] = {}
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
-        reference = self.adapting.reference
+        reference = self.adaptation.reference
         for model in (self._plain, None if reference is None else reference.model):
             if model is not None:
                 self._watch(model, _layers(model))

@@ -11,7 +11,7 @@ from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates import measured_steps as measuring
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.processes.order import Slot
 from tests.integration.workbench import RESNET, write_prose
 
