@@ -35,7 +35,7 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest
-from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S
+from ringmaster.tasks.execution.plan_manager import EVERY_S
 from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests

@@ -22,7 +22,7 @@ from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_agent import NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts

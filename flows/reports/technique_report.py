@@ -19,8 +19,7 @@ from ringmaster.flows.output import error_console, output_console, styled
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import run_preflight
-from ringmaster.tasks.profiling.trials import gang_shape
+from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight
 from ringmaster.techniques import GangShape, registry
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.processes.forkserver_client import ForkServer

@@ -42,7 +42,7 @@ from ringmaster.flows.services.server_process import check_prefect_database
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
