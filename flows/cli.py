@@ -8,20 +8,10 @@ from typing import Any
 
 import typer
 
-from ringmaster.flows.commands import (
-    datasets,
-    looking,
-    models,
-    planning,
-    pool,
-    processes,
-    promoting,
-    retraining,
-    running,
-    services,
-    whatif,
-)
-from ringmaster.flows.commands.lineage import queries
+from ringmaster.flows.commands import datasets, lineage, models, planning, pool, running, services, watching, whatif
+from ringmaster.flows.commands import models as promoting
+from ringmaster.flows.commands import pool as processes
+from ringmaster.flows.commands import running as retraining
 from ringmaster.flows.output import error_console
 
 
@@ -49,11 +39,11 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         retraining.sweep,
         retraining.retrain,
         pool.submit,
-        looking.status,
-        looking.watch,
-        looking.logs,
+        watching.status,
+        watching.watch,
+        watching.logs,
     ),
-    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, planning.simulate, looking.techniques),
+    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, planning.simulate, watching.techniques),
     POOL: (services.up, services.down, services.diagnose),
     MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, models.convert),
 }
@@ -77,5 +67,5 @@ for name, panel, of_group, text in (
         if was != called:
             group.command(was, hidden=True)(renamed(each, was=f"{name} {was}", now=f"{name} {called}"))
     app.add_typer(group, name=name, rich_help_panel=panel)
-app.add_typer(queries.app, name="lineage", rich_help_panel=MODELS)
+app.add_typer(lineage.app, name="lineage", rich_help_panel=MODELS)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=DATA)

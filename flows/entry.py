@@ -16,12 +16,13 @@ def main() -> None:
         from ringmaster.flows.cli import app
         from ringmaster.flows.faults import BatchCancelled
         from ringmaster.flows.output import prepare_streams
-        from ringmaster.flows.process import ownership, proxies
+        from ringmaster.flows.process import environment
+        from ringmaster.flows.process import environment as ownership
         from ringmaster.flows.process.process_log import report_faults
         from ringmaster.model_lineage.faults import InputFault, RingmasterError
 
         prepare_streams()
-        proxies.report_bypass()
+        environment.report_bypass()
         try:
             ownership.keep_to_owner(settings.home())
             app()

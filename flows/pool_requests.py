@@ -15,11 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ringmaster.flows.batch.context import as_parameter
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.batch.form import CheckpointEvery
-from ringmaster.flows.batch.form_fields import titled
-from ringmaster.flows.examples import located
+from ringmaster.flows.batch.form import CheckpointEvery, titled
 from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN

@@ -19,19 +19,15 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import show_cost
-from ringmaster.flows.batch.context import BatchInput, as_batch
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
+from ringmaster.flows.batch.artifacts import show_cost, show_records
+from ringmaster.flows.batch.context import BatchInput, RunOptions, as_batch
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
-from ringmaster.flows.batch.records import RecordedRun, close_records, job_rows
-from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.batch.result import BatchResult, RecordedRun, close_records, job_rows
 from ringmaster.flows.faults import BatchCancelled, BatchFailed
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
 from ringmaster.flows.process import interrupts
-from ringmaster.flows.reports.page_links import show_records
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.model_lineage.faults import InputFault

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from typing import Any
 
 from ringmaster.codec import digest
 from ringmaster.flows import settings
-from ringmaster.flows.batch import first_processes, waiting
+from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
     alone_in,
     base_weights,
@@ -25,12 +25,12 @@ from ringmaster.flows.batch.run_folder import (
     fresh_folder,
     note_start,
 )
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.services import first_processes
+from ringmaster.flows.settings import located
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
@@ -38,15 +38,36 @@ from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
+from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in, plan_left, predict
 from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
 from ringmaster.tasks.profiling.preflight import PreflightAhead, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.reference import Load, at_load, present_load
+from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import Profile
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run.
+
+    resume: whether to resume the last run of the batch, which was interrupted.
+    checkpoint_every_s: seconds between checkpoints; None to derive them from the cost of one checkpoint.
+    seed: seed of the planner. A pool's executor uses its own seed.
+    """
+
+    resume: bool = False
+    checkpoint_every_s: float | None = None
+    seed: int = 0
+
 
 LEASE_RETRY_S = 1.0
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
@@ -152,7 +173,7 @@ def ledger_of(home: Path) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
     uri = settings.tracking_uri(home)
     with input_errors(LedgerError):
-        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
+        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=flow_runs.for_mlflow())
 
 
 def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
@@ -331,3 +352,41 @@ def _together(*actions: Callable[[], Any]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction
+
+
+def load_now(node_context: NodeContext) -> Load:
+    """Returns the load that other work puts on this machine now.
+
+    Devices that other batches hold are busy with these. They will be free when a job of this batch gets them.
+    """
+    if node_context.leases.held():
+        return Load()
+    environment = node_context.environment
+    load = present_load(environment.devices, server=node_context.server, cache_dir=environment.cache_dir)
+    if load.is_busy:
+        current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
+    return load
+
+
+def profiled_at(profiled: Profiled, load: Load) -> Profiled:
+    """Returns the profiles, of jobs and of groups, at a load."""
+    return replace(profiled, profiles=at_load(profiled.profiles, load), groups=at_load(profiled.groups, load))
+
+
+def surroundings_of(node_context: NodeContext, load: Load) -> Surroundings:
+    """Returns the load of this machine, and the errors of earlier runs of the batch."""
+    earlier = node_context.ledger.finished_batches(node_context.batch.name, most=NUM_EARLIER)
+    return Surroundings(load=load, earlier=errors_in(earlier))
+
+
+def prediction_of(
+    plan: Plan, problem: Problem, profiles: Mapping[str, Sequence[Profile]], surroundings: Surroundings
+) -> Prediction:
+    """Returns the prediction of a plan's ends.
+
+    profiles: option k of a job in the plan is its profile k.
+    """
+    return predict(plan_left(problem, plan, profiles), surroundings=surroundings)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
+from pydantic.json_schema import SkipJsonSchema
 
 from ringmaster.flows.batch.context import as_batch
-from ringmaster.flows.batch.form_fields import HIDDEN, titled
-from ringmaster.flows.examples import EXAMPLES
+from ringmaster.flows.settings import EXAMPLES
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.batch.references import one_of
+
+HIDDEN = cast(Any, SkipJsonSchema)()
+"""Metadata of the type of a parameter that few people change: the form does not show it, but a run may be given it."""
+
+
+def titled(title: str, **bounds: Any) -> Any:
+    """Returns the metadata of a parameter's type: the title of its field, and the bounds of its values.
+
+    Prefect uses the name of a parameter as its title, whatever `Field.title` says. An entry of the JSON schema wins.
+    """
+    return Field(json_schema_extra={"title": title}, **bounds)
+
 
 DAY_S = 86_400.0
 ANSWER_WITHIN_S = DAY_S

@@ -10,18 +10,32 @@ from functools import partial
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
-from ringmaster.flows.batch.context import RunContext, open_run_context
-from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
-from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at, surroundings_of
-from ringmaster.flows.batch.probe import unfit
-from ringmaster.flows.batch.records import close_records, failure, failures_told, log_decision, tell_refused
-from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
+from ringmaster.flows.batch.context import (
+    RunContext,
+    RunOptions,
+    load_now,
+    open_run_context,
+    prediction_of,
+    profiled_at,
+    surroundings_of,
+)
+from ringmaster.flows.batch.group_choice import ChosenGroups, choose_together, goals_in
+from ringmaster.flows.batch.result import (
+    MEASURED,
+    BatchResult,
+    are_measured,
+    close_records,
+    collect,
+    failure,
+    failures_told,
+    log_decision,
+    tell_refused,
+)
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process.interrupts import stopped_by_signals
-from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.reports.technique_report import unfit
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound

@@ -2,16 +2,103 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ringmaster.flows import settings
 from ringmaster.flows.commands.running import show_result, training
-from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, print_json
+from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
+from ringmaster.flows.settings import OWN_NODE, located
+
+
+def controller(
+    seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="What runs the segments; by default RINGMASTER_ENGINE, or `workers`.")
+    ] = "",
+) -> None:
+    """Plan and decide for the pool, until SIGTERM or Ctrl-C; where another controller leads, stand by for it.
+
+    One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
+    """
+    from ringmaster.flows.pool.asking import pool_address
+
+    log_to_stderr(Role.CONTROLLER)
+    settings.choose_engine(engine)
+    pool = pool_address()
+    settings.embed(settings.home())
+    from ringmaster.flows.pool.controller import serve_pool
+
+    serve_pool(pool, notice=notice, seed=seed)
+
+
+LOOK_EVERY_S = 1.0  # for a pool that is not there yet
+NO_DEVICES = "none"
+LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
+
+
+def worker(
+    name: Annotated[str | None, typer.Option(help="Of this node in the pool; by default the machine's.")] = None,
+    devices: Annotated[
+        str, typer.Option(help="auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all, or none with --flows.")
+    ] = "auto",
+    flows: Annotated[bool, typer.Option("--flows", help="Run flows here, too, besides the segments of jobs.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="By which other nodes reach this one; by default the one that reaches the pool.")
+    ] = None,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that running jobs have to write a checkpoint when the worker ends.", min=0.0)
+    ] = LONGEST_DRAIN_S,
+) -> None:
+    """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
+    from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
+
+    log_to_stderr(Role.NODE)
+    if devices == NO_DEVICES and not flows:
+        raise InputError(["--devices none serves nothing. To fix: add --flows, or leave out --devices"])
+    name = node_name(name)
+    cluster = cluster_of(devices) if devices != NO_DEVICES else None
+    pool = _pool()
+    settings.embed(settings.home())
+    from ringmaster.flows.pool import node
+
+    if cluster is None:
+        node.serve_flows(pool, name=name, notice=notice)
+        return
+    os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
+    options = NodeOptions(
+        home=settings.home(),
+        pool=pool,
+        name=name,
+        cluster=cluster,
+        address=address,
+        allocation=os.environ.get(settings.ALLOCATION, ""),
+        serves_flows=flows,
+        drain_s=drain,
+    )
+    if not node.serve_node(options, notice=notice):
+        raise typer.Exit(1)
+
+
+def _pool() -> settings.PoolAddress:
+    """The pool that this home belongs to, once it says so: machines start in any order."""
+    is_told = False
+    while (pool := settings.pool()) is None:
+        if not is_told:
+            where = f"{settings.pool_file(settings.home())} is not there yet"
+            how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
+            notice(f"waiting for a pool: {where} ({how})")
+            is_told = True
+        time.sleep(LOOK_EVERY_S)
+    return pool
+
 
 BatchName = Annotated[
     str, typer.Argument(metavar="BATCH", help="A batch's name, or the id that `ringmaster status` shows.")
@@ -41,7 +128,7 @@ def submit(
         raise InputError([f"--batch {batch!r} is no name. To fix: {NAME_REMEDY}"])
     jobs = replace(load_batch(located(jobs_file)), name=batch)
     if not unchecked:
-        from ringmaster.flows.batch.probe import check_jobs
+        from ringmaster.flows.reports.technique_report import check_jobs
 
         check_jobs(jobs)
     if wait:

@@ -19,13 +19,18 @@ from typing import Any, Protocol
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
-from ringmaster.flows.batch.fusing import choose_together
-from ringmaster.flows.batch.records import tell_refused
-from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect
+from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.flow_runs import (
+    current_flow_run,
+    for_prefect,
+    is_being_cancelled,
+    is_started_by_prefect,
+    notices,
+    root_run,
+)
+from ringmaster.flows.batch.group_choice import choose_together
+from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect, tell_refused
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.faults import BatchCancelled
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy

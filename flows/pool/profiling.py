@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Cancelling
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
-from ringmaster.flows.batch.waiting import for_prefect, notices
+from ringmaster.flows.batch.flow_runs import for_prefect, notices
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
 from ringmaster.flows.reports.progress import current_view

@@ -25,9 +25,9 @@ from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services import server_process
+from ringmaster.flows.services import first_processes
 from ringmaster.flows.services.databases import prefect_database
-from ringmaster.flows.services.server_process import ServerProcess, check_prefect_database
+from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
 
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
 TOLD_EVERY_S = 30.0
@@ -110,7 +110,7 @@ def _shared_server() -> ServerProcess:
 
 def _answering_server() -> ServerProcess:
     """Returns a server that answers: the one that was started ahead of the first flow, or a new one."""
-    server = server_process.taken()
+    server = first_processes.taken()
     if server is None:
         check_prefect_database(prefect_database())
         variables = get_current_settings().to_environment_variables(exclude_unset=True)

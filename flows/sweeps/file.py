@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ringmaster.flows.examples import located
+from ringmaster.flows.settings import located
 from ringmaster.flows.sweeps.form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
 from ringmaster.tasks.batch import BatchFileError, Fault, document, load_batch
 from ringmaster.tasks.batch.faults import got, place_text

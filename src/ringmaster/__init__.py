@@ -20,9 +20,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.flows.faults import BatchFailed
-    from ringmaster.flows.profile_batch import profile_batch
     from ringmaster.flows.train_batch import train_batch
     from ringmaster.model_lineage.faults import RingmasterError
     from ringmaster.tasks.batch import Batch
@@ -73,7 +73,7 @@ _MODULES = {
     "DataParallel": "ringmaster.techniques.interface.data_parallel",
     "RingmasterError": "ringmaster.model_lineage.faults",
     "RowSource": "ringmaster.techniques.runtime.data.row_samples.row_source",
-    "profile_batch": "ringmaster.flows.profile_batch",
+    "profile_batch": "ringmaster.flows.batch.dry_run",
     "train_batch": "ringmaster.flows.train_batch",
 }
 _FLOWS = ("profile_batch", "train_batch")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ringmaster.flows.commands.problem_files import read_plan, read_problem
+from ringmaster.flows.commands.planning import read_plan, read_problem
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion.examine import data_spec
 from ringmaster.flows.sweeps.file import load_sweep, spec_of

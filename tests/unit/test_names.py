@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.flows.batch.context import as_batch
-from ringmaster.flows.commands.lineage.keeping import import_
+from ringmaster.flows.commands.lineage import import_
 from ringmaster.flows.commands.pool import submit
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.node_options import node_name

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli, entry
-from ringmaster.flows.commands import promoting
+from ringmaster.flows.commands import models
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
@@ -130,7 +130,7 @@ def found(*, passes):
 def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch):
     (tmp_path / "policy.yaml").write_text("name: careful\n")
     asked, told = [], []
-    monkeypatch.setattr(promoting, "_sound", told.append)
+    monkeypatch.setattr(models, "_sound", told.append)
 
     def examine_by(policy, model, *, data, all_rows, against, notice):
         assert not all_rows

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from ringmaster.flows.batch import records
+from ringmaster.flows.batch import result as records
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
-from ringmaster.flows.batch.records import close_records, failures_told, job_rows, log_decision, tell_refused
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.batch.result import close_records, failures_told, job_rows, log_decision, tell_refused
 from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.batch import local_run
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
-from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.journal import JobStatus

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows import retrain_daily
-from ringmaster.flows.commands.retraining import exit_code
+from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.retraining import retraining_run
 from ringmaster.tasks.retraining.dates import Hours

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringmaster.flows.batch.artifacts import show_groups
-from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.groups import LEFT, PARTED

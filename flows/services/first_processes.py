@@ -11,15 +11,19 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
+from ringmaster.tasks.batch import Batch
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LONGEST_STOP_S = 5
 MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
@@ -124,3 +128,44 @@ def _start(port: int, *, user: str, settings: Mapping[str, str]) -> subprocess.P
     # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
     # terminal reaches the run alone, which still has to report its final state to the server.
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+
+
+_fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will use them, by batch name
+
+
+def start_first_processes(batch: Batch) -> None:
+    """Starts Prefect's server and the fork server of a batch; waits for neither.
+
+    Raises InputError where Prefect's database cannot be used.
+    """
+    start_ahead()
+    server = _fork_servers[batch.name] = _fork_server(batch)
+
+    def start() -> None:
+        with suppress(RuntimeError):  # its first user starts it again, and gets the error
+            server.start()
+
+    threading.Thread(target=start, name="fork server", daemon=True).start()
+
+
+def fork_server_ahead(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch; its user will take it later."""
+    return _fork_servers[batch.name]
+
+
+def fork_server_of(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch, or a new one; the caller closes it."""
+    return _fork_servers.pop(batch.name, None) or _fork_server(batch)
+
+
+def close_unused() -> None:
+    """Closes the fork servers that were started ahead and not used."""
+    while _fork_servers:
+        _fork_servers.popitem()[1].close()
+
+
+def _fork_server(batch: Batch) -> ForkServer:
+    """Returns a fork server that imports the architectures of a batch, so that no worker needs to."""
+    return ForkServer(
+        preload=tuple(f"transformers:{job.model.architecture}" for job in batch.jobs if job.model.architecture)
+    )
