@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
+from ringmaster.flows.batch.batch_input import HIDDEN, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.batch.form import HIDDEN, titled
 from ringmaster.flows.faults import RetrainingFailed
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted

@@ -11,9 +11,9 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
+from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.batch.form import HIDDEN, Resume, titled
 from ringmaster.flows.faults import SweepFailed
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.sweeps.file import spec_of

@@ -20,7 +20,8 @@ from prefect.states import Cancelled
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost, show_records
-from ringmaster.flows.batch.context import BatchInput, RunOptions, as_batch
+from ringmaster.flows.batch.batch_input import BatchInput, as_batch
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, RecordedRun, close_records, job_rows
@@ -64,7 +65,7 @@ class BatchRun(RecordedRun, Protocol):
 
 @LocalFlow.of
 @flow(
-    name="train-batch",
+    name="run-batch",
     flow_run_name=named("train {name}"),
     validate_parameters=False,
     persist_result=False,
@@ -80,7 +81,7 @@ def train_batch(
     """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's devices.
 
     Args:
-        batch: Path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
+        batch: A Batch, the path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
         name: Name of the flow run; by default the name of the batch.
         resume: Whether to resume the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import digest
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
@@ -30,11 +27,10 @@ from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
-from ringmaster.flows.settings import located
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
@@ -70,7 +66,6 @@ class RunOptions:
 
 
 LEASE_RETRY_S = 1.0
-MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,51 +115,6 @@ class RunContext:
     run_paths: RunPaths
 
 
-BatchInput = str | dict[str, Any]
-"""A path, a text, a mapping or a Batch's JSON form, which may also be in a file. A form in Prefect's UI and a caller in
-Python can give each of them.
-"""
-
-
-def as_batch(batch: BatchInput) -> Batch:
-    """Returns the batch of a path, a text, a mapping or a Batch's JSON form. Raises BatchFileError with every fault."""
-    if isinstance(batch, dict):
-        if "text" in batch:
-            return Batch.from_json(batch)
-        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
-    if "\n" in batch:
-        return parse_batch(batch, folder=Path.cwd(), name="batch")
-    return _kept_batch(Path(batch)) or load_batch(located(batch))
-
-
-def as_parameter(batch: Batch) -> BatchInput:
-    """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
-    content = batch.to_json()
-    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
-
-
-def batch_in_file(batch: Batch) -> Path:
-    """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
-    file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(batch.to_json()))
-        aside.replace(file)
-    return file
-
-
-def _kept_batch(file: Path) -> Batch | None:
-    """Returns the batch whose JSON form is in a file, None if the file holds something else."""
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    return Batch.from_json(data) if isinstance(data, dict) and "text" in data else None
-
-
 # An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
 lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
 
@@ -194,7 +144,7 @@ def start_preflight(batch: Batch, *, home: Path) -> None:
     """
     cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}
     if all(names.issuperset(job.parents) for job in batch.jobs):
-        server = first_processes.fork_server_ahead(batch)
+        server = first_processes.started_fork_server(batch)
         order = preflight_order(
             batch.jobs, environment=_environment(batch, cluster, server=server, home=home), cluster=cluster
         )
@@ -233,7 +183,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
             server = ForkServerClient(link.readlink())
         if server is None:
-            server = first_processes.fork_server_of(batch)
+            server = first_processes.take_fork_server(batch)
             stack.callback(server.close)
         ledger = ledger_of(home)
         _together(server.start, partial(warm_up_ledger, ledger, batch))

@@ -16,9 +16,9 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
+from ringmaster.flows.batch.batch_input import Profiles, as_batch
 from ringmaster.flows.batch.context import (
     NodeContext,
-    as_batch,
     load_now,
     open_node_context,
     prediction_of,
@@ -26,7 +26,6 @@ from ringmaster.flows.batch.context import (
     surroundings_of,
     with_weights,
 )
-from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import tell_refused
 from ringmaster.flows.batch.run_folder import base_weights, stamped_folder

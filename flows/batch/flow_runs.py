@@ -32,7 +32,8 @@ from ringmaster.text import MOST_IN_NAME, printable
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
-CANCELLED_BY_PAGE = ("train-batch", "sweep")  # flows whose process sees that Prefect's page cancels them
+# The flows whose process sees that Prefect's page cancels them, with the deployment that their runs then belong to.
+CANCELLED_BY_PAGE = {"run-batch": "train-batch/train-batch", "sweep": "sweep/sweep"}
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def run_with_cancel(flow: Flow[Any, Any], parameters: dict[str, Any]) -> FlowRun
     if not is_own or flow.name not in CANCELLED_BY_PAGE:
         return None
     with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(f"{flow.name}/{flow.name}")
+        deployment = client.read_deployment_by_name(CANCELLED_BY_PAGE[flow.name])
         run = FlowRunCreate(
             flow_id=deployment.flow_id,
             deployment_id=deployment.id,

@@ -1,6 +1,7 @@
-"""The process of Prefect's embedded server.
+"""What a run without a pool starts first: Prefect's server and the fork server, its child processes.
 
-This module imports nothing of Prefect, which takes seconds: a command starts the server first, and imports meanwhile.
+This module imports nothing of Prefect, which takes seconds: the fork server imports torch, and Prefect's server creates
+or opens its database, while this process imports Prefect and opens MLflow's records.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +24,70 @@ from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
 from ringmaster.tasks.batch import Batch
+from ringmaster.techniques import Job
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LONGEST_STOP_S = 5
 MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
+
+_servers: list[ServerProcess] = []  # started ahead of the first flow, which will use it
+_fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will use them, by batch name
+
+
+def start_first_processes(batch: Batch) -> None:
+    """Starts Prefect's server and the fork server of a batch; waits for neither.
+
+    Raises InputError where Prefect's database cannot be used.
+    """
+    start_server()
+    fork_server = _fork_servers[batch.name] = fork_server_for(batch.jobs)
+
+    def start() -> None:
+        with suppress(RuntimeError):  # its first user starts it again, and gets the error
+            fork_server.start()
+
+    threading.Thread(target=start, name="fork server", daemon=True).start()
+
+
+def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
+    """Returns a fork server that imports the architectures of jobs, so that no worker needs to."""
+    architectures = [job.model.architecture for job in jobs if job.model.architecture]
+    return ForkServer(preload=tuple(f"transformers:{name}" for name in dict.fromkeys(architectures)))
+
+
+def started_fork_server(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch; its user will take it later."""
+    return _fork_servers[batch.name]
+
+
+def take_fork_server(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch, or a new one; the caller closes it."""
+    return _fork_servers.pop(batch.name, None) or fork_server_for(batch.jobs)
+
+
+def close_unused() -> None:
+    """Closes the fork servers that were started ahead and not used."""
+    while _fork_servers:
+        _fork_servers.popitem()[1].close()
+
+
+def start_server() -> None:
+    """Starts the Prefect server that the first flow of this process will use, unless the environment names another one.
+
+    Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
+    """
+    if os.environ.get("PREFECT_API_URL") or _servers:
+        return
+    if not any(map(os.environ.get, DATABASE)):
+        check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
+    _servers.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
+
+
+def take_server() -> ServerProcess | None:
+    """Returns the server that was started ahead, the first time; None where there is none."""
+    return _servers.pop() if _servers else None
 
 
 def check_prefect_database(file: Path | None) -> None:
@@ -42,7 +101,7 @@ def check_prefect_database(file: Path | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """An embedded server that has been started: the URL of its API, its USER:PASSWORD, and its process."""
+    """A Prefect server that this process has started: the URL of its API, its USER:PASSWORD, and its process."""
 
     api: str
     user: str = field(repr=False)
@@ -52,12 +111,32 @@ class ServerProcess:
     def start(cls, *, user: str = "", settings: Mapping[str, str] | None = None) -> ServerProcess:
         """Starts a server on loopback, which ends when this process ends; does not wait until it answers.
 
-        user: its USER:PASSWORD; by default one that is drawn.
-        settings: environment variables with the settings of Prefect that this process has beside its environment.
+        Args:
+            user: Its USER:PASSWORD; by default one that is drawn.
+            settings: Environment variables with the settings of Prefect that are not in this process's environment.
         """
         user = user or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
-        port = _free_port()
-        process = _start(port, user=user, settings=settings or {})
+        with socket.socket() as trial:
+            trial.bind((LOOPBACK[0], 0))
+            port: int = trial.getsockname()[1]
+        source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
+        environment = {
+            **os.environ,
+            **(settings or {}),
+            "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+            "PREFECT_API_AUTH_STRING": user,
+            "PREFECT_SERVER_API_AUTH_STRING": user,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
+            ALLOWED_HOSTS: ",".join(LOOPBACK),
+        }
+        arguments = ("ringmaster.flows.services.prefect_server", "--port", str(port), "--until-stdin-ends")
+        # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
+        # terminal reaches the run alone, which still has to report its final state to the server.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments], env=environment, stdin=subprocess.PIPE, start_new_session=True
+        )
         server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=process)
         atexit.register(server.stop)
         return server
@@ -74,98 +153,3 @@ class ServerProcess:
     def environment(self) -> dict[str, str]:
         """Returns the environment variables that make Prefect's clients use the server."""
         return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}
-
-
-_ahead: list[ServerProcess] = []
-
-
-def start_ahead() -> None:
-    """Starts the server that the first flow of this process will use, unless the environment names another one.
-
-    Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
-    """
-    if os.environ.get("PREFECT_API_URL") or _ahead:
-        return
-    if not any(map(os.environ.get, DATABASE)):
-        check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
-    _ahead.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
-
-
-def taken() -> ServerProcess | None:
-    """Returns the server that was started ahead, the first time; None where there is none."""
-    return _ahead.pop() if _ahead else None
-
-
-def _free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind((LOOPBACK[0], 0))
-        port: int = trial.getsockname()[1]
-    return port
-
-
-def _start(port: int, *, user: str, settings: Mapping[str, str]) -> subprocess.Popen[Any]:
-    source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
-    environment = {
-        **os.environ,
-        **settings,
-        "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
-        "PREFECT_UI_ENABLED": "0",
-        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
-        "PREFECT_API_AUTH_STRING": user,
-        "PREFECT_SERVER_API_AUTH_STRING": user,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
-        ALLOWED_HOSTS: ",".join(LOOPBACK),
-    }
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ringmaster.flows.services.prefect_server",
-        "--port",
-        str(port),
-        "--until-stdin-ends",
-    ]
-    # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
-    # terminal reaches the run alone, which still has to report its final state to the server.
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
-
-
-_fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will use them, by batch name
-
-
-def start_first_processes(batch: Batch) -> None:
-    """Starts Prefect's server and the fork server of a batch; waits for neither.
-
-    Raises InputError where Prefect's database cannot be used.
-    """
-    start_ahead()
-    server = _fork_servers[batch.name] = _fork_server(batch)
-
-    def start() -> None:
-        with suppress(RuntimeError):  # its first user starts it again, and gets the error
-            server.start()
-
-    threading.Thread(target=start, name="fork server", daemon=True).start()
-
-
-def fork_server_ahead(batch: Batch) -> ForkServer:
-    """Returns the fork server that was started ahead for a batch; its user will take it later."""
-    return _fork_servers[batch.name]
-
-
-def fork_server_of(batch: Batch) -> ForkServer:
-    """Returns the fork server that was started ahead for a batch, or a new one; the caller closes it."""
-    return _fork_servers.pop(batch.name, None) or _fork_server(batch)
-
-
-def close_unused() -> None:
-    """Closes the fork servers that were started ahead and not used."""
-    while _fork_servers:
-        _fork_servers.popitem()[1].close()
-
-
-def _fork_server(batch: Batch) -> ForkServer:
-    """Returns a fork server that imports the architectures of a batch, so that no worker needs to."""
-    return ForkServer(
-        preload=tuple(f"transformers:{job.model.architecture}" for job in batch.jobs if job.model.architecture)
-    )

@@ -1,4 +1,4 @@
-"""Serves an ASGI application on this machine behind a check of the Host header."""
+"""HTTP servers of this machine: the names under which they may be requested, and the check of the Host header."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import psutil
-import uvicorn
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
-from uvicorn.config import LOGGING_CONFIG
 
 from ringmaster.flows.process.process_log import Role, is_json, log_to_stderr
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
 
 ALLOWED_HOSTS = "RINGMASTER_ALLOWED_HOSTS"
 """Environment variable with further host names of the servers, separated by commas, such as that of a reverse proxy."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+STARTUP_FAILURE = 3  # uvicorn's own exit status
 
 
 def is_loopback(host: str) -> bool:
@@ -59,19 +61,21 @@ def _names_of_this_machine() -> tuple[str, ...]:
     return (socket.gethostname(), socket.getfqdn(), *numbers)
 
 
-STARTUP_FAILURE = 3  # uvicorn's own exit status
-
-
 def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     """Returns the application for requests and websockets to one of `hosts`, on any port; others get status 400.
 
     A page whose name is made to point to this machine (DNS rebinding) thus gets no answer.
     """
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
     return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
 
 
 def server_of(app: ASGIApp, *, role: Role, host: str, port: int, log_level: str) -> uvicorn.Server:
     """Returns a server for the application, which logs like our other processes."""
+    import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
+
     log_to_stderr(role)
     log_config = None if is_json() else LOGGING_CONFIG
     return uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level=log_level, log_config=log_config))

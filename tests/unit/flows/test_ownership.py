@@ -89,13 +89,13 @@ def test_a_run_without_the_command_line_keeps_to_its_owner_too(tmp_path, monkeyp
     assert {mode(path) for path in (tmp_path / "home", tmp_path / "home" / "prefect")} == {0o700}
 
 
-@pytest.mark.parametrize("command", ["run", "up", "sweep", "retrain", "worker", "executor", "submit"])
+@pytest.mark.parametrize("command", ["run", "up", "sweep", "retrain", "pool worker", "pool controller", "submit"])
 def test_every_command_keeps_to_its_owner_before_it_does_anything(tmp_path, monkeypatch, command):
     home = tmp_path / "home"
     (home / "batches").mkdir(parents=True)
     home.chmod(0o755)
     monkeypatch.setenv("RINGMASTER_HOME", str(home))
-    monkeypatch.setattr(sys, "argv", ["ringmaster", command, "--help"])
+    monkeypatch.setattr(sys, "argv", ["ringmaster", *command.split(), "--help"])
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert (ended.value.code, mode(home), os.umask(0o022)) == (0, 0o700, 0o077)
