@@ -137,7 +137,7 @@ bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama 
 	$(PYTHON_GPU) benchmarks/gpu/adapters.py
 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
-	$(BIN)/python -m benchmarks.simulate $(BENCH)
+	$(BIN)/python -m benchmarks.simulation $(BENCH)
 
 # About 20 minutes on two quiet cores; BENCH="--draws 2 --families paper-txt-12x8" for less.
 bench-learning: $(READY)  ## Measure plans by predictions that are corrected while training, beside trying every option

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ringmaster.tasks.batch import load_batch
-from ringmaster.techniques.runtime.data import batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.training.losses import loss_of
 from ringmaster.techniques.runtime.training.metrics import Metrics

@@ -13,11 +13,11 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
+from benchmarks.planning.families import draw
+from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.tasks.execution.prediction import PredictedEnd
-from ringmaster.tasks.execution.simulation.simulate import simulate
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.profiling.speed_beliefs import OF_MEASUREMENTS, OF_PREDICTIONS, Errors
 
 SHARES = (0.0, 0.1, 0.5)

@@ -20,9 +20,9 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from ringmaster.tasks.execution.simulation.simulate import clairvoyant, simulate
+from benchmarks.planning.families import draw
+from benchmarks.simulation.simulated_runs import clairvoyant, simulate
 from ringmaster.tasks.planning import Plan, Problem, solve
-from ringmaster.tasks.planning.problems.families import draw
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "learning.json", ROOT / "docs" / "benchmarks.md"

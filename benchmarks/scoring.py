@@ -26,9 +26,9 @@ import torch
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.adapters.attaching import first_state, sites
 from ringmaster.techniques.adapters.exporting import export_adapter
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
-from ringmaster.techniques.runtime.scoring import Together, score_together
+from ringmaster.techniques.scoring import Together, score_together
 
 ROUNDS = 3
 

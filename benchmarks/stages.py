@@ -28,9 +28,9 @@ from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import parts_of

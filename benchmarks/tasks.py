@@ -100,7 +100,7 @@ class Task:
     def __init__(self, job, folder):
         from transformers import AutoTokenizer
 
-        from ringmaster.techniques.runtime.data import open_data, prepare
+        from ringmaster.techniques.data import open_data, prepare
         from ringmaster.techniques.runtime.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
@@ -114,7 +114,7 @@ class Task:
         from datasets import Dataset
         from torch.utils.data import SequentialSampler
 
-        from ringmaster.techniques.runtime.data import batch_indices
+        from ringmaster.techniques.data import batch_indices
 
         size, samples = self.job.global_batch_size, len(self.samples)
         steps = [

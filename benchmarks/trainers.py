@@ -112,7 +112,7 @@ class Theirs:
     """The job under Hugging Face's Trainer, with the same model, rows, threads, clipping and optimizer kernel."""
 
     def __init__(self, job, folder):
-        from ringmaster.techniques.runtime.data import open_data, prepare
+        from ringmaster.techniques.data import open_data, prepare
         from ringmaster.techniques.runtime.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)

@@ -17,7 +17,7 @@ app = typer.Typer(
 TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     TRAIN: (running.run, running.sweep, running.retrain, pool.submit, watching.status, watching.watch, watching.logs),
-    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, planning.simulate, watching.techniques),
+    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, watching.techniques),
     POOL: (services.up, services.down, services.diagnose),
     MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
 }

@@ -62,7 +62,7 @@ def measure_processes(
     folder: Path, size: Size, *, num: int, steps: int, rounds: int, ranks: tuple[int, ...], say: Callable[[str], None]
 ) -> dict:
     """Returns the seconds of whole processes by contender and round, and the largest differences of weights."""
-    from ringmaster.techniques.runtime.data import prepare
+    from ringmaster.techniques.data import prepare
 
     base = save_base(folder, size)
     prepare(jobs_on(base, size, num=1, steps=1)[0].data, cache_dir=folder)

@@ -15,7 +15,7 @@ import torch
 from benchmarks.adapters.jobs import HEAD_DIM, Size, jobs_on, order_of, save_base
 from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group
 from ringmaster.techniques.runtime.fused.member import Member

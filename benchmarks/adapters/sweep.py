@@ -56,7 +56,7 @@ def measure_sweeps(
     folder: Path, size: Size, *, steps: int, rounds: int, say: Callable[[str], None], few: bool = False
 ) -> list[dict]:
     """Returns a row for each round, contender and state of the profiles; `few` trials test the benchmark itself."""
-    from ringmaster.techniques.runtime.data import prepare
+    from ringmaster.techniques.data import prepare
 
     base = save_base(folder, size)
     prepare(jobs_on(base, size, num=1, steps=1)[0].data, cache_dir=folder / "prepared")

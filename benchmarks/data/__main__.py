@@ -55,7 +55,7 @@ if said["is_checked"]:
     entry = Entry(name="rows", dataset=Dataset(path=spec.path, columns={"text": "text"}), folder=Path("/"))
     assert data_findings(spec, entry) == []
 else:
-    from ringmaster.techniques.runtime.data import prepare
+    from ringmaster.techniques.data import prepare
     tokenizer = str(prepare(spec, cache_dir=Path(said["cache"])).tokenizer_dir)
 seconds = time.perf_counter() - start_s
 peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -66,7 +66,7 @@ print(json.dumps({**found, "tokenizer": tokenizer}))
 GIVE_CHAT_TEMPLATE = """
 import sys
 from pathlib import Path
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import give_chat_template
+from ringmaster.techniques.data.row_samples.tokenizer import give_chat_template
 give_chat_template(Path(sys.argv[1]))
 """
 

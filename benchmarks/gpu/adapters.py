@@ -102,7 +102,7 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     sys.path.append(str(ROOT))
     import torch
 
-    from ringmaster.techniques.runtime.data import prepare
+    from ringmaster.techniques.data import prepare
     from ringmaster.techniques.runtime.fused.base.shared_base import Stem
     from ringmaster.techniques.runtime.fused.group import Group
     from ringmaster.techniques.runtime.fused.member import Member

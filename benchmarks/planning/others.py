@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planning.families import draw
 from benchmarks.planning.problems import ruled
 from benchmarks.planning.saturn import saturn
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, solve, verify
@@ -20,7 +21,6 @@ from ringmaster.tasks.planning.bounds.job_costs import whole_of
 from ringmaster.tasks.planning.non_preemptive.time_indexed import solve_time_indexed
 from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
-from ringmaster.tasks.planning.problems.families import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 
 Maker = Callable[[int, float | None], Problem]

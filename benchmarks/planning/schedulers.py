@@ -14,10 +14,10 @@ from datetime import date
 from pathlib import Path
 from random import Random
 
+from benchmarks.planning.families import draw
 from benchmarks.planning.rounds import RULES, played
 from ringmaster.tasks.planning import Plan, Problem, solve, verify
 from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.problems.families import draw
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- schedulers -->", "<!-- /schedulers -->"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AsJson, output_console, print_json
 from ringmaster.tasks.files import text_of
 
@@ -63,19 +62,15 @@ Preemption = Literal["auto", "never", "always"]
 
 def plan(
     problem_file: Annotated[
-        Path | None, typer.Argument(metavar="[PROBLEM.json]", help="A problem; `ringmaster profile -o` writes one.")
-    ] = None,
+        Path, typer.Argument(metavar="PROBLEM.json", help="Problem; `ringmaster profile -o` writes one.")
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file, as JSON.")] = None,
-    draw: Annotated[
-        str | None, typer.Option(help="Draw a problem of this family instead, such as scale-30x32.")
-    ] = None,
-    save_problem: Annotated[Path | None, typer.Option(help="Write the problem to this file.")] = None,
     work: Annotated[
         float,
-        typer.Option(help="Work of the search, in seconds of a quiet machine. A busy one takes longer.", min=0.1),
+        typer.Option(help="Search budget, in seconds of an idle machine; a busy one takes longer.", min=0.1),
     ] = 30.0,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds of the wall after which the best plan so far is taken.", min=0.1)
+        float, typer.Option(help="Wall-clock limit in seconds, after which the best plan so far is taken.", min=0.1)
     ] = 300.0,
     preemption: Annotated[Preemption, typer.Option(help="Whether jobs may switch between options.")] = "auto",
     objective: Annotated[
@@ -86,24 +81,19 @@ def plan(
             callback=lambda name: _registered(name),
         ),
     ] = "makespan",
-    seed: Annotated[int, typer.Option(help="Of the search, and of --draw.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
     svg: Annotated[Path | None, typer.Option(help="Draw the plan's Gantt chart into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a problem: a Gantt chart, its makespan, what no plan can beat, what simple rules would give, and what it
     saves to train jobs together where they may be.
-
-    Families (-JOBSxDEVICES): tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi, types, sweep, lora,
-    adapters.
     """
     from ringmaster.tasks.planning.groups.fusion import choose_groups
 
-    problem = _problem(problem_file, draw, seed)
+    problem = read_problem(problem_file)
     limits = {"work_s": work, "time_limit_s": time_limit}
     fusion = choose_groups(problem, **limits, preemption=preemption, objective=objective, seed=seed)
     found = fusion.together
-    if save_problem:
-        write_text(save_problem, json.dumps(problem.to_json(), indent=1))
     if output:
         write_text(output, json.dumps(found.to_json(), indent=1))
     if svg:
@@ -132,7 +122,7 @@ def check(
     from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
     from ringmaster.tasks.planning.problems.faults import shown
 
-    problem, planned = _problem(problem_file, None, 0), read_plan(plan_file)
+    problem, planned = read_problem(problem_file), read_plan(plan_file)
     if faults := verify(planned, problem):
         output_console().print(*faults, sep="\n", soft_wrap=True)
         raise typer.Exit(1)
@@ -161,78 +151,12 @@ def check(
     output_console().print(*lines, sep="\n", soft_wrap=True)
 
 
-def simulate(
-    problem_file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="The problem that was planned.")],
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="What `ringmaster plan -o` wrote.")],
-    noise: Annotated[
-        float, typer.Option(help="Standard deviation of a job's true runtime, as a share.", min=0.0)
-    ] = 0.1,
-    failures_per_day: Annotated[float, typer.Option(help="How often one device fails.", min=0.0)] = 0.0,
-    replan_every: Annotated[
-        float, typer.Option(help="Plan anew after this share of what is left; 0: never.", min=0.0, max=1.0)
-    ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the errors and failures.", min=0)] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """What a plan is worth when predictions are wrong, with re-planning and without.
-
-    Its groups of jobs that are trained together stay as they are.
-    """
-    from ringmaster.tasks.execution.replanning.replan_policy import Policy
-    from ringmaster.tasks.execution.simulation.simulate import clairvoyant
-    from ringmaster.tasks.execution.simulation.simulate import simulate as run
-    from ringmaster.tasks.planning import verify
-    from ringmaster.tasks.planning.groups.fusion import as_executed
-
-    problem, planned = _problem(problem_file, None, seed), read_plan(plan_file)
-    if faults := verify(planned, problem):
-        raise InputError([f"{plan_file}: {fault}" for fault in faults])
-    errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
-    with input_errors():
-        problem, planned = as_executed(problem, planned)
-        kept = run(problem, planned, **errors)
-    ideal = clairvoyant(problem, noise=noise, seed=seed, objective=planned.objective)
-    ideal_s = ideal.makespan_s
-    rows = [("plan kept", kept)]
-    if replan_every:
-        policy = Policy(every=replan_every, objective=planned.objective)
-        rows.append(("planned anew", run(problem, planned, replan="clock", policy=policy, **errors)))
-    if as_json:
-        result = {name.replace(" ", "_"): vars(row) for name, row in rows}
-        print_json(result | {"predicted_s": planned.makespan_s, "clairvoyant_s": ideal_s})
-        return
-    lines = [f"predicted {planned.makespan_s:.1f} s; who knew the true runtimes would plan {ideal_s:.1f} s"]
-    lines += [
-        f"{name:>13}: {row.makespan_s:.1f} s ({row.makespan_s / ideal_s - 1:+.1%}), {row.num_switches} switches, "
-        f"{row.num_plans} plans ({row.num_adopted} followed), {row.num_failures} failures"
-        for name, row in rows
-    ]
-    if ideal.value is not None:
-        values = ", ".join(f"{row.value:.2f} ({name})" for name, row in rows)
-        lines.append(f"{planned.objective}: {planned.value:.2f} predicted, {ideal.value:.2f} by who knew, {values}")
-    output_console().print(*lines, sep="\n", soft_wrap=True)
-
-
 def _registered(objective: str) -> str:
     from ringmaster.tasks.planning.objectives import registry
 
     if objective not in registry.names():
         raise typer.BadParameter(f"{objective!r} is not one of {', '.join(map(repr, registry.names()))}.")
     return objective
-
-
-def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
-    from ringmaster.tasks.planning.problems.families import draw
-
-    if (path is None) == (family is None):
-        raise InputError(["give either a problem file or --draw FAMILY"])
-    if family is not None:
-        try:
-            return draw(family, seed=seed)
-        except ValueError as error:
-            raise InputError([f"--draw: {error}"]) from None
-    assert path is not None
-    return read_problem(path)
 
 
 def _simple(problem: Problem) -> dict[str, float]:

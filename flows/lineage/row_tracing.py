@@ -13,8 +13,8 @@ from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import LedgerError
 from ringmaster.tasks.datasets.recording import ROWS
-from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.rows import content_hash, read_rows
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.rows import content_hash, read_rows
 
 USES = {"training": "trained", "held_out": "evaluated"}
 

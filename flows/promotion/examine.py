@@ -29,12 +29,12 @@ from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.data import SOURCES
+from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.metrics.registry import metrics_named
-from ringmaster.techniques.runtime.data import SOURCES
-from ringmaster.techniques.runtime.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.scoring import Progress, model_spec
+from ringmaster.techniques.scoring import Progress, model_spec
 
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome

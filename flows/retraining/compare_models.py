@@ -28,7 +28,7 @@ from ringmaster.tasks.retraining.production import with_tokenizer_of
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.runtime.scoring.order import TrainingData
+from ringmaster.techniques.scoring.order import TrainingData
 from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions

@@ -17,7 +17,7 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.promotion.policy import PLAIN_RULE, Decision, decide_by
 from ringmaster.tasks.promotion.policy_file import Policy
 from ringmaster.techniques import Job
-from ringmaster.techniques.runtime.scoring.order import TrainingData
+from ringmaster.techniques.scoring.order import TrainingData
 
 CHAMPION = "champion"
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
+    from ringmaster.techniques.data.row_samples.row_source import RowSource
     from ringmaster.techniques.interface.data_parallel import DataParallel
-    from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
 
 __all__ = [
     "AdaptationSpec",
@@ -72,7 +72,7 @@ _MODULES = {
     "BatchResult": "ringmaster.flows.batch.result",
     "DataParallel": "ringmaster.techniques.interface.data_parallel",
     "RingmasterError": "ringmaster.model_lineage.faults",
-    "RowSource": "ringmaster.techniques.runtime.data.row_samples.row_source",
+    "RowSource": "ringmaster.techniques.data.row_samples.row_source",
     "profile_batch": "ringmaster.flows.batch.dry_run",
     "train_batch": "ringmaster.flows.train_batch",
 }

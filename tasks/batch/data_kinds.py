@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.codec import digest
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.losses.contrastive import Contrastive
-from ringmaster.techniques.runtime.data.inference import (
+from ringmaster.techniques.data.inference import (
     encodes_text,
     has_negatives,
     has_tokenizer,
     infer_kind,
     with_processor_of,
 )
+from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.losses.contrastive import Contrastive
 
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:

@@ -25,16 +25,16 @@ from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.images import is_image
+from ringmaster.techniques.data.rows import format_of
+from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.interface.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
-from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.images import is_image
-from ringmaster.techniques.runtime.data.rows import format_of
-from ringmaster.techniques.runtime.data.sources.registry import ALIASES, data_source_names
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""

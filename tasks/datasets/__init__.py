@@ -1,4 +1,4 @@
 """Data sets by name and version: catalogue, fingerprints, validation and recording.
 
-Loading belongs to the jobs: `ringmaster.techniques.runtime.data`.
+Loading belongs to the jobs: `ringmaster.techniques.data`.
 """

@@ -11,11 +11,11 @@ from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.rows import FileText, format_of
+from ringmaster.techniques.data.sources.registry import data_source_of
+from ringmaster.techniques.data.training_faults import SplitRows
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import FileText, format_of
-from ringmaster.techniques.runtime.data.sources.registry import data_source_of
-from ringmaster.techniques.runtime.data.training_faults import SplitRows
 
 MOST_REMEMBERED = 256
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ringmaster.tasks.batch.data_schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
-from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.manifest import ManifestBuilder
-from ringmaster.techniques.runtime.data.rows import FileText, format_of, read_rows
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.manifest import ManifestBuilder
+from ringmaster.techniques.data.rows import FileText, format_of, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)

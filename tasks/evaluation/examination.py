@@ -18,8 +18,8 @@ from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metrics.registry import default_metrics
-from ringmaster.techniques.runtime.scoring import Progress
-from ringmaster.techniques.runtime.scoring.order import TrainingData
+from ringmaster.techniques.scoring import Progress
+from ringmaster.techniques.scoring.order import TrainingData
 
 MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
 

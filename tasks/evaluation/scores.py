@@ -27,10 +27,10 @@ from ringmaster.techniques.runtime.processes.events import (
     event_from_json,
 )
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
-from ringmaster.techniques.runtime.scoring import Progress, ScoringOrder
-from ringmaster.techniques.runtime.scoring.order import SCORES, TrainingData
+from ringmaster.techniques.scoring import Progress, ScoringOrder
+from ringmaster.techniques.scoring.order import SCORES, TrainingData
 
-SCORER = "ringmaster.techniques.runtime.scoring:main"
+SCORER = "ringmaster.techniques.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 
 Array = npt.NDArray[Any]
@@ -119,7 +119,7 @@ def score_models(
 ) -> Scored:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
 
-    Adapters of one base are scored in one batch over it (`techniques.runtime.scoring.score_together`), others
+    Adapters of one base are scored in one batch over it (`techniques.scoring.score_together`), others
     sequentially.
 
     job: also determines the loss, the precision and the metrics beside the default ones.

@@ -8,24 +8,43 @@ later runs a few seconds.
 
 from __future__ import annotations
 
-from ringmaster.tasks.planning.problems.families import draw
+from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import Preemption
 from ringmaster.tasks.planning.solve import solve
 
-PROBLEMS: tuple[tuple[str, Preemption, str], ...] = (
-    ("scale-6x8", "auto", "makespan"),
-    ("scale-6x8", "never", "makespan"),
-    ("scale-6x8", "auto", "weighted"),
-    ("types-6x8", "auto", "makespan"),
-    ("paper-img-8x16", "auto", "makespan"),  # jobs are assigned to groups of nodes
+PLANS: tuple[tuple[tuple[str, ...], Preemption, str], ...] = (
+    (("",), "auto", "makespan"),
+    (("",), "never", "makespan"),
+    (("",), "auto", "weighted"),
+    (("fast", "slow"), "auto", "makespan"),  # jobs are divided between types of devices
+    (("", ""), "auto", "makespan"),  # jobs are assigned to groups of nodes
 )
+"""The device type of each node, the preemption and the objective of each plan."""
 WORK_S = 2.0  # per problem
 
 
 def compile_kernels() -> None:
-    """Plans each problem in `PROBLEMS`, which compiles all kernels."""
-    for family, preemption, objective in PROBLEMS:
-        solve(draw(family, seed=1), preemption=preemption, objective=objective, work_s=WORK_S)
+    """Makes each of `PLANS`, which compiles all kernels."""
+    for device_types, preemption, objective in PLANS:
+        solve(_problem(device_types), preemption=preemption, objective=objective, work_s=WORK_S)
+
+
+def _problem(device_types: tuple[str, ...]) -> Problem:
+    """Returns jobs of hours that scale more or less well on nodes of eight devices; the second type is slower."""
+    slowness = {kind: 1.0 + i for i, kind in enumerate(dict.fromkeys(device_types))}
+    jobs = tuple(
+        PlanningJob(
+            f"j{i}",
+            tuple(
+                Option("fsdp", size, slow * 3600.0 * (3 + 2 * i) / size ** (0.5 + i / 16), device_type=kind)
+                for kind, slow in slowness.items()
+                for size in range(1, 9)
+            ),
+        )
+        for i in range(8)
+    )
+    return Problem("ahead", tuple(Node(f"n{v}", 8, kind) for v, kind in enumerate(device_types)), jobs)
 
 
 if __name__ == "__main__":

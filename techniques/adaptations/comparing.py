@@ -11,14 +11,14 @@ from safetensors import safe_open
 
 from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import model_of_folder, weight_bytes
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import Job, ModelSpec
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.processes.reporter import Reporter
-from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluator
 from ringmaster.techniques.runtime.training.trainer import Trainer
+from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
 
 COMPARING_PATIENCE_S = 600.0
 TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time

@@ -18,9 +18,9 @@ from ringmaster.techniques.adaptations.folders import quantization_of
 from ringmaster.techniques.adaptations.merging import merge
 from ringmaster.techniques.adaptations.pruning import prune
 from ringmaster.techniques.adaptations.quantizing import export_quantized, quantize
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED
 from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
 from ringmaster.techniques.runtime.processes.events import Measured, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder

@@ -10,7 +10,7 @@ from ringmaster.techniques.interface.technique import Technique
 from ringmaster.techniques.losses.registry import loss_function_of
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.runtime.data import PreparedData
+    from ringmaster.techniques.data import PreparedData
 
 MASK_BYTES, FP32_BYTES = 1, 4  # bytes of a weight's mask entry, and of a number
 

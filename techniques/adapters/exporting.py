@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ringmaster.techniques.adapters.attaching import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.models.export import copy_processors
 

@@ -146,7 +146,7 @@ class Row:
 class DataSource(ABC):
     """A kind of data, a class without arguments in one file.
 
-    Most kinds make a sample of each row of a file or a data set: `runtime.data.row_samples.row_source.RowSource`
+    Most kinds make a sample of each row of a file or a data set: `data.row_samples.row_source.RowSource`
     implements everything except the roles of columns and the sample.
 
     Attributes:

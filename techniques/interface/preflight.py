@@ -74,7 +74,7 @@ class Refusal:
 class Preflight:
     """What is known of a job before any trial.
 
-    data, facts: the JSON forms of `runtime.data.PreparedData` and `runtime.models.ModelFacts`.
+    data, facts: the JSON forms of `data.PreparedData` and `models.ModelFacts`.
     candidates: for each technique and gang size, the presumably cheapest one first.
     """
 

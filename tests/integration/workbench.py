@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import with_probe
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.probing import probe

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
-from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import registry

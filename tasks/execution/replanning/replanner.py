@@ -16,6 +16,7 @@ from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from ringmaster.tasks.execution.job_table import keeps_layout
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
 from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, options_of, seconds_left
@@ -30,7 +31,6 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
     plannable,
     remaining,
 )
-from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from ringmaster.techniques.data.prepared import locked
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Manifest,
     StoredFile,
@@ -23,7 +24,6 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST, Place
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
-from ringmaster.techniques.runtime.data.prepared import locked
 
 
 class MissingModel(OSError):

@@ -23,10 +23,10 @@ import transformers
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.models import layer_names

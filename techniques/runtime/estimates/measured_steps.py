@@ -32,11 +32,11 @@ from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data.samples import Padded
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, sampler_of, width_of
-from ringmaster.techniques.runtime.data.samples import Padded
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.layer_times import WEIGHTS_STD, kind_of

@@ -15,14 +15,14 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.encoding.progress import progress_to
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.encoding.progress import progress_to
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.models.build import check_weights, skeleton

@@ -22,12 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.dropout import DrawSites
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.runtime.models import layer_names

@@ -14,6 +14,8 @@ from ringmaster.codec import digest, from_json
 from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
 from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, open_data
+from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import DISTILLED, Job
 from ringmaster.techniques.interface.loss import CAUSAL
@@ -21,8 +23,6 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
-from ringmaster.techniques.runtime.data import PreparedData, open_data
-from ringmaster.techniques.runtime.data.sources.registry import LANGUAGE_MODELING
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ringmaster.techniques.runtime.data import num_tokens_of
+from ringmaster.techniques.data import num_tokens_of
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import in_order
 from ringmaster.techniques.runtime.fused.member import Member

@@ -16,6 +16,7 @@ from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.modules import PREFIX
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (
@@ -26,7 +27,6 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
 from ringmaster.techniques.runtime.fused.batches import Part
 from ringmaster.techniques.runtime.fused.rows import Row

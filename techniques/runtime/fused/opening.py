@@ -12,8 +12,8 @@ from torch import nn
 from ringmaster.codec import from_json
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.fused.base.sharding import shard
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import digest
+from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.sources.prompt import PROMPT, ROW
 from ringmaster.techniques.runtime.generation.rewards import Rewards
 from ringmaster.techniques.runtime.generation.sampling import Ends, sample
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ringmaster.techniques.adaptations.folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
 from ringmaster.techniques.adaptations.quantizing import load_quantized
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
-from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.runtime.models.architectures import (
     architecture,
     check_labels,

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ringmaster.codec import to_json
 from ringmaster.techniques.adaptations.folders import WEIGHTS
+from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import turn_end_of
 from ringmaster.techniques.runtime.models.architectures import instantiate
 from ringmaster.techniques.runtime.models.build import no_progress_bar, skeleton
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.runtime.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.runtime.training.losses import Loss, logits_of
 from ringmaster.techniques.runtime.training.named_losses import ADDED
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.models.architectures import TooLarge, instantiate
 from ringmaster.techniques.runtime.models.build import build_model, model_config, seeded
 from ringmaster.techniques.runtime.probing.tiny import tiny_config

@@ -15,12 +15,12 @@ import transformers
 from torch import Tensor
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.data.sources.registry import installed_source
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
 from ringmaster.techniques.metrics.registry import installed_metric
-from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
-from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
 from ringmaster.techniques.runtime.models.architectures import misspelt, undeclared_fields
 from ringmaster.techniques.runtime.models.build import seeded

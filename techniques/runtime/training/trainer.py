@@ -18,6 +18,17 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.adaptations.training import Adapting
 from ringmaster.techniques.adapters.attaching import attach, trained_names
 from ringmaster.techniques.adapters.exporting import export_adapter
+from ringmaster.techniques.data import (
+    Dataset,
+    Indices,
+    PreparedData,
+    fetch,
+    num_tokens_of,
+    open_data,
+    prepare,
+    sampler_of,
+    width_of,
+)
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import REWARDS
 from ringmaster.techniques.interface.technique import (
@@ -35,17 +46,6 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     piece_writer,
     read_whole,
     restore_model,
-)
-from ringmaster.techniques.runtime.data import (
-    Dataset,
-    Indices,
-    PreparedData,
-    fetch,
-    num_tokens_of,
-    open_data,
-    prepare,
-    sampler_of,
-    width_of,
 )
 from ringmaster.techniques.runtime.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of

@@ -11,7 +11,7 @@ from ringmaster.tasks.evaluation.resampling import Rows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.context import Context
 from ringmaster.techniques.metrics.registry import metric_named
-from ringmaster.techniques.runtime.scoring import score_together
+from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import LLAMA, VIT, Layout
 from tests.matrix import matrix
 

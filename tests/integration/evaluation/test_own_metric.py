@@ -22,10 +22,10 @@ from ringmaster.tasks.promotion.policy import decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.registry import installed
 from ringmaster.techniques.metrics.registry import BUILTIN, metric_names
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.scoring import score_together
+from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 
 ROOT = Path(__file__).parents[3]

@@ -18,10 +18,10 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.adapters.attaching import first_state, sites
 from ringmaster.techniques.adapters.exporting import export_adapter
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.models import build_model, export_model
-from ringmaster.techniques.runtime.scoring import score_together
-from ringmaster.techniques.runtime.scoring import together as together_module
+from ringmaster.techniques.scoring import score_together
+from ringmaster.techniques.scoring import together as together_module
 from tests.integration.workbench import DIGITS, GPT2, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
@@ -91,7 +91,7 @@ def words(tmp_path_factory):
 @pytest.fixture
 def alone(monkeypatch):
     """The folders that were scored separately."""
-    from ringmaster.techniques.runtime.scoring import asking
+    from ringmaster.techniques.scoring import asking
 
     asked, ask = [], asking.ask_alone
     monkeypatch.setattr(
@@ -211,7 +211,7 @@ class Spawning:
         self._server, self.targets = server, []
 
     def spawn(self, *, target, **options):
-        self.targets.append(target.removeprefix("ringmaster.techniques.runtime.scoring."))
+        self.targets.append(target.removeprefix("ringmaster.techniques.scoring."))
         return self._server.spawn(target=target, **options)
 
 

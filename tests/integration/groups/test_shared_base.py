@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import ParameterGroup
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group
 from ringmaster.techniques.runtime.fused.member import Member

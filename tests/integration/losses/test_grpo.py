@@ -11,9 +11,9 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.probing import StepFault

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringmaster.techniques.adapters.attaching import attach
-from ringmaster.techniques.runtime.data import batch_indices, prepare
+from ringmaster.techniques.data import batch_indices, prepare
 from ringmaster.techniques.runtime.models import build_model
 from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, preferences
 from tests.integration.losses.test_losses import LORA, PREFERENCES, TINY

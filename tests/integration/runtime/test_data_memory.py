@@ -15,7 +15,7 @@ CHILD = """
 import json, resource, sys
 from pathlib import Path
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 said = json.loads(sys.argv[1])
 prepared = prepare(DataSpec(seq_len=256, **said["spec"]), cache_dir=Path(said["cache"]))
 peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ringmaster.techniques import Adapter
+from ringmaster.techniques.data import open_data, width_of
+from ringmaster.techniques.data.sampling import sampler_of
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.data import open_data, width_of
-from ringmaster.techniques.runtime.data.sampling import sampler_of
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.runtime.processes.ranks import alone

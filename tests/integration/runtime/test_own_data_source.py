@@ -11,8 +11,8 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.probing import probe
 from tests.integration.workbench import GPT2, LLAMA, SINGLE, Layout, largest_difference
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.time_estimate import MOST_CONFIGS
 from ringmaster.techniques.runtime.models import model_facts
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference

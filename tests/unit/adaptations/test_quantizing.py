@@ -9,7 +9,7 @@ from ringmaster.techniques import AdaptationSpec, ModelSpec
 from ringmaster.techniques.adaptations.folders import quantization_of, tensor_shapes, weight_bytes
 from ringmaster.techniques.adaptations.int8 import Int8Linear, int8_product, to_int8
 from ringmaster.techniques.adaptations.quantizing import export_quantized, is_quantized, load_quantized, quantize
-from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.runtime.models import build_model
 from tests.unit.runtime.models.conftest import LLAMA
 

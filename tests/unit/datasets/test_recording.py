@@ -7,10 +7,10 @@ import pytest
 from ringmaster.codec import digest, to_json
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.tasks.datasets.recording import dataset_inputs, rows_text
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.rows import content_hash
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import open_data, prepare
-from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.rows import content_hash
 
 TEXT = "a row that says something about the number {}, again and again and again"
 

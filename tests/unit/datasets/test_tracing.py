@@ -8,7 +8,7 @@ import pytest
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.row_tracing import TracedRow, readers_of
 from ringmaster.tasks.datasets.recording import rows_text
-from ringmaster.techniques.runtime.data.manifest import Manifest
+from ringmaster.techniques.data.manifest import Manifest
 
 ROW = {"text": "a good film", "label": "pos", "id": 7}
 

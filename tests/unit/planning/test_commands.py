@@ -6,13 +6,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.planning.families import draw
 from ringmaster.flows.commands import planning
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import Plan, Problem, verify
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(planning.plan)
-app.command()(planning.simulate)
 app.command()(planning.check)
 
 
@@ -20,36 +20,36 @@ def run(*arguments: object):
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def test_plan_and_simulate(tmp_path):
+def write_problem(path, family: str, *, seed: int = 0):
+    path.write_text(json.dumps(draw(family, seed=seed).to_json()))
+    return path
+
+
+def test_plan_writes_and_draws_a_valid_plan(tmp_path):
     problem, plan, picture = tmp_path / "problem.json", tmp_path / "plan.json", tmp_path / "plan.svg"
-    done = run("plan", "--draw", "tiny-2x2", "-o", plan, "--save-problem", problem, "--svg", picture)
+    done = run("plan", write_problem(problem, "tiny-2x2"), "-o", plan, "--svg", picture)
     assert done.exit_code == 0, done.output
     for word in ("makespan", "no plan beats", "current practice", "even split", "optimus", "seconds by stage"):
         assert word in done.output
     assert picture.read_text().startswith("<svg")
     read = Problem.from_json(json.loads(problem.read_text()))
     assert verify(Plan.from_json(json.loads(plan.read_text())), read) == []
-    told = json.loads(run("simulate", problem, plan, "--noise", "0.2", "--replan-every", "0.5", "--json").output)
-    assert told["plan_kept"]["makespan_s"] > 0
-    assert told["planned_anew"]["num_plans"] > 1
 
 
-def test_a_plan_of_groups_says_what_they_save_and_is_simulated(tmp_path):
+def test_a_plan_of_groups_says_what_they_save(tmp_path):
     problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
-    done = run("plan", "--draw", "adapters-16x2", "-o", plan, "--save-problem", problem)
+    done = run("plan", write_problem(problem, "adapters-16x2"), "-o", plan)
     assert done.exit_code == 0, done.output
     assert "fused 16 jobs into 2 groups" in done.output.replace("\n", " ")
     assert run("check", problem, plan).exit_code == 0
     told = json.loads(run("plan", problem, "--json").output)
     assert told["fusion"]["saved"] == pytest.approx(told["fusion"]["alone"]["makespan"] - told["makespan"])
     assert {len(members) for members in told["fusion"]["groups"].values()} == {7}
-    played = json.loads(run("simulate", problem, plan, "--noise", "0", "--replan-every", "0", "--json").output)
-    assert played["plan_kept"]["makespan_s"] == pytest.approx(told["makespan"])
 
 
 def test_check_judges_a_plan_and_its_bound(tmp_path):
     problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
-    run("plan", "--draw", "tiny-3x2", "-o", plan, "--save-problem", problem)
+    run("plan", write_problem(problem, "tiny-3x2"), "-o", plan)
     right = run("check", problem, plan)
     assert right.exit_code == 0, right.output
     assert "keep every rule" in right.output
@@ -84,16 +84,7 @@ def test_wrong_files_are_told(tmp_path, text, says):
     assert str(path) in error.faults[0]
 
 
-def test_a_plan_of_another_problem_is_refused(tmp_path):
-    plan, problem = tmp_path / "plan.json", tmp_path / "problem.json"
-    run("plan", "--draw", "tiny-3x2", "--seed", "1", "-o", plan)
-    run("plan", "--draw", "tiny-3x2", "--seed", "2", "--save-problem", problem)
-    assert isinstance(run("simulate", problem, plan).exception, InputError)
-
-
-def test_a_file_or_a_family_is_needed(tmp_path):
-    assert isinstance(run("plan").exception, InputError)
-    assert isinstance(run("plan", "--draw", "ghost").exception, InputError)
+def test_a_file_that_is_missing_is_told(tmp_path):
     assert isinstance(run("plan", tmp_path / "missing.json").exception, InputError)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from typer.testing import CliRunner
 
+from benchmarks.planning.families import draw
 from ringmaster.flows.cli import app
 from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, parse_batch
 from ringmaster.tasks.planning import (
@@ -27,7 +28,6 @@ from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.terms import Terms
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters

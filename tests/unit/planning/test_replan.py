@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 
 

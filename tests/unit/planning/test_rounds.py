@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from benchmarks.planning.rounds import ROUND_S, RULES, State, best_choice, played
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
-from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 
 

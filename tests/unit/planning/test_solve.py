@@ -6,10 +6,10 @@ import sys
 import pytest
 from hypothesis import given
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import makespan_s, schedule
-from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, Segment, solve, verify
-from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import solve, verify
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.kernels.clock import clock
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 SHORT_S = 0.05  # work that ends the searches of these problems early

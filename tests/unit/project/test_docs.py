@@ -9,10 +9,8 @@ import pytest
 
 import ringmaster
 from ringmaster.flows import cli
-from ringmaster.flows.commands.planning import plan
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.batch.reference import reference
-from ringmaster.tasks.planning.problems.families import families
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -95,12 +93,6 @@ def test_pictures_are_self_contained():
         text = picture.read_text()
         assert "<script" not in text, picture
         assert not re.search(r"(href|src)=\"(?!#)", text), picture
-
-
-def test_the_help_of_plan_names_every_family_that_it_draws():
-    assert plan.__doc__ is not None
-    said = re.search(r"Families .*: (.*)\.", re.sub(r"\s+", " ", plan.__doc__))
-    assert said is not None and sorted(said[1].split(", ")) == families()
 
 
 def test_the_page_of_batch_files_is_what_the_schema_says():

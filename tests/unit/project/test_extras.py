@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from ringmaster.techniques.data.images import read_image
 
 from ringmaster import extras
 from ringmaster.flows.faults import InputError
@@ -18,7 +19,6 @@ from ringmaster.flows.services.engine_options import EngineOptions
 from ringmaster.flows.services.service_definitions import PoolOptions, faults
 from ringmaster.tasks.storage.database import Database, DatabaseFault
 from ringmaster.tasks.sweeping.space import Range, findings
-from ringmaster.techniques.runtime.data.images import read_image
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -31,7 +31,7 @@ for package in [package for packages in PACKAGES.values() for package in package
     sys.modules[package] = None
 import ringmaster.flows.cli, ringmaster.flows.commands.running, ringmaster.flows.train_batch
 import ringmaster.flows.batch.local_run, ringmaster.flows.services.embedded_server
-import ringmaster.tasks.sweeping.sampling, ringmaster.techniques.runtime.data.images
+import ringmaster.tasks.sweeping.sampling, ringmaster.techniques.data.images
 """
 
 

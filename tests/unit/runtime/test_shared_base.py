@@ -8,12 +8,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem

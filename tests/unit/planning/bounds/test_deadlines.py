@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, ProblemError, solve, verify
 from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 from tests.unit.planning.draw import tiny
 from tests.unit.planning.test_whole_problem import whole_problems

@@ -5,6 +5,7 @@ from itertools import combinations, permutations, product
 
 import pytest
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import (
     Certificate,
     Node,
@@ -23,7 +24,6 @@ from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.groups.contraction import contract
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 
 

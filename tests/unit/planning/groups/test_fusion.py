@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import (
     Node,
     Option,
@@ -31,7 +32,6 @@ from ringmaster.tasks.planning.groups.fusion import (
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.checked import checked_plan, taken_over
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters

@@ -120,7 +120,7 @@ NEW_KERNELS = """
 import importlib, pkgutil
 from ringmaster.tasks import planning
 from ringmaster.tasks.planning.compile_ahead import compile_kernels
-from ringmaster.tasks.planning.problems.families import draw
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning.solve import solve
 
 modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(planning.__path__, planning.__name__ + ".")]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
@@ -12,7 +13,6 @@ from ringmaster.tasks.planning.preemptive.parts import whole_jobs
 from ringmaster.tasks.planning.preemptive.polish import in_order, polish
 from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive
 from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.work import WorkBudget
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NEVER, NodeGroups, Tables
@@ -14,7 +15,6 @@ from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.parts import split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
 from ringmaster.tasks.planning.preemptive.splitting import Division, divided
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 from ringmaster.tasks.planning.work import WorkBudget
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
@@ -14,7 +15,6 @@ from ringmaster.tasks.planning.preemptive.polish import in_order
 from ringmaster.tasks.planning.preemptive.preemptive import _rules
 from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
 from ringmaster.tasks.planning.preemptive.wrap_around import Pieces, layout_of, sequence_of, wrap_around
-from ringmaster.tasks.planning.problems.families import draw
 
 
 def _options(widths):

@@ -1,6 +1,6 @@
 import pytest
 
-from ringmaster.tasks.planning.problems.families import draw, families
+from benchmarks.planning.families import draw, families
 
 
 @pytest.mark.parametrize("family", [*families(), "scale-7x20", "paper-txt-5xhet"])

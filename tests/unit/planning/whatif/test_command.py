@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.planning.families import draw
 from ringmaster.flows.commands import planning, whatif
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.planning.problems.families import draw
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(whatif.whatif)
@@ -26,7 +26,8 @@ def run(*arguments: object):
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whatif")
     problem, plan = folder / "problem.json", folder / "plan.json"
-    done = run("plan", "--draw", "tiny-4x2", "--save-problem", problem, "-o", plan, "--work", 1)
+    problem.write_text(json.dumps(draw("tiny-4x2").to_json()))
+    done = run("plan", problem, "-o", plan, "--work", 1)
     assert done.exit_code == 0, done.output
     return problem, plan
 
@@ -98,7 +99,9 @@ def test_all_impossible_changes_are_named_at_once(files):
 
 def test_a_plan_of_another_problem_is_refused(files, tmp_path):
     other = tmp_path / "other.json"
-    run("plan", "--draw", "tiny-4x2", "--seed", 5, "-o", other, "--work", 1)
+    drawn = tmp_path / "drawn.json"
+    drawn.write_text(json.dumps(draw("tiny-4x2", seed=5).to_json()))
+    run("plan", drawn, "-o", other, "--work", 1)
     assert isinstance(run("whatif", files[0], "--plan", other, "--explain").exception, ProblemError)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import (
     Certificate,
     Node,
@@ -17,7 +18,6 @@ from ringmaster.tasks.planning import (
     solve,
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.whatif import gains
 from ringmaster.tasks.planning.whatif.changes import changed, dependents, without_prices
 from ringmaster.tasks.planning.whatif.gains import WhatIf

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
-from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.whatif.explanation import costliest, explain
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 from ringmaster.tasks.planning.whatif.json_form import explanation_json

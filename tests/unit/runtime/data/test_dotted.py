@@ -49,7 +49,7 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
     "name",
     [
         "ringmaster.techniques.interface.dotted_names",
-        "ringmaster.techniques.runtime.data",
+        "ringmaster.techniques.data",
         "ringmaster.techniques.runtime.models",
     ],
 )

@@ -6,9 +6,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.rows import read_rows
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.data.rows import read_rows
 
 GOOD = json.dumps({"text": "many words, one after another " * 20})
 

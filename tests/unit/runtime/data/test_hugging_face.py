@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
+from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
+from ringmaster.techniques.data.inference import infer_kind
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare, sampler_of, width_of
-from ringmaster.techniques.runtime.data.inference import infer_kind
 
 NUM_ROWS = 40
 

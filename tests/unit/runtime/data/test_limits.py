@@ -8,9 +8,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ringmaster.techniques.runtime.data import limits, rows
-from ringmaster.techniques.runtime.data.encoding.encoders import _given
-from ringmaster.techniques.runtime.data.rows import read_rows
+from ringmaster.techniques.data import limits, rows
+from ringmaster.techniques.data.encoding.encoders import _given
+from ringmaster.techniques.data.rows import read_rows
 
 LONG = "x" * 870_000
 

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from ringmaster.tasks.batch import BatchFileError, load_batch
-from ringmaster.techniques.runtime.data.files import matching
-from ringmaster.techniques.runtime.data.rows import read_rows
+from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.rows import read_rows
 
 NUM_ROWS = 60
 

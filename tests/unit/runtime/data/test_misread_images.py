@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 ORIENTATIONS = range(1, 9)
 ORIENTATION = 0x0112

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare, width_of
-from ringmaster.techniques.runtime.data.row_samples.tokenizer import RowTokenizer
+from ringmaster.techniques.data import fetch, open_data, prepare, width_of
+from ringmaster.techniques.data.row_samples.tokenizer import RowTokenizer
 from ringmaster.techniques.runtime.generation.rollout import prompts_of
 
 LONG = "a column that is far longer than the prompt, and is never cut: " + "é" * 300

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.row_samples import kept_samples
+from ringmaster.techniques.data.row_samples.row_source import RowSource
+from ringmaster.techniques.data.sources import registry
+from ringmaster.techniques.data.sources.registry import data_source_named, data_source_names, data_source_of
 from ringmaster.techniques.interface.data_source import DataSource
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.row_samples import kept_samples
-from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
-from ringmaster.techniques.runtime.data.sources import registry
-from ringmaster.techniques.runtime.data.sources.registry import data_source_named, data_source_names, data_source_of
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "custom" / "my_data_source.py"
 ROWS = [{"prompt": f"what is {i} and {i % 7}?", "answer": f"{i + i % 7}, says it", "id": i} for i in range(60)]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.techniques.runtime.data import batch_indices
-from ringmaster.techniques.runtime.data.sampling import Sampler
+from ringmaster.techniques.data import batch_indices
+from ringmaster.techniques.data.sampling import Sampler
 
 SIZES = {"num_samples": st.integers(1, 40), "global_batch_size": st.integers(1, 60), "seed": st.integers(-3, 2**63)}
 

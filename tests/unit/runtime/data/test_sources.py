@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from tests.unit.runtime.data.preparing import prepare_here
 
 USERS = """

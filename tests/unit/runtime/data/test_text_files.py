@@ -6,8 +6,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 
 def spec_of(path, **fields):

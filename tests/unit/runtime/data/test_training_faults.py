@@ -8,8 +8,8 @@ import datasets
 import pytest
 from PIL import Image
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
 
 
 def jsonl(path, rows):

@@ -7,10 +7,10 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates import layer_times as measuring
 from ringmaster.techniques.runtime.estimates import time_estimate
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times

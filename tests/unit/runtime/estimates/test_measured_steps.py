@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.estimates import measured_steps as measuring
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
 from ringmaster.techniques.runtime.models import model_facts

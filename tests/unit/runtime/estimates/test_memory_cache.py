@@ -6,9 +6,9 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import PreparedData
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
 from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene

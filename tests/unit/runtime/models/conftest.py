@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
+from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.data import PreparedData
 
 USERS = '''
 import torch

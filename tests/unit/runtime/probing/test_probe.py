@@ -10,11 +10,11 @@ import transformers
 from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.runtime.probing import StepFault, probe

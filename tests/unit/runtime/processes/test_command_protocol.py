@@ -11,11 +11,11 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.batch import BatchFileError, load_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.commands.checkpoints import adopt, incoming
 from ringmaster.techniques.runtime.commands.events import Alive, Done, parse_event
 from ringmaster.techniques.runtime.commands.protocol import Report, environment, words_of
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))

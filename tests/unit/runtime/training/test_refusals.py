@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
-from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.models import model_facts

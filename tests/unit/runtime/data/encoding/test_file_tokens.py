@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.techniques.data import files, prepare
+from ringmaster.techniques.data.encoding import file_tokens
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import files, prepare
-from ringmaster.techniques.runtime.data.encoding import file_tokens
-from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.sources import text_files
 
 
 @pytest.fixture

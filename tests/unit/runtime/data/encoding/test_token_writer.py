@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from ringmaster.techniques.data.arrays import ColumnWriter, blocks, open_columns, read_slices
+from ringmaster.techniques.data.encoding import token_writer
+from ringmaster.techniques.data.encoding.token_writer import TokenWriter
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import ColumnWriter, blocks, open_columns, read_slices
-from ringmaster.techniques.runtime.data.encoding import token_writer
-from ringmaster.techniques.runtime.data.encoding.token_writer import TokenWriter
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(65535, np.uint16), (65536, np.uint32)])
@@ -28,7 +28,7 @@ def test_columns_become_wider_with_the_first_id_that_needs_it(tmp_path, monkeypa
 
 
 def test_parts_of_a_column_are_read_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.runtime.data.arrays.VALUES_PER_BLOCK", 3)
+    monkeypatch.setattr("ringmaster.techniques.data.arrays.VALUES_PER_BLOCK", 3)
     with ColumnWriter(tmp_path) as columns:
         columns.append("training", {"n": np.arange(20)})
     found = read_slices(tmp_path, "training", "n", [(0, 2), (2, 4), (9, 14)])

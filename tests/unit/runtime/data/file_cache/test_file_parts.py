@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.encoding import file_tokens
+from ringmaster.techniques.data.file_cache import parts
+from ringmaster.techniques.data.file_cache.parts import known_files
+from ringmaster.techniques.data.file_rows import DataFile
+from ringmaster.techniques.data.rows import content_hash, rows_and_faults, to_json_text
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
-from ringmaster.techniques.runtime.data.encoding import file_tokens
-from ringmaster.techniques.runtime.data.file_cache import parts
-from ringmaster.techniques.runtime.data.file_cache.parts import known_files
-from ringmaster.techniques.runtime.data.file_rows import DataFile
-from ringmaster.techniques.runtime.data.rows import content_hash, rows_and_faults, to_json_text
 
 
 def rows_in_parts(path):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from ringmaster.techniques.data.inference import infer_kind
 from ringmaster.techniques.interface.job import DataSpec, ModelSpec
-from ringmaster.techniques.runtime.data.inference import infer_kind
 
 
 @pytest.mark.parametrize("split", [None, "train"])

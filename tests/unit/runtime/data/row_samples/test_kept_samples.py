@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.data.encoding import progress as progress_module
+from ringmaster.techniques.data.encoding.progress import progress_to
+from ringmaster.techniques.data.file_cache import parts
+from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.row_samples import kept_samples
+from ringmaster.techniques.data.row_samples.row_source import RowSource
+from ringmaster.techniques.data.sources.registry import data_source_of
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.checkpoints import publish
-from ringmaster.techniques.runtime.data import open_data, prepare
-from ringmaster.techniques.runtime.data.encoding import progress as progress_module
-from ringmaster.techniques.runtime.data.encoding.progress import progress_to
-from ringmaster.techniques.runtime.data.file_cache import parts
-from ringmaster.techniques.runtime.data.manifest import Manifest
-from ringmaster.techniques.runtime.data.row_samples import kept_samples
-from ringmaster.techniques.runtime.data.row_samples.row_source import RowSource
-from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 
 
 class Labelled(RowSource):

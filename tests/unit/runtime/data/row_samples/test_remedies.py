@@ -5,8 +5,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
 
 
 def fault_of(tmp_path, **spec):

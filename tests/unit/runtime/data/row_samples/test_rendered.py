@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ringmaster.techniques.runtime.data.encoding.text_encoder import TextEncoder
-from ringmaster.techniques.runtime.data.row_samples.rendered import RenderedEncoder, Span
+from ringmaster.techniques.data.encoding.text_encoder import TextEncoder
+from ringmaster.techniques.data.row_samples.rendered import RenderedEncoder, Span
 from tests.drawing import draws
 from tests.unit.runtime.data.encoding.test_cuts import CASES, TEXTS
 

@@ -6,8 +6,8 @@ import json
 import datasets
 import pytest
 
+from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import open_data, prepare
 
 NUM_ROWS = 200
 

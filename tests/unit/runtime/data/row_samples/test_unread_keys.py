@@ -2,8 +2,8 @@
 
 import pytest
 
+from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data import prepare
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""The rows of the files that a job reads, divided into training and held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques.data.files import FilePart, Matched, local_copies, matching
+from ringmaster.techniques.data.manifest import FILE, Manifest
+from ringmaster.techniques.data.prepared import Preparation
+from ringmaster.techniques.data.rows import (
+    FaultyRows,
+    FileText,
+    RowFault,
+    first_faults,
+    format_of,
+    rows_and_faults,
+    to_json_text,
+)
+from ringmaster.techniques.data.splits import held_out_keys, is_held_out, split_text
+from ringmaster.techniques.data.training_faults import with_leaks
+from ringmaster.techniques.data.windows import in_window, moment
+from ringmaster.techniques.interface.data_source import PreparedData, Row
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+
+TEXT_KINDS = (None, "language-modeling", "text")
+"""The kinds of data that make one stream of tokens of all rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a job reads of a row.
+
+    columns: the columns that are needed; where the format allows it, others are not read. None for all.
+    content: returns what is read of a row as a JSON value; called with the row and its place in messages. The content
+        of a text file is its whole text, without a call.
+    """
+
+    columns: Sequence[str] | None
+    content: Callable[[Any, str], Any]
+
+
+def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields every row that a job reads, local or at a URL, and whether it is held out.
+
+    Without `held_out_path`, rows are held out by a hash of their content; several files of text for language modeling
+    are split by file. A single text file is split at the line where its held-out share begins. The value and the
+    content of a text file are a `FileText`, which is not read yet.
+
+    Raises ValueError where files or rows cannot be read; the message has the first few wrong rows of a file.
+    """
+    files, others = main_files(spec), held_out_files(spec)
+
+    def main() -> Iterator[Row]:
+        return chain.from_iterable(rows_of_file(file, spec, reading) for file in files)
+
+    yield from in_window(main, spec.window, moment_s=partial(moment_of, column=spec.time_column))
+    for file in others:
+        yield from rows_of_file(file, spec, reading)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that a job reads, or a part of it.
+
+    held_out: whether its rows are held out; None where a share of them is.
+    part: the lines that are read; None for all.
+    """
+
+    path: str
+    held_out: bool | None
+    part: FilePart | None = None
+
+
+def _check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
+    if not any(Path(file.path).stat().st_size for file in files):
+        what = f"{files[0].path} is empty" if len(files) == 1 else f"all {len(files)} files are empty"
+        raise ValueError(f"{where} holds no text or rows: {what}. To fix: check what should have written them")
+
+
+def main_files(spec: DataSpec) -> list[DataFile]:
+    """Returns the files of `spec.path`, of which `spec.window` has the rows, in order."""
+    assert spec.path is not None
+    files = _matching(spec.path, spec.format)
+    if spec.held_out_path is not None:
+        return [DataFile(files.path(name), False) for name in files.names]
+    if len(files.names) == 1 or spec.kind not in TEXT_KINDS:
+        return [DataFile(files.path(name), None) for name in files.names]
+    held_out = held_out_keys(files.names, share=spec.held_out)
+    return [DataFile(files.path(name), name in held_out) for name in files.names]
+
+
+def held_out_files(spec: DataSpec) -> list[DataFile]:
+    """Returns the files of `spec.held_out_path`, in order."""
+    if spec.held_out_path is None:
+        return []
+    files = _matching(spec.held_out_path, spec.format)
+    return [DataFile(files.path(name), True) for name in files.names]
+
+
+def rows_of_file(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields the rows of one file, whatever the window, as `rows_of_files` does."""
+    rows = _rows(file, spec, reading)
+    return _split_rows(rows, spec) if file.held_out is None else rows
+
+
+def moment_of(row: Row, *, column: str | None) -> float:
+    """Returns the time of a row in seconds since the epoch. Raises ValueError where it has none."""
+    where = f"{row.file}, line {row.number}"
+    if column is None or not isinstance(row.value, Mapping):
+        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
+    try:
+        return moment(row.value.get(column))
+    except ValueError as error:
+        raise ValueError(f"{where}, column {column!r}: {error}") from None
+
+
+def preparation_of_files(
+    spec: DataSpec,
+    *,
+    cache_dir: Path,
+    rows: Callable[[DataSpec], Iterator[Row]],
+    write: Callable[[Path, DataSpec, str], PreparedData],
+    identity_of: Callable[[DataSpec], Callable[[Row], Any]],
+) -> Preparation:
+    """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
+
+    rows: returns the rows that a spec of local files reads.
+    write: writes the samples of a spec of local files into a folder, with what messages call the data. Where it also
+        writes the manifest of data with a name, the rows are not read again for it.
+    identity_of: returns, for a spec of local files, what equal rows have in common.
+    """
+    assert spec.path is not None
+    patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
+    found = [_matching(pattern, spec.format) for pattern in patterns]
+
+    def write_local(folder: Path) -> PreparedData:
+        paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
+        local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
+        where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
+        files = main_files(local)
+        _check_not_empty(files, where=where)
+        prepared = write(folder, local, where)
+        if spec.name is not None and not (folder / FILE).exists():
+            Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
+        # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
+        if spec.name is None and (local.held_out_path is not None or len({file.held_out for file in files}) > 1):
+            return with_leaks(prepared, local, partial(rows, local), identity=identity_of(local))
+        return prepared
+
+    return Preparation(
+        name=spec.name or spec.path,
+        location=spec.path if is_url(spec.path) else str(Path(spec.path).absolute()),
+        state=[entry for files in found for entry in files.state()],
+        write=write_local,
+    )
+
+
+def _matching(pattern: str, format: str | None) -> Matched:
+    found = matching(pattern)
+    for name in found.names:
+        try:
+            format_of(name, format)
+        except ValueError as error:
+            raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
+    return found
+
+
+def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
+    """The rows of a single file, with a share of them held out."""
+    for row in rows:
+        if isinstance(row.content, FileText):
+            training, held_out = split_text(row.content, share=spec.held_out)
+            yield replace(row, content=training)
+            if held_out is not None:
+                yield replace(row, content=held_out, held_out=True)
+        else:
+            yield replace(row, held_out=True) if is_held_out(split_key(row.content), share=spec.held_out) else row
+
+
+def split_key(content: Any) -> str:
+    """Returns the text by whose hash a row is held out, from its content."""
+    return content if isinstance(content, str) else to_json_text(content)
+
+
+def _rows(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    path, held_out = file.path, file.held_out is True
+    if format_of(path, spec.format) == "text":
+        text = FileText(path)
+        yield Row(file=path, number=1, value=text, content=text, held_out=held_out)
+        return
+    contents = _contents(file, spec, reading)
+    for number, value, content in contents:
+        if isinstance(content, RowFault):
+            raise FaultyRows(first_faults(content, (found for _, _, found in contents)))
+        yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
+
+
+def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tuple[int, Any, Any]]:
+    """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
+    # A named data set needs every column; otherwise Parquet reads only the columns in use.
+    columns = None if spec.name is not None else reading.columns
+    if columns is not None and spec.time_column is not None:  # of which the window reads the time
+        columns = (*columns, spec.time_column)
+    for number, value in rows_and_faults(file.path, format=spec.format, columns=columns, part=file.part):
+        if isinstance(value, RowFault):
+            yield number, None, value
+            continue
+        place = f"{file.path}, line {number}"
+        try:
+            yield number, value, reading.content(value, place)
+        except ValueError as error:
+            what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
+            yield number, value, RowFault(place, what, remedy or "check the row")

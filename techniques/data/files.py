@@ -1,0 +1,246 @@
+"""Files that match a pattern, local or at any URL that fsspec reads (s3, gcs, https, memory, ...)."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from ringmaster.techniques.data.prepared import stamp
+from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.checkpoints.remote_store import explained, is_url, open_store, store_errors
+
+# Metadata keys of stores that change with a file's content, the most reliable first.
+STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+
+
+# What systems leave in folders, in lower case; names that begin with a point are left out, too.
+LITTER = frozenset({"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "@eadir"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """The files that match a pattern.
+
+    root: the folder or URL above all wildcards.
+    names: the paths of the files relative to root, in order.
+    stamps: for a URL, what changes with the content of each file, as its store has listed it.
+    """
+
+    root: str
+    names: tuple[str, ...]
+    stamps: tuple[list[str], ...] = ()
+
+    def path(self, name: str) -> str:
+        """Returns the whole path or URL of a file."""
+        return f"{self.root.rstrip('/')}/{name}"
+
+    def only(self, names: Sequence[str]) -> Matched:
+        """Returns some of the files, in the order of `names`."""
+        stamps = dict(zip(self.names, self.stamps, strict=True)) if self.stamps else {}
+        return Matched(
+            root=self.root, names=tuple(names), stamps=tuple(stamps[name] for name in names) if stamps else ()
+        )
+
+    def state(self) -> list[Any]:
+        """Returns a JSON value that changes as soon as a file does, and is cheap to obtain."""
+        if not is_url(self.root):
+            return [(name, *stamp(Path(self.root, name))) for name in self.names]
+        return list(zip(self.names, self.stamps, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """Some lines of a local file: its bytes from `start` up to `stop`, without it, and the number of the first line."""
+
+    start: int
+    stop: int
+    first_line: int
+
+
+def matching(pattern: str) -> Matched:
+    """Returns the files that match a pattern; `**` stands for any folders, and links to folders are followed.
+
+    What is hidden (`.ipynb_checkpoints`), and what systems leave in folders (`__MACOSX`, `Thumbs.db`), is left out
+    unless the pattern names it.
+
+    Raises ValueError where there is none, where one is a link to nothing or has a name that is no UTF-8, or where the
+    store cannot be read.
+    """
+    if is_url(pattern):
+        return _remote(pattern)
+    parts = Path(pattern).parts
+    fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), parts[:-1]))
+    root, rest = Path(*fixed), parts[len(fixed) :]
+    names = {path.relative_to(root).as_posix(): path for path in _matching_below(root, rest)}
+    found = {name: names[name] for name in sorted(names) if _is_meant(name, rest)}
+    if broken := next((path for path in found.values() if path.is_symlink() and not path.exists()), None):
+        raise ValueError(f"{broken} is a link to a file that does not exist. To fix: bring back the file, or remove it")
+    files = tuple(name for name, path in found.items() if path.is_file())
+    # Bytes that are no UTF-8 are decoded as halves of surrogate pairs.
+    if odd := next((name for name in files if re.search("[\ud800-\udfff]", name)), None):
+        raise ValueError(f"{root / odd} has a name that is not UTF-8. To fix: rename the file, or its folder")
+    if not files:
+        is_folder = Path(pattern).is_dir()
+        hint = f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"
+        raise ValueError(f"path {pattern!r} matches no file (from {Path.cwd()}). To fix: {hint}")
+    return Matched(root=str(root), names=files)
+
+
+def _matching_below(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Yields what matches a pattern below a folder, some of it several times."""
+    if "**" not in parts:
+        yield from folder.glob(str(Path(*parts)))
+        return
+    place = parts.index("**")
+    for base in folder.glob(str(Path(*parts[:place]))) if place else (folder,):
+        for each in _folders(base, above=frozenset()):
+            yield from _matching_below(each, parts[place + 1 :] or ("*",))
+
+
+def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
+    """Yields a folder and those below it; a link to a folder that it lies in is not followed."""
+    real = folder.resolve()
+    if real in above or not folder.is_dir():
+        return
+    yield folder
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _folders(each, above=above | {real})
+
+
+def is_litter(name: str) -> bool:
+    """Returns whether a file or folder is hidden, or is one that systems leave in folders."""
+    return name.startswith(".") or name.lower() in LITTER
+
+
+def _is_meant(name: str, pattern: Sequence[str]) -> bool:
+    """Whether a file is one that people put into a folder, or the pattern names it."""
+    names_hidden = any(part.startswith(".") for part in pattern)
+    return names_hidden or not any(is_litter(part) and part not in pattern for part in name.split("/"))
+
+
+@contextmanager
+def opened(path: str, part: FilePart | None = None) -> Iterator[BinaryIO]:
+    """Opens a file, or a part of a local one, to read bytes. Raises ValueError where it cannot be read."""
+    try:
+        if is_url(path):
+            store, inner = _store(path)
+            with store_errors():
+                stream = store.open(inner, "rb")
+            with stream:
+                yield cast(BinaryIO, stream)
+        else:
+            with Path(path).open("rb") as file:
+                yield file if part is None else cast(BinaryIO, io.BufferedReader(_PartReader(file, part)))
+    except OSError as error:
+        why = explained(error, path) if is_url(path) else f"{error}. To fix: check the file"
+        raise ValueError(f"{path} cannot be read: {why}") from error
+
+
+class _PartReader(io.RawIOBase):
+    """Reads a part of a file as if it were the whole."""
+
+    def __init__(self, file: BinaryIO, part: FilePart) -> None:
+        self._file, self._num_left = file, part.stop - part.start
+        file.seek(part.start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        read = self._file.read(min(len(buffer), self._num_left))
+        buffer[: len(read)] = read
+        self._num_left -= len(read)
+        return len(read)
+
+
+def local_copies(pattern: str, *, cache_dir: Path) -> str:
+    """Returns a local pattern for the same files; a file at a URL is copied once for each state of it.
+
+    The files of a pattern are links to these copies, so that a new file costs one copy.
+    """
+    if not is_url(pattern):
+        return pattern
+    found = matching(pattern)
+    states = found.state()
+    folder = cache_dir.absolute() / "files" / _key(pattern, states)
+    if not folder.exists():
+        copies = [_copied(found.path(name), state, folder.parent / "each") for (name, state) in states]
+        with publish(folder) as aside:
+            for name, copy in zip(found.names, copies, strict=True):
+                target = aside / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.hardlink_to(copy)
+    return str(folder / found.names[0]) if len(found.names) == 1 else str(folder / "**" / "*")
+
+
+def _copied(url: str, state: Any, cache: Path) -> Path:
+    """Returns the local copy of one file at a URL."""
+    folder = cache / _key(url, state)
+    if not folder.exists():
+        with publish(folder) as aside, opened(url) as source, store_errors(), (aside / "copy").open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    return folder / "copy"
+
+
+def _key(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+def _remote(pattern: str) -> Matched:
+    store, inner = _store(pattern)
+    store.invalidate_cache()  # another process may have written since
+    try:
+        with store_errors():
+            if any(sign in inner for sign in "*?["):
+                infos = store.glob(inner, detail=True)
+            else:
+                infos = {inner: store.info(inner)} if store.exists(inner) else {}
+    except OSError as error:
+        raise ValueError(f"{pattern} cannot be read: {explained(error, pattern)}") from error
+    inside = _above_wildcards(inner)
+    files = {
+        path.removeprefix(inside).lstrip("/"): infos[path] for path in sorted(infos) if infos[path]["type"] == "file"
+    }
+    rest = inner.removeprefix(inside).lstrip("/").split("/")
+    found = {name: info for name, info in files.items() if _is_meant(name, rest)}
+    if not found:
+        raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
+    # The root is taken from the URL, as the path in the store may lack the host.
+    stamps = tuple(map(_remote_stamp, found.values()))
+    return Matched(root=_above_wildcards(pattern), names=tuple(found), stamps=stamps)
+
+
+def _why_none(store: Any, path: str) -> str:
+    """Why nothing matches, where the store says it, such as that there is no such bucket."""
+    try:
+        with store_errors():
+            store.ls(_above_wildcards(path))
+    except OSError as error:
+        return f": {error}" if error.__cause__ is not None else ""
+    return ""
+
+
+def _above_wildcards(path: str) -> str:
+    """The folder above the file, or above the first part with a wildcard."""
+    return "/".join(takewhile(lambda part: not any(sign in part for sign in "*?["), path.split("/")[:-1]))
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """The store of a URL, and the path in it. Raises ValueError where the library for its protocol is missing."""
+    try:
+        return open_store(url)
+    except ValueError as error:
+        raise ValueError(f"{url} cannot be read: {error}") from error
+
+
+def _remote_stamp(info: dict[str, Any]) -> list[str]:
+    return [str(info.get("size")), *(str(info[key]) for key in STAMPS if info.get(key) is not None)][:2]

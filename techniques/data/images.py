@@ -1,0 +1,106 @@
+"""Reads images as viewers show them, in colours of 8 bits."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmaster.extras import require_extra
+from ringmaster.techniques.data.arrays import Array
+from ringmaster.techniques.data.files import opened
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+REMEDY = "To fix: replace the file, or remove it"
+ORIENTATION = 0x0112
+"""The EXIF tag of an image's orientation."""
+
+
+def is_image(name: str) -> bool:
+    """Returns whether a file has the name of an image that is read."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def read_image(value: Any) -> Image:
+    """Returns the image at a path or URL, in the bytes of a file, or of `datasets`, as viewers show it.
+
+    Raises ValueError where it cannot be read.
+    """
+    require_extra("images", feature="data of images")
+    from PIL import Image
+
+    if hasattr(value, "getbands"):
+        return _turned(value)
+    if isinstance(value, Mapping):
+        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+    if isinstance(value, bytes):
+        with _faults("the image"):
+            return _turned(Image.open(io.BytesIO(value)))
+    if not isinstance(value, str):
+        raise ValueError(f"the image is {type(value).__name__}. To fix: give the path of its file")
+    with opened(value) as stream, _faults(value):
+        return _turned(Image.open(stream))
+
+
+def pixels_of(image: Image, *, mode: str, size: int | None = None) -> Array:
+    """Returns the pixels of an image in the mode RGB or L: bytes [channels, height, width].
+
+    size: the height and width to which the image is resized.
+
+    Raises ValueError where pixels have more than 8 bits: Pillow cuts them off at 255, here and where a `pipeline` of
+    transformers serves the model.
+    """
+    from PIL.Image import Resampling
+
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"the image has pixels of more than 8 bits (mode {image.mode}), of which the brighter ones would all "
+            "become white. To fix: save it with 8 bits, scaled as fits its content, e.g. magick IN -depth 8 OUT"
+        )
+    image = image.convert(mode)
+    pixels = np.asarray(image if size is None else image.resize((size, size), Resampling.BILINEAR))
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+@contextmanager
+def _faults(what: str) -> Iterator[None]:
+    """Raises ValueError, with what is read, for all that PIL raises on files that are broken or no images."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{what} is no image that can be read. {REMEDY}") from error
+    except (
+        OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError
+    ) as error:  # fmt: skip
+        raise ValueError(f"{what} cannot be read: {error}. {REMEDY}") from error
+
+
+def _turned(image: Image) -> Image:
+    """The image, decoded, as its EXIF orientation says: cameras write pixels as their sensor lies."""
+    from PIL.Image import Transpose
+
+    image.load()
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except (SyntaxError, ValueError, struct.error):  # as broken EXIF says nothing
+        return image
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image if orientation not in turns else image.transpose(turns[orientation])

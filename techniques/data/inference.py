@@ -1,0 +1,171 @@
+"""The kind of data that fits the columns of files and the model, where they leave no doubt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ringmaster.techniques.data.row_samples.row_columns import columns_of_files
+from ringmaster.techniques.data.row_samples.row_source import RowSource
+from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
+from ringmaster.techniques.data.sources.registry import ALIASES, LANGUAGE_MODELING, data_source_named
+from ringmaster.techniques.interface.decoders import CAUSAL
+from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+
+ENCODERS = ("Model",)
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "chat": CAUSAL,
+    "preference": CAUSAL,
+    "completion": CAUSAL,
+    "text-classification": ("ForSequenceClassification",),
+    "token-classification": ("ForTokenClassification",),
+    "seq2seq": ("ForConditionalGeneration", "MTModel"),
+    "embedding": ENCODERS,
+    "image-classification": ("ForImageClassification",),
+}
+"""The kinds that are inferred, the most specific first, and the endings of the classes of models that they suit."""
+
+CLASSIFIERS = (*KINDS["text-classification"], *KINDS["token-classification"], *KINDS["image-classification"])
+CLASSIFICATION = ("text-classification", "token-classification", "image-classification")
+"""The kinds whose samples have classes."""
+UNMISTAKABLE = ("chat", "preference")
+HOW = frozenset({"image_size", "mean", "std", "processor"})
+"""The options of images that say how they are resized and normalised."""
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "spiece.model", "sentencepiece*")
+
+
+def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
+    """Returns the kind of data of files, or of a saved data set, whose spec names none; None where it stays open.
+
+    Only the first row of the first file is read, and the names of a data set's columns. Data sets of images or of token
+    ids, and those of the hub, stay as they are. A language model whose rows have text, or tokens, is trained on these.
+    Where the model's class is unknown, only columns that no other kind has are decisive.
+
+    Raises ValueError where files cannot be read.
+    """
+    if spec.kind is not None:
+        return None
+    if spec.path is None:
+        return None if spec.dataset is None else _kind_of_dataset(spec, model)
+    if spec.path.endswith(".txt"):
+        return None
+    if images_of(spec) is not None:
+        return "image-classification"
+    if not (suited := _suited(model)):
+        return None
+    there = columns_of_files(spec, kind="language-modeling")
+    if (architecture := architecture_of(model)) is not None and architecture.endswith(CLASSIFIERS):
+        return suited[0]  # also where a column is missing, which its preparation then says
+    return _fitting(spec, model, there)
+
+
+def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
+    """Returns the columns of the training split that `save_to_disk` wrote into a folder; () where they are unknown.
+
+    The file of the columns is read without `datasets`, whose import takes seconds.
+    """
+    folder = Path(spec.dataset or "")
+    for file in (folder / "dataset_info.json", folder / spec.split / "dataset_info.json"):
+        try:
+            return tuple(json.loads(file.read_text(encoding="utf-8"))["features"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ()
+
+
+def _kind_of_dataset(spec: DataSpec, model: ModelSpec) -> str | None:
+    there = columns_of_saved(spec)
+    found = None if not there or "input_ids" in there else _fitting(spec, model, there)
+    return None if found == "image-classification" else found
+
+
+def _suited(model: ModelSpec) -> list[str]:
+    """The kinds that suit a model's class, the most specific first."""
+    architecture = architecture_of(model)
+    return [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
+
+
+def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | None:
+    """The kind that suits a model and has its columns among those that are there."""
+    suited, architecture = _suited(model), architecture_of(model)
+    is_text = not {spec.text_column, "input_ids"}.isdisjoint(there)
+    if is_text and (architecture is None or architecture.endswith(CAUSAL)):
+        return None
+    fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
+    if "label" in there and fitting[:1] == ["completion"]:
+        return None  # completions of which some are wrong, as in TRL's format for KTO
+    if architecture is None:
+        fitting = [kind for kind in fitting if kind in UNMISTAKABLE]
+    return fitting[0] if fitting else None
+
+
+def architecture_of(model: ModelSpec) -> str | None:
+    """Returns the class of a model, as far as it is known without a network."""
+    if model.architecture is not None:
+        return model.architecture
+    said = model.config.get("architectures")
+    if said is None and model.from_pretrained is not None:
+        try:
+            said = json.loads((Path(model.from_pretrained) / "config.json").read_text()).get("architectures")
+        except (OSError, ValueError):
+            return None
+    return str(said[0]) if isinstance(said, (list, tuple)) and said else None
+
+
+def has_negatives(spec: DataSpec) -> bool:
+    """Returns whether files for embeddings have hard negatives. Raises ValueError where they cannot be read."""
+    if spec.kind != "embedding" or spec.path is None:
+        return False
+    source = data_source_named(spec.kind)
+    assert isinstance(source, RowSource)
+    return "negative" in source.columns(spec).columns
+
+
+def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:
+    """Returns a spec whose images are resized and normalised as a pretrained model's, unless it says how.
+
+    model: a folder or hub name; None for a fresh model.
+    """
+    if spec.kind != "image-classification" or model is None or not HOW.isdisjoint(spec.kwargs):
+        return spec
+    if Path(model).is_dir() and not (Path(model) / PROCESSOR).is_file():
+        return spec
+    return replace(spec, kwargs={**spec.kwargs, "processor": model})
+
+
+def classes_of(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the classes of the model in a folder; () where it does not name them."""
+    try:
+        names = json.loads((folder / "config.json").read_text()).get("id2label") or {}
+    except (OSError, ValueError):
+        return ()
+    found = tuple(str(names[number]) for number in sorted(names, key=int))
+    return () if all(name.startswith("LABEL_") for name in found) else found
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Returns whether a model's folder holds the files of a tokenizer."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
+def encodes_text(spec: DataSpec) -> bool:
+    """Returns whether the samples of a spec are made of text by a tokenizer. Raises ValueError on an unknown kind.
+
+    True also for a Hugging Face data set of unknown kind: whether it has text is known once it is loaded.
+    """
+    if spec.kind is None or spec.kind in (*ALIASES, LANGUAGE_MODELING):
+        return spec.path is not None or spec.dataset is not None or spec.source == "python-stdlib"
+    source = data_source_named(spec.kind)
+    return isinstance(source, RowSource) and source.needs_tokenizer
+
+
+def _has_columns(kind: str, spec: DataSpec, there: tuple[str, ...]) -> bool:
+    source = data_source_named(kind)
+    assert isinstance(source, RowSource)
+    try:
+        source.columns(spec, there)
+    except ValueError:
+        return False
+    return True

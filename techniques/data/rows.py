@@ -1,0 +1,505 @@
+"""Reads the rows of text, JSONL, CSV and Parquet files one after another, each with its number."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from ringmaster.techniques.data.files import FilePart, opened
+from ringmaster.techniques.data.limits import MAX_ROW_BYTES, Expansion, lines_of, row_too_large
+
+SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+ARRAY_REMEDY = "make a line of each object of an array: jq -c '.[]' FILE > rows.jsonl"
+TABLE_REMEDY = "save it as CSV, with values separated by commas"
+COMPRESSIONS = {
+    ".gz": (b"\x1f\x8b", "gzip -dc"),
+    ".zip": (b"PK\x03\x04", "unzip -p"),
+    ".bz2": (b"BZh", "bzip2 -dc"),
+    ".xz": (b"\xfd7zXZ", "xz -dc"),
+    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -dc"),
+}
+"""The endings of compressed files, the bytes that these begin with, and the commands that decompress them."""
+OTHER_SUFFIXES = {
+    ".json": f"set format to jsonl if each line is an object; or {ARRAY_REMEDY}",
+    **{ending: f"decompress it: {command} FILE > OTHER" for ending, (_, command) in COMPRESSIONS.items()},
+    **dict.fromkeys((".tsv", ".tab"), f"{TABLE_REMEDY}: pandas.read_csv('FILE', sep='\\t').to_csv(OTHER, index=False)"),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), TABLE_REMEDY),
+}
+"""Endings of files that are not read, and what makes them files that are."""
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
+CHARACTERS_PER_READ = 1 << 16
+ROWS_PER_BATCH, BYTES_PER_READ = 1024, 1 << 20
+BYTES_PER_BATCH, REPEATED_ROWS_PER_BATCH = 16 << 20, 64
+# The most faults that are reported at once, and how many rows after the first fault are searched for others.
+MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
+# The values of a column of classes, by which rows inside a value in quotes are told from text of several lines.
+MOST_CLASSES, MOST_CLASS_CHARACTERS, MOST_SUSPECTS = 100, 64, 1000
+
+BYTE_ORDER_MARK = "\ufeff"
+QUOTE_REMEDY = 'close the quote where the value ends, and double each quote inside a value, as in "5"" long"'
+SPACE_REMEDY = (
+    "remove spaces before quotes, e.g. with pandas: read_csv('FILE', skipinitialspace=True).to_csv(OTHER, index=False)"
+)
+NUL_REMEDY = "write it as UTF-8, e.g. from UTF-16: iconv -f UTF-16LE -t UTF-8 FILE > OTHER"
+
+# Once, as making one takes as long as a short row.
+_PLAIN = json.JSONEncoder(default=str)
+_TEXT = json.encoder.encode_basestring_ascii
+_VERBATIM = json.JSONEncoder(ensure_ascii=False, default=str)
+_SORTED = json.JSONEncoder(sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """What is wrong with a row, and how to mend it."""
+
+    place: str
+    what: str
+    remedy: str
+
+
+class DataFault(ValueError):
+    """Something is wrong with the data as a whole, and not with a single row."""
+
+
+class FaultyRows(ValueError):
+    """Some rows of a file are wrong; the message has the first few of them, each with its line."""
+
+    def __init__(self, faults: Sequence[RowFault]) -> None:
+        self.faults = tuple(faults)
+        said = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
+        remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
+        super().__init__(f"{said}. To fix: {remedies}")
+
+
+def format_of(path: str, given: str | None = None) -> str:
+    """Returns the format of a file: `given`, or that of its suffix. Raises ValueError on others."""
+    suffix = PurePosixPath(path).suffix.lower()
+    found = given or SUFFIXES.get(suffix)
+    if found is None:
+        remedy = OTHER_SUFFIXES.get(
+            suffix, f"name files that end in {', '.join(SUFFIXES)}, or give their format: {', '.join(FORMATS)}"
+        )
+        raise ValueError(f"{path} ends in {suffix or 'nothing'}. To fix: {_naming(path, remedy)}")
+    return found
+
+
+def _naming(path: str, remedy: str) -> str:
+    """A remedy for the file at a path."""
+    return remedy.replace("FILE", PurePosixPath(path).name)
+
+
+def read_rows(
+    path: str, *, format: str | None = None, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yields the rows of a file, local or at a URL, with their numbers from 1.
+
+    A row is a mapping, or the whole text of a text file. columns: the columns that are needed; where the format allows
+    it, others are not read. Raises ValueError, with the file and the lines, where rows cannot be read.
+    """
+    if format_of(path, format) == "text":
+        yield 1, "".join(read_text(path))
+        return
+    rows = rows_and_faults(path, format=format, columns=columns)
+    for number, row in rows:
+        if isinstance(row, RowFault):
+            raise FaultyRows(first_faults(row, (found for _, found in rows)))
+        yield number, row
+
+
+def rows_and_faults(
+    path: str, *, format: str | None = None, columns: Sequence[str] | None = None, part: FilePart | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yields the rows of a file that is no text, with their numbers, and a `RowFault` for each wrong one.
+
+    part: the lines that are read, for JSONL alone; None for all.
+    """
+    kind = format_of(path, format)
+    with opened(path, part) as stream:
+        try:
+            if kind == "parquet":
+                yield from _parquet(stream, path, columns)
+            elif kind == "csv":
+                yield from _csv(stream, path)
+            else:
+                yield from _jsonl(stream, path, columns, first_line=1 if part is None else part.first_line)
+        except UnicodeDecodeError as error:
+            raise (_cannot_be_read(path, error) if kind == "parquet" else not_utf8(path)) from error
+        except OSError as error:
+            raise _cannot_be_read(path, error) from error
+
+
+def first_faults(first: RowFault, others: Iterator[Any]) -> list[RowFault]:
+    """Returns a fault and those among the rows that follow it soon, at most `MAX_FAULTS`."""
+    searched = (found for found in islice(others, ROWS_AFTER_A_FAULT) if isinstance(found, RowFault))
+    return [first, *islice(searched, MAX_FAULTS - 1)]
+
+
+def read_text(path: str) -> Iterator[str]:
+    r"""Yields the text of a file in pieces, with `\n` at the end of each line."""
+    with opened(path) as stream:
+        try:
+            with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+                while piece := text.read(CHARACTERS_PER_READ):
+                    if piece.count("\0") > len(piece) // 4:
+                        raise ValueError(
+                            f"{path} is no text but bytes of which many are NUL. To fix: {_naming(path, NUL_REMEDY)}"
+                        )
+                    yield piece
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) from error
+        except OSError as error:
+            raise _cannot_be_read(path, error) from error
+
+
+def not_utf8(path: str) -> ValueError:
+    """Returns what is to be raised for a text file with other bytes than UTF-8, with the first of them."""
+    with opened(path) as stream:
+        begin = stream.read(6)
+    if ending := next((ending for ending, (mark, _) in COMPRESSIONS.items() if begin.startswith(mark)), None):
+        return ValueError(
+            f"{path} is compressed, as {ending} files are. To fix: {_naming(path, OTHER_SUFFIXES[ending])}"
+        )
+    found: list[str] = []
+    offset = 0
+    with opened(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                found.append(f"line {number} at byte {offset + error.start} of the file (0x{line[error.start]:02x})")
+            offset += len(line)
+            if len(found) == MAX_FAULTS:
+                break
+    encoding = _marked_encoding(begin)
+    where = f"in {', '.join(found)}" if encoding is None else f"but {encoding}, by its byte order mark"
+    remedy = f"convert it{', e.g. from Latin-1' if encoding is None else ''}"
+    return ValueError(
+        f"{path} cannot be read: it is not UTF-8 {where}. To fix: {remedy}: iconv -f {encoding or 'ISO-8859-1'} "
+        f"-t UTF-8 {PurePosixPath(path).name} > converted"
+    )
+
+
+def _marked_encoding(begin: bytes) -> str | None:
+    """The encoding whose byte order mark a file begins with; None without one."""
+    if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    return "UTF-16" if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
+
+
+@dataclass(frozen=True)
+class FileText:
+    """The characters of a text file from `start` up to `stop`, which is left out; None for its end.
+
+    They are read when they are needed, a piece at a time.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+    def pieces(self) -> Iterator[str]:
+        """Yields the text in pieces. Raises ValueError where the file cannot be read."""
+        place = 0
+        for piece in read_text(self.path):
+            wanted = piece[max(self.start - place, 0) : None if self.stop is None else max(self.stop - place, 0)]
+            place += len(piece)
+            if wanted:
+                yield wanted
+            if self.stop is not None and place >= self.stop:
+                return
+
+
+class ContentHash:
+    """The hash of a text's content that is given in parts; see `content_hash`."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def update(self, text: str) -> None:
+        """Adds the next part."""
+        self._sha.update(text.encode())
+
+    def digest(self) -> bytes:
+        """Returns 8 bytes."""
+        return self._sha.digest()[:8]
+
+
+def content_hash(content: Any) -> str:
+    """Returns a hash of a row's content, which depends neither on its position nor on the order of its keys."""
+    return hash_bytes(content).hex()
+
+
+def hash_bytes(content: Any) -> bytes:
+    """Returns the 8 bytes of `content_hash`; a `FileText` has the hash of its text."""
+    if isinstance(content, FileText):
+        found = ContentHash()
+        for piece in content.pieces():
+            found.update(piece)
+        return found.digest()
+    text = content if isinstance(content, str) else to_json_text(content, is_sorted=True)
+    return hashlib.sha256(text.encode()).digest()[:8]
+
+
+def to_json_text(content: Any, *, is_sorted: bool = False) -> str:
+    """Returns what `json.dumps` returns for a row's content, its keys in their order or sorted."""
+    if not isinstance(content, dict) or not all(type(value) is str for value in content.values()):
+        return (_SORTED if is_sorted else _PLAIN).encode(content)
+    # Texts alone, as most rows are: an encoder takes longer to begin than to encode them.
+    items = sorted(content.items()) if is_sorted else content.items()
+    return "{" + ", ".join([f"{_TEXT(name)}: {_TEXT(value)}" for name, value in items]) + "}"
+
+
+def _cannot_be_read(path: str, error: Exception) -> ValueError:
+    return ValueError(f"{path} cannot be read: {error}. To fix: check the file")
+
+
+def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_line: int) -> Iterator[tuple[int, Any]]:
+    is_first = first_line == 1
+    with io.TextIOWrapper(stream, encoding="utf-8") as lines:
+        for number, line in lines_of(lines, path, first_line=first_line):
+            line = line.removeprefix(BYTE_ORDER_MARK)  # also of files that were joined
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            begins_array, is_first = is_first and line.lstrip().startswith("["), False
+            try:
+                row = _DECODER.decode(line)
+            except (ValueError, RecursionError) as error:
+                what, remedy = _json_fault(error)
+                yield number, RowFault(place, what, _naming(path, ARRAY_REMEDY) if begins_array else remedy)
+                if begins_array:  # whose other lines are no rows either
+                    return
+                continue
+            if not isinstance(row, dict):
+                kind = "null" if row is None else f"a {type(row).__name__}"
+                is_array = isinstance(row, list) and any(isinstance(each, dict) for each in row)
+                remedy = _naming(path, ARRAY_REMEDY) if is_array else 'write rows as {"text": ...}'
+                yield number, RowFault(place, f"is no JSON object but {kind}", remedy)
+            elif _SURROGATE.search(line) and (half := _half_character(row, columns)):
+                what = f"has half of a surrogate pair, {half!r}, which is no character"
+                yield number, RowFault(place, what, "write its text as UTF-8")
+            else:
+                yield number, row
+
+
+def _json_fault(error: Exception) -> tuple[str, str]:
+    """What is wrong with a line, and how to mend it."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply", "write rows of texts, numbers and lists"
+    if isinstance(error, _RepeatedKey):
+        return f"has the key {error.args[0]!r} twice", "rename one of the keys, or remove it"
+    return f"is no JSON: {error}", "one object a line"
+
+
+def _half_character(row: Mapping[str, Any], columns: Sequence[str] | None) -> str | None:
+    """The first half of a surrogate pair in the columns of a row that are read, which cannot be encoded."""
+    try:
+        _VERBATIM.encode({name: row[name] for name in columns or row if name in row}).encode()
+    except UnicodeEncodeError as error:
+        return str(error.object)[error.start]
+    return None
+
+
+class _RepeatedKey(ValueError):
+    """An object has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys must differ: else the last value would silently be the one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(MAX_ROW_BYTES)  # longer than the default of 128 KiB
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
+        spaced = [0]
+        reader = csv.reader(_csv_lines(lines_of(lines, path), path, spaced), strict=True)
+        first = 1
+        try:
+            names = next(filter(None, reader), [])
+            _check_names([name.strip() for name in names if name.strip()], f"{path}, line 1")
+            if spaced[-1] and any(map(_is_quoted_after_space, names)):
+                raise ValueError(f"{path}, line 1 has a space before a quote. To fix: {_naming(path, SPACE_REMEDY)}")
+            suspects = _RowsInValues(names)
+            first = reader.line_num + 1
+            for values in reader:
+                is_spaced = spaced[-1] >= first
+                if values[-1:] == names[-1:] and [values[0].removeprefix(BYTE_ORDER_MARK), *values[1:]] == names:
+                    what = "repeats the header, as where files were joined"
+                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, "remove the line")
+                elif is_spaced and len(values) == len(names) and any(map(_is_quoted_after_space, values)):
+                    place = f"{path}, line {reader.line_num}"
+                    yield reader.line_num, RowFault(place, "has a space before a quote", _naming(path, SPACE_REMEDY))
+                elif len(values) == len(names):
+                    suspects.add(values, line=first, num_lines=reader.line_num + 1 - first)
+                    yield reader.line_num, dict(zip(names, values, strict=True))
+                elif values:
+                    what = f"has another number of values than the header: {len(values)} and not {len(names)}"
+                    remedy = _naming(path, SPACE_REMEDY) if is_spaced else "put quotes around values with commas"
+                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, remedy)
+                first = reader.line_num + 1
+        except csv.Error as error:
+            yield first, _csv_fault(path, first, error, reader.line_num)
+            return
+        for line, num_rows, column in suspects.found():
+            what = f"has a value in quotes that holds {num_rows} rows, by their {column!r}"
+            yield (
+                line,
+                RowFault(f"{path}, line {line}", what, f"{QUOTE_REMEDY}; or give JSONL if the value is meant so"),
+            )
+
+
+def _csv_lines(lines: Iterable[tuple[int, str]], path: str, spaced: list[int]) -> Iterator[str]:
+    """Yields lines, and appends to `spaced` the numbers of those in which a quote may begin a value after a space."""
+    is_header = True
+    for number, line in lines:
+        if "\0" in line:
+            raise csv.Error("line contains NUL")
+        if is_header and line.strip():
+            _check_separator(line.strip(), path)
+            is_header = False
+        # A search of every line would take as long as all else.
+        if (', "' in line or '  "' in line or line[0] == " ") and _QUOTE_AFTER_SPACE.search(line):
+            spaced.append(number)
+        yield line
+
+
+def _is_quoted_after_space(value: str) -> bool:
+    """Whether a value is in quotes behind a space, or a part of such a value up to a line end in it."""
+    return value[:1] == " " and value.lstrip()[:1] == '"' and (value.rstrip()[-1] == '"' or value.count('"') % 2 == 1)
+
+
+def _csv_fault(path: str, line: int, error: csv.Error, last_line: int) -> RowFault:
+    place = f"{path}, line {line}"
+    match str(error):
+        case "unexpected end of data":
+            return RowFault(place, "begins a value in quotes that is never closed", QUOTE_REMEDY)
+        case "line contains NUL":
+            return RowFault(place, "has NUL bytes, so that the file is no UTF-8 text", _naming(path, NUL_REMEDY))
+    what = f"has a value in quotes with a quote inside it, up to line {last_line}: {error}"
+    return RowFault(place, what, QUOTE_REMEDY)
+
+
+def _check_separator(header: str, path: str) -> None:
+    """Raises ValueError where the first line of a CSV file seems to be separated by other signs than commas."""
+    separators = {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+    if "," not in header and (found := next((sign for sign in separators if sign in header), None)):
+        raise ValueError(
+            f"{path} has one column, {header!r}, which seems to be separated by {separators[found]}. To fix: "
+            f"separate values by commas, e.g. with pandas: read_csv({PurePosixPath(path).name!r}, sep={found!r})"
+            ".to_csv(OTHER, index=False)"
+        )
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    if twice := list(dict.fromkeys(name for name in names if names.count(name) > 1)):
+        said = " and ".join(f"two columns {name!r}" for name in twice)
+        raise ValueError(f"{where} has {said}. To fix: rename all but one of them, or remove them")
+
+
+class _RowsInValues:
+    """Finds values in quotes that hold whole rows, as where a quote is closed some rows too late.
+
+    Text of several lines is no fault, whatever commas it has. What looks like rows is told from it by a column of few
+    values, such as the class: those of all rows inside the value are among those of other rows.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._known: dict[int, set[str]] = {column: set() for column in range(len(names)) if len(names) > 1}
+        self._suspects: list[tuple[int, list[list[str]]]] = []
+
+    def add(self, values: Sequence[str], *, line: int, num_lines: int) -> None:
+        """Adds a row of some lines. line: the first of them."""
+        if num_lines > 1:
+            broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
+            self._add_broken(values, broken, line=line)
+            return
+        for column, known in [*self._known.items()]:
+            known.add(values[column][: MOST_CLASS_CHARACTERS + 1])
+            if len(known) > MOST_CLASSES:
+                del self._known[column]
+
+    def found(self) -> Iterator[tuple[int, int, str]]:
+        """Yields the line of each row with a value that holds rows, their number, and the column that shows it."""
+        for line, rows in self._suspects:
+            for column, known in self._known.items():
+                if all(_is_class(row[column]) and row[column] in known for row in rows):
+                    yield line, len(rows), self._names[column]
+                    break
+
+    def _add_broken(self, values: Sequence[str], broken: int, *, line: int) -> None:
+        """Adds a row with a value of several lines, if there are as many commas in each as between values of a row."""
+        begin, *between, end = (part.split(",") for part in re.split(r"\r\n|\r|\n", values[broken]))
+        rows = [[*values[:broken], *begin], *between, [*end, *values[broken + 1 :]]]
+        if len(self._suspects) < MOST_SUSPECTS and all(len(row) == len(values) for row in rows):
+            short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
+            self._suspects.append((line, short))
+
+
+_QUOTE_AFTER_SPACE = re.compile(r'(?:^|,) +"(?![",\r\n]|$)')
+
+
+def _is_class(value: str) -> bool:
+    return bool(value.strip()) and len(value) <= MOST_CLASS_CHARACTERS
+
+
+def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path} needs pyarrow. To fix: pip install pyarrow, or give JSONL") from error
+    try:
+        # A buffer makes it read column chunks in parts; by default it reads them whole.
+        table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
+    _check_names(table.schema_arrow.names, path)
+    expansion = Expansion(path, num_stored_bytes=stream.seek(0, io.SEEK_END))
+    there = [name for name in columns or () if name in table.schema_arrow.names]
+    number = 0
+    for group in range(table.num_row_groups):
+        num_rows = _rows_per_batch(table.metadata.row_group(group), there, expansion)
+        for batch in table.iter_batches(batch_size=num_rows, row_groups=[group], columns=there or None):
+            expansion.add(batch.nbytes)
+            for row in batch.to_pylist():
+                number += 1
+                if sum(len(value) for value in row.values() if isinstance(value, (str, bytes))) > MAX_ROW_BYTES:
+                    raise row_too_large(f"{path}, row {number}")
+                yield number, row
+
+
+def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) -> int:
+    """Returns the number of rows of a row group of a Parquet file that are read at a time.
+
+    A text that is stored once for many rows (`dictionary`) may be as long as all of the group is said to be. Raises
+    ValueError where a column is compressed so much that reading it takes too much memory.
+    """
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    mine = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
+    for chunk in mine:  # whose pages, of any size, are decompressed as a whole
+        expansion.check(chunk.total_uncompressed_size)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in mine)
+    num_rows: int = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
+    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in mine):
+        longest = max(chunk.total_uncompressed_size for chunk in mine)
+        num_rows = min(num_rows, max(BYTES_PER_BATCH // max(longest, 1), REPEATED_ROWS_PER_BATCH))
+    return max(1, min(ROWS_PER_BATCH, int(num_rows)))

@@ -1,0 +1,102 @@
+"""Prompts with their completions, of which a language model learns the completions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ringmaster.techniques.data.row_samples.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_samples.tokenizer import give_chat_template
+from ringmaster.techniques.data.sources.chat import (
+    answered_chat,
+    as_messages,
+    refuse_tools,
+    texts_of,
+    tools_of,
+    with_system,
+)
+from ringmaster.techniques.data.sources.text_classification import text_of
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.metric import IGNORED
+
+
+class Completion(RowSource):
+    """The tokens of a prompt and of its completion. The prompt has no labels.
+
+    Both are texts, encoded as one that ends with the end of text; or both are lists of messages, which the tokenizer's
+    chat template renders, with the row's `tools`. The `input` of an instruction, as in Alpaca's files, follows the
+    prompt after an empty line, and `system` precedes it. Rows with a `history` of turns are refused.
+    """
+
+    name = "completion"
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "prompt": ("prompt", "instruction", "question"),
+        "completion": ("completion", "response", "output", "answer"),
+        "input": ("input",),
+        "tools": ("tools",),
+        "system": ("system",),
+        "history": ("history",),
+    }
+    optional: ClassVar[frozenset[str]] = frozenset({"input", "tools", "system", "history"})
+    needs_tokenizer = True
+    is_causal = True
+    packs = True
+    version = 3
+
+    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+        """Returns both texts, also those of messages where a tokenizer is trained on them."""
+        prompt, completion = _prompt_of(row), row["completion"]
+        if spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
+            return (prompt, prompt + completion)  # which are encoded
+        return texts_of((prompt, completion), spec=spec)
+
+    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
+        """Gives a tokenizer that was trained on the data a chat template."""
+        if is_trained:
+            give_chat_template(folder)
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens, and labels for those of the completion."""
+        if row["history"]:
+            raise ValueError(
+                "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
+            )
+        if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
+            prompt, answer = (as_messages(row[key], roles=context.tokenizer.roles) for key in ("prompt", "completion"))
+            return answered_chat(with_system(prompt, row["system"]), answer, context, tools=tools_of(row["tools"]))
+        refuse_tools(row)
+        for role in ("prompt", *(role for role in ("input", "system") if row[role])):
+            text_of(row, role)
+        return answered(_prompt_of(row), [text_of(row, "completion")], context)[0]
+
+
+def _prompt_of(row: Mapping[str, Any]) -> Any:
+    """The prompt, with what belongs to it before and behind it, after empty lines; unchanged where it is no text."""
+    if not isinstance(row["prompt"], str):
+        return row["prompt"]
+    parts = (row["system"] or None, row["prompt"], row["input"] or None)
+    return "\n\n".join(str(part) for part in parts if part is not None)
+
+
+def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> list[dict[str, list[int]]]:
+    """Returns the tokens of a prompt with each of its answers, with labels for the answer alone.
+
+    The tokens are those of TRL: special tokens before the text (BOS), then prompt and answer encoded as one text, then
+    the end of text, once. Where the last token of the prompt has grown into an answer, all answers begin with it.
+    """
+    tokenizer = context.tokenizer
+    end = [] if tokenizer.end_id is None else [tokenizer.end_id]
+    alone = tokenizer.encode(prompt)
+    whole = [tokenizer.encode(prompt + answer.removesuffix(tokenizer.end_text)) for answer in answers]
+    num_of_prompt = len(tokenizer.start_ids) + min(num_common(alone, each) for each in whole)
+    tokens = [[*tokenizer.start_ids, *each, *end] for each in whole]
+    return [{"input_ids": each, "labels": [IGNORED] * num_of_prompt + each[num_of_prompt:]} for each in tokens]
+
+
+def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """Returns the number of items at the start that are equal in both."""
+    if one == two[: len(one)]:
+        return len(one)
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))

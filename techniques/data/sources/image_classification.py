@@ -1,0 +1,256 @@
+"""Images with a class each: a folder of images by class, a table of paths, or a Hugging Face data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringmaster.techniques.data.files import Matched, is_litter, matching, opened
+from ringmaster.techniques.data.images import is_image, pixels_of, read_image
+from ringmaster.techniques.data.prepared import Preparation
+from ringmaster.techniques.data.row_samples.row_columns import Columns
+from ringmaster.techniques.data.row_samples.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.rows import MAX_FAULTS
+from ringmaster.techniques.data.splits import is_held_out
+from ringmaster.techniques.data.training_faults import with_leaks
+from ringmaster.techniques.interface.data_source import MAX_SHOWN, PreparedData, Row
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+
+PROCESSOR = "preprocessor_config.json"
+SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
+
+
+class ImageClassification(RowSource):
+    """Square images, [3, size, size], with the numbers of their classes.
+
+    The class of an image in a folder is the name of the folder that it lies in. A table names each image's file,
+    relative to the table. Images are turned as their EXIF orientation says, resized to `image_size` pixels, without
+    keeping their proportions, and normalised with `mean` and `std`, as transformers' ViTImageProcessor does.
+    `processor` is a folder or hub name from whose preprocessor_config.json these are read instead. mode: "RGB" (3
+    channels) or "L" (grey, 1 channel).
+    """
+
+    name = "image-classification"
+    version = 2
+    pads = False
+    keeps_files = False  # images are files of their own, and their pixels take more space than the files
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "image": ("image", "img", "path", "file_name", "file"),
+        "label": ("label", "labels", "class"),
+    }
+    label_role = "label"
+    options: ClassVar[Mapping[str, Any]] = {
+        "image_size": 224,
+        "mean": 0.5,
+        "std": 0.5,
+        "mode": "RGB",
+        "processor": None,
+    }
+
+    def check(self, spec: DataSpec) -> None:
+        """Refuses unknown options, and modes other than RGB and L."""
+        super().check(spec)
+        if (mode := self.option(spec, "mode")) not in ("RGB", "L"):
+            raise ValueError(f"data: mode {mode!r} of images is unknown. To fix: give RGB or L")
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the columns; those of images in a folder are the roles."""
+        if images_of(spec) is not None:
+            available = tuple(self.roles)
+        return super().columns(spec, available)
+
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns how images become arrays."""
+        found = images_of(spec)
+        if found is None:
+            return super().preparation(spec, cache_dir=cache_dir)
+        assert spec.path is not None
+        _check_folders(found)
+        return Preparation(
+            name=spec.name or spec.path,
+            location=spec.path,
+            state=self.state([found.state(), _state_of(spec.held_out_path)]),
+            write=partial(self._write_files, cache_dir, spec=spec, where=f"path {spec.path!r}"),
+        )
+
+    def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
+        """Yields the images of a folder, or the rows of a table."""
+        found = images_of(spec)
+        if found is None:
+            yield from super().rows_of_path(spec)
+            return
+        for name in found.names:
+            held_out = spec.held_out_path is None and is_held_out(name, share=spec.held_out)
+            yield _row(found, name, held_out=held_out)
+        if spec.held_out_path is not None:
+            others = matching(spec.held_out_path)
+            yield from (_row(others, name, held_out=True) for name in others.names if is_image(name))
+
+    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
+        """Returns the values by role; the image of a table lies where the table says, relative to itself."""
+        found = super().values(row, columns, spec=spec)
+        if spec.path is not None and isinstance(image := found["image"], str) and "://" not in image:
+            found["image"] = str(Path(row.file).parent / image)
+        return found
+
+    def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
+        """Returns a function of a row whose result is the same for the same image, whatever it is called."""
+        columns = self.columns(spec)
+
+        def identity(row: Row) -> str:
+            with opened(self.values(row, columns, spec=spec)["image"]) as stream:
+                return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+        return identity
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the pixels, as bytes for the default normalisation and else normalised, and the label."""
+        how = self._processor(context.spec)
+        pixels = pixels_of(read_image(row["image"]), mode=how["mode"], size=how["image_size"])
+        if (how["mean"], how["std"]) != (0.5, 0.5):
+            mean, std = (np.asarray(how[name], np.float32).reshape(-1, 1, 1) for name in ("mean", "std"))
+            pixels = (pixels.astype(np.float32) / 255 - mean) / std
+        return {"pixel_values": pixels, "labels": context.labels.number(row["label"])}
+
+    def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+        self._write_processor(folder, spec)
+        prepared = super()._write_files(cache_dir, folder, spec, where)
+        if images_of(spec) is not None and spec.held_out_path is not None:
+            prepared = with_leaks(prepared, spec, partial(self.rows_of_path, spec), identity=self.identity_of(spec))
+        return replace(prepared, notes=(*prepared.notes, *_merged_folders(spec), *_left_out(spec)))
+
+    def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
+        self._write_processor(folder, spec)
+        return super()._write_dataset(spec, folder)
+
+    def _write_processor(self, folder: Path, spec: DataSpec) -> None:
+        how = self._processor(spec)
+        (folder / "processor").mkdir()
+        size, mean, std = how["image_size"], how["mean"], how["std"]
+        channels = 3 if how["mode"] == "RGB" else 1
+        said = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "size": {"height": size, "width": size},
+            "image_mean": mean if isinstance(mean, list) else [mean] * channels,
+            "image_std": std if isinstance(std, list) else [std] * channels,
+        }
+        (folder / "processor" / PROCESSOR).write_text(json.dumps(said, indent=1))
+
+    def _processor(self, spec: DataSpec) -> Mapping[str, Any]:
+        how = {name: self.option(spec, name) for name in self.options}
+        return how if how["processor"] is None else {**how, **_read_processor(str(how["processor"]))}
+
+
+def images_of(spec: DataSpec) -> Matched | None:
+    """The images that the path matches, or None where it matches tables."""
+    if spec.path is None:
+        return None
+    found = matching(spec.path)
+    images = tuple(name for name in found.names if is_image(name))
+    return found.only(images) if images else None
+
+
+def _check_folders(found: Matched) -> None:
+    """Raises ValueError where the folder that an image lies in is not its class.
+
+    It is not where there is a folder for each split, which would be trained on together, or where a folder holds images
+    and folders of images.
+    """
+    outermost = {name.split("/")[0] for name in found.names if name.count("/") > 1}
+    if len(outermost) > 1 and outermost <= SPLITS:
+        raise ValueError(
+            f"{found.root} has a folder for each of {', '.join(sorted(outermost))}. To fix: set path to the one to "
+            "train on, and held_out_path to the one to evaluate on"
+        )
+    folders = {PurePosixPath(name).parent for name in found.names}
+    mixed = folders & {above for folder in folders for above in folder.parents}
+    if stray := [name for name in found.names if PurePosixPath(name).parent in mixed]:
+        shown = ", ".join(map(found.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
+        number = "1 image lies" if len(stray) == 1 else f"{len(stray)} images lie"
+        raise ValueError(
+            f"{number} beside folders of images, where the class of an image is the folder that it lies in: {shown}. "
+            "To fix: move all images of a class into one folder, or remove them"
+        )
+
+
+def _merged_folders(spec: DataSpec) -> Iterator[str]:
+    """Yields the folders that are one class, as they have one name in several folders.
+
+    These may be parts of the data (2021/cat, 2022/cat), or else the classes (cat/2021, dog/2021).
+    """
+    found = images_of(spec)
+    folders: dict[str, set[str]] = {}
+    for name in () if found is None else found.names:
+        folder = PurePosixPath(name).parent
+        folders.setdefault(folder.name, set()).add(str(folder))
+    merged = [f"{' and '.join(sorted(each)[:MAX_SHOWN])} as {name}" for name, each in folders.items() if len(each) > 1]
+    if merged:
+        yield f"folders of one name are one class: {', '.join(merged[:MAX_SHOWN])}" + (
+            ", ..." if len(merged) > MAX_SHOWN else ""
+        )
+
+
+def _left_out(spec: DataSpec) -> Iterator[str]:
+    """Yields what is in a folder of images, and is not read."""
+    found = images_of(spec)
+    if found is None or spec.path is None or not spec.path.startswith(f"{found.root.rstrip('/')}/**"):
+        return
+    others = Counter(PurePosixPath(name).suffix.lower() for name in matching(spec.path).names if not is_image(name))
+    if others:
+        shown = ", ".join(f"{number:,} {suffix or 'without an ending'}" for suffix, number in sorted(others.items()))
+        yield f"files left out, as they do not end as images do: {shown}"
+    classes = {name.split("/")[0] for name in found.names}
+    folders = (each.name for each in Path(found.root).iterdir() if each.is_dir()) if not is_url(found.root) else ()
+    if empty := sorted(name for name in {*folders} - classes if not is_litter(name)):
+        yield f"folders without images: {', '.join(empty[:MAX_SHOWN])}" + (", ..." if len(empty) > MAX_SHOWN else "")
+
+
+def _state_of(pattern: str | None) -> Any:
+    return None if pattern is None else matching(pattern).state()
+
+
+def _row(found: Matched, name: str, *, held_out: bool) -> Row:
+    path = found.path(name)
+    content = {"image": path, "label": Path(path).parent.name}
+    return Row(file=path, number=1, value=content, content=content, held_out=held_out)
+
+
+def _one(values: Any) -> Any:
+    """One number for all channels where they have the same."""
+    return values[0] if isinstance(values, list) and len(set(values)) == 1 else values
+
+
+def _mode(mean: Any) -> dict[str, Any]:
+    """The mode of images with a mean of one channel."""
+    return {"mode": "L"} if isinstance(mean, list) and len(mean) == 1 else {}
+
+
+def _read_processor(name: str) -> dict[str, Any]:
+    """The size and the normalisation in the preprocessor_config.json of a folder, or of a model on the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        file = Path(name) / PROCESSOR if Path(name).is_dir() else Path(hf_hub_download(name, PROCESSOR))
+        said = json.loads(file.read_text(encoding="utf-8"))
+        size = said["crop_size"] if said.get("do_center_crop") else said["size"]
+        pixels = size if isinstance(size, int) else size.get("height") or size["shortest_edge"]
+        mean, std = (said["image_mean"], said["image_std"]) if said.get("do_normalize", True) else (0.0, 1.0)
+        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **_mode(said["image_mean"])}
+    except (OSError, ValueError, KeyError, HfHubHTTPError, HFValidationError) as error:
+        raise ValueError(
+            f"processor {name!r} cannot be read: {' '.join(str(error).split())}. To fix: give a folder with "
+            f"{PROCESSOR}, or a hub name; or give image_size, mean and std"
+        ) from error

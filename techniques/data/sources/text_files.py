@@ -1,0 +1,105 @@
+"""Text for language models: documents of text, JSONL, CSV and Parquet files that a glob or a URL matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques.data.encoding.documents import Document, documents_of
+from ringmaster.techniques.data.encoding.file_tokens import write_given
+from ringmaster.techniques.data.file_rows import (
+    Reading,
+    main_files,
+    preparation_of_files,
+    rows_of_file,
+    rows_of_files,
+)
+from ringmaster.techniques.data.prepared import Preparation
+from ringmaster.techniques.data.sources.unread_keys import check_keys
+from ringmaster.techniques.data.stored_source import StoredSource
+from ringmaster.techniques.data.tokens import write_tokens
+from ringmaster.techniques.interface.data_source import PreparedData, Row
+from ringmaster.techniques.interface.job import DataSpec
+
+Content = str | list[int]
+KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
+NO_KTO = (
+    "has a prompt, a completion and a label, as for KTO, a loss that there is not. To fix: keep the rows whose label "
+    "is true, and set data.kind to completion; or make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
+)
+
+
+class TextFiles(StoredSource):
+    """The documents in all files that `spec.path` and, if given, `spec.held_out_path` match.
+
+    A text file is one document. In other files each row is one: its `text_column` has text or token ids (or its
+    `input_ids`, if there is no such column).
+    """
+
+    name = "language-modeling"
+    reads = ("path",)
+
+    def check(self, spec: DataSpec) -> None:
+        """Refuses keys that are not read, and options, as text has none."""
+        check_keys(spec, kind=self.name, columns=("text",), has_classes=False)
+        if spec.path is not None and spec.kwargs:
+            raise ValueError(
+                f"data: kind {self.name} has no option {min(spec.kwargs)!r}. To fix: remove kwargs, or set data.kind"
+            )
+
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns how the documents become one stream of tokens, which is cut into samples."""
+        return preparation_of_files(
+            spec,
+            cache_dir=cache_dir,
+            rows=self.rows,
+            write=partial(_write, cache_dir),
+            identity_of=self.identity_of,
+        )
+
+    def rows(self, spec: DataSpec) -> Iterator[Row]:
+        """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""
+        return rows_of_files(spec, reading_of(spec))
+
+
+def reading_of(spec: DataSpec) -> Reading:
+    """Returns what is read of a row of text."""
+    return Reading(columns=(spec.text_column, "input_ids"), content=partial(_content, column=spec.text_column))
+
+
+def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+    reading = reading_of(spec)
+
+    def documents() -> Iterator[Document]:
+        return documents_of(rows_of_files(spec, reading))
+
+    if spec.tokenizer is not None and spec.seq_len is not None and _has_text(spec, reading):
+        return write_given(folder, spec=spec, reading=reading, cache_dir=cache_dir, where=where)
+    return write_tokens(folder, spec=spec, documents=documents, where=where, with_manifest=spec.name is not None)
+
+
+def _has_text(spec: DataSpec, reading: Reading) -> bool:
+    """Whether the first row is text, and not the ids of tokens, which no tokenizer encodes."""
+    row = next(chain.from_iterable(rows_of_file(file, spec, reading) for file in main_files(spec)), None)
+    return row is not None and not isinstance(row.content, list)
+
+
+def _content(row: Any, where: str, *, column: str) -> Content:
+    """The text or the token ids of a row."""
+    content = row.get(column, row.get("input_ids")) if isinstance(row, Mapping) else None
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(token, int) for token in content):
+        return content
+    if not isinstance(row, Mapping) or (column not in row and "input_ids" not in row):
+        if isinstance(row, Mapping) and row.keys() >= KTO_COLUMNS:
+            raise ValueError(f"{where} {NO_KTO}")
+        there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        what = f"has no text (nor input_ids) in column {column!r}; it has {there}"
+        raise ValueError(f"{where} {what}. To fix: set text_column")
+    read = column if column in row else "input_ids"
+    found = "it is null" if content is None else f"it is of type {type(content).__name__}"
+    raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")

@@ -1,0 +1,12 @@
+"""Scores of trained models on single rows: losses, hits, predictions and probabilities; many adapters over one base.
+
+The rows are a job's held-out rows, in the order in which an evaluation reads them, or literal cases. The scores summed
+over all held-out rows equal the results of `evaluate_model`. `score_together` scores in this process, `main` in a
+worker process. Importing this package does not import torch.
+"""
+
+from ringmaster.techniques.scoring.order import ScoringOrder, model_spec
+from ringmaster.techniques.scoring.together import Progress, Together, score_together
+from ringmaster.techniques.scoring.worker import main
+
+__all__ = ["Progress", "ScoringOrder", "Together", "main", "model_spec", "score_together"]
