@@ -16,10 +16,10 @@ import torch
 
 from ringmaster.tasks.batch import load_batch
 from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
-from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.training.losses import loss_of
-from ringmaster.techniques.runtime.training.metrics import Metrics
-from ringmaster.techniques.runtime.training.optimizers import build_optimizer, learning_rate
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.optimizers import build_optimizer, learning_rate
 
 
 def train(job, *, cache: Path, models: Path) -> dict[str, float]:

@@ -57,9 +57,9 @@ def main():
 def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, rounds, steps):
     """Measures one model; returns the medians over the rounds."""
     from benchmarks.trainers import Ours, llama
-    from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
+    from ringmaster.tasks.execution.starter import checkpoint_interval_s
     from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
-    from ringmaster.techniques.runtime.training.trial_loop import _copy_s
+    from ringmaster.techniques.training.trial_loop import _copy_s
 
     cores = sorted(os.sched_getaffinity(0))
     trainer = Ours(llama(hidden_size, num_layers, seq_len, batch_size), folder, cores=cores[-1:]).trainer

@@ -19,10 +19,10 @@ import torch
 
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.dropout import DrawSites
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.training import trainer as trainers
+from ringmaster.techniques.training import trainer as trainers
+from ringmaster.techniques.training.dropout import DrawSites
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "dropout.json", ROOT / "docs" / "benchmarks.md"

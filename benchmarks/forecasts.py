@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
-from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.profiling.speed_beliefs import OF_MEASUREMENTS, OF_PREDICTIONS, Errors

@@ -64,7 +64,7 @@ def rank_main(rank, *, folder, num_rounds, rows):
     from ringmaster.techniques.interface import registry
     from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
     from ringmaster.techniques.runtime.processes.ranks import join
-    from ringmaster.techniques.runtime.training.trainer import Trainer
+    from ringmaster.techniques.training.trainer import Trainer
 
     model = ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE})
     job = Job(

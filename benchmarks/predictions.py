@@ -47,7 +47,7 @@ from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
-from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS, Trainer
+from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "predicted_steps.json", ROOT / "docs" / "benchmarks.md"

@@ -31,13 +31,13 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
-from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import parts_of
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
-from ringmaster.techniques.runtime.training.trainer import Trainer
+from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "stages.json", ROOT / "docs" / "benchmarks.md"

@@ -84,7 +84,7 @@ class Ours:
         from ringmaster.techniques.interface import registry
         from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
         from ringmaster.techniques.runtime.processes.ranks import join
-        from ringmaster.techniques.runtime.training.trainer import Trainer
+        from ringmaster.techniques.training.trainer import Trainer
 
         path = registry.dotted_path("single")
         order = GangOrder(
@@ -113,7 +113,7 @@ class Theirs:
 
     def __init__(self, job, folder):
         from ringmaster.techniques.data import open_data, prepare
-        from ringmaster.techniques.runtime.models import build_model
+        from ringmaster.techniques.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

@@ -14,7 +14,7 @@ from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
-from ringmaster.tasks.execution.engines.registry import check_engine_name
+from ringmaster.tasks.execution.engine import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 from ringmaster.techniques.runtime.processes.caches import own_caches
 

@@ -39,11 +39,11 @@ class BlackBox(Technique):
 
     @abstractmethod
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Runs a trial. Sends the events and returns the result of `techniques.runtime.training.trial_loop.trial`."""
+        """Runs a trial. Sends the events and returns the result of `techniques.training.trial_loop.trial`."""
 
     @abstractmethod
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Runs a segment. Sends the events and returns the result of `techniques.runtime.training.segment_loop.train`.
+        """Runs a segment. Sends the events and returns the result of `techniques.training.segment_loop.train`.
 
         `checked_result` lists the keys of the result that are required.
         """

@@ -116,7 +116,7 @@ class Context(Technique):
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns this rank's tokens, their positions, and the token that follows each of them as its label."""
         from ringmaster.techniques.runtime.parallel.sequences import positions
-        from ringmaster.techniques.runtime.training.losses import next_tokens
+        from ringmaster.techniques.training.losses import next_tokens
 
         tokens = batch["input_ids"]
         rank, size = self._mesh.get_local_rank(), self._mesh.size()

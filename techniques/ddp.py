@@ -31,8 +31,8 @@ class Ddp(DataParallel):
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from ringmaster.techniques.runtime.training.half_precision import average_in_half
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.training.half_precision import average_in_half
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])

@@ -120,8 +120,8 @@ class Fsdp(DataParallel):
             fully_shard,
         )
 
-        from ringmaster.techniques.runtime.models import layer_names
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.models import layer_names
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])

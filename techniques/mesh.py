@@ -106,7 +106,7 @@ class Mesh(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Divides the model along `tp` first, then along `pp`, and shards the part that each rank then holds."""
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         self._tensor = TensorParallel() if config["tp"] > 1 else None
@@ -141,7 +141,7 @@ class Mesh(Technique):
 
         Partial gradients of ranks are summed once a step.
         """
-        from ringmaster.techniques.runtime.training.gradients import settle_, whole
+        from ringmaster.techniques.training.gradients import settle_, whole
 
         if self._pipeline is not None:
             loss_sum, count = self._pipeline.forward_backward(model, work)

@@ -100,7 +100,7 @@ class Pipeline(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Returns the stages of this rank, and frees the other stages' parameters."""
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         def lay_out(stage: nn.Module) -> nn.Module:
             recompute_layers(stage, config["recompute"])
@@ -164,7 +164,7 @@ class Pipeline(Technique):
         """Returns the norm over all stages; a weight that two stages hold counts once."""
         import torch.distributed as dist
 
-        from ringmaster.techniques.runtime.training.gradients import global_norm
+        from ringmaster.techniques.training.gradients import global_norm
 
         square = global_norm([p for p in parameters if p is not self._tied_replica]) ** 2
         dist.all_reduce(square, group=self._group)

@@ -58,7 +58,7 @@ class Single(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Applies recomputation; there is nothing else to lay out."""
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         recompute_layers(model, config["recompute"])
         return model

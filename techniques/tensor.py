@@ -92,7 +92,7 @@ class TensorParallel(Technique):
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Divides the model in place; each rank takes its part of the weights, which all ranks have built alike."""
         from ringmaster.techniques.runtime.parallel.tensor_plan import cut
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
@@ -102,7 +102,7 @@ class TensorParallel(Technique):
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
         """Gathers the divided logits in evaluation; in training the loss takes them divided."""
-        from ringmaster.techniques.runtime.training.gradients import whole
+        from ringmaster.techniques.training.gradients import whole
 
         output = super().forward(model, batch, work)
         if not model.training:
@@ -117,7 +117,7 @@ class TensorParallel(Technique):
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
         """Runs the default step; partial gradients of ranks (norms, shared heads) are summed once a step."""
-        from ringmaster.techniques.runtime.training.gradients import settle_, whole
+        from ringmaster.techniques.training.gradients import settle_, whole
 
         loss_sum, count = super().forward_backward(model, work)
         settle_(model.parameters())

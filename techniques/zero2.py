@@ -82,7 +82,7 @@ class Zero2(DataParallel):
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Moves the weights into buckets and hooks the exchanges into forward and backward."""
         from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
-        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+        from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])

@@ -16,13 +16,13 @@ from benchmarks.adapters.jobs import HEAD_DIM, Size, jobs_on, order_of, save_bas
 from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-from ringmaster.techniques.runtime.fused.group import Group
-from ringmaster.techniques.runtime.fused.member import Member
-from ringmaster.techniques.runtime.models import build_model
+from ringmaster.techniques.models import build_model
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.training.trainer import Trainer
 from ringmaster.techniques.single import Single
+from ringmaster.techniques.training.fused.base.shared_base import Stem
+from ringmaster.techniques.training.fused.group import Group
+from ringmaster.techniques.training.fused.member import Member
+from ringmaster.techniques.training.trainer import Trainer
 
 RANKS = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
 WARM_UP_STEPS = 2

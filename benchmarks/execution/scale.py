@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.execution.simulated_nodes import EVALUATE_S, EXPORT_S, SAVE_S, STARTUP_S, STEP_S
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from tests.cluster.machines import Network, end

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import insert, select, update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus, Share
 from ringmaster.tasks.storage.schema import NODES, ORDERS, SAID

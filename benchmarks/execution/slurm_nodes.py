@@ -13,7 +13,7 @@ import psutil
 from benchmarks.execution.scale import stub_job, stub_profiles
 from benchmarks.execution.stub_pilot import BATCH_SCRIPT
 from ringmaster.flows.settings import MAX_NODES
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.nodes import Timeouts
 from tests.cluster.postgresql import PostgresServer
 from tests.cluster.servers import prefect_server
 from tests.cluster.waiting import until

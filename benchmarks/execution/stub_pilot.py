@@ -10,7 +10,7 @@ import threading
 import urllib.request
 
 from benchmarks.execution.simulated_nodes import SimulatedNodes
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database
 
 # As the true batch script: a signal ends the flow run in order.

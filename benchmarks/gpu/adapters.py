@@ -103,10 +103,10 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     import torch
 
     from ringmaster.techniques.data import prepare
-    from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-    from ringmaster.techniques.runtime.fused.group import Group
-    from ringmaster.techniques.runtime.fused.member import Member
-    from ringmaster.techniques.runtime.models import build_model
+    from ringmaster.techniques.models import build_model
+    from ringmaster.techniques.training.fused.base.shared_base import Stem
+    from ringmaster.techniques.training.fused.group import Group
+    from ringmaster.techniques.training.fused.member import Member
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]
@@ -128,7 +128,7 @@ def one_by_one(config, kind, folder, *, num, num_steps, **_):
     sys.path.append(str(ROOT))
     from ringmaster.techniques.interface import registry
     from ringmaster.techniques.runtime.processes.ranks import join
-    from ringmaster.techniques.runtime.training.trainer import Trainer
+    from ringmaster.techniques.training.trainer import Trainer
 
     medians = []
     for number in range(min(num, FEW)):

@@ -138,7 +138,7 @@ def ours(config, kind, folder, num_steps, *, recompute="none", **changes):
     from ringmaster.techniques.interface import registry
     from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
     from ringmaster.techniques.runtime.processes.ranks import join
-    from ringmaster.techniques.runtime.training.trainer import Trainer
+    from ringmaster.techniques.training.trainer import Trainer
 
     path = registry.dotted_path("single")
     order = GangOrder(

@@ -13,20 +13,21 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator, Stretch
-from ringmaster.tasks.execution.prediction import Prediction
-from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
 from ringmaster.tasks.execution.replanning.forecast import predict, seconds_left
 from ringmaster.tasks.execution.replanning.replan_policy import (
+    ExploredJob,
     Policy,
     When,
     could_gain,
+    explored,
     is_worth_it,
     plan_rest,
     remaining,
 )
+from ringmaster.tasks.execution.starter import checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
 from ringmaster.tasks.planning.objectives import registry

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ringmaster.tasks.execution.engine import EngineNode, SegmentCall
-from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall
 from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ringmaster import DataParallel
 from ringmaster.techniques.interface.technique import Config
-from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+from ringmaster.techniques.training.recomputation import recompute_layers
 
 
 class OneMessage(DataParallel):

@@ -28,8 +28,7 @@ from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.pages import links
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned
-from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import beside_plan, counted

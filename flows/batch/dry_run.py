@@ -37,7 +37,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt

@@ -9,8 +9,7 @@ from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.groups import LEFT, PARTED
-from ringmaster.tasks.execution.steering import GOAL
+from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.baselines import current_practice

@@ -42,16 +42,12 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.engines.known_nodes import following
-from ringmaster.tasks.execution.engines.registry import LOCAL, build_engine
-from ringmaster.tasks.execution.events import JobEnded, Listener, Planned
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState, JobTable
-from ringmaster.tasks.execution.local.device_metrics import watching
-from ringmaster.tasks.execution.local.step_events import StepEvents
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION
+from ringmaster.tasks.execution.local.engine import StepEvents, watching
 from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner

@@ -13,8 +13,15 @@ from prefect.context import FlowRunContext
 from ringmaster.codec import to_json
 from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.events import (
+    FIRST_PREDICTION,
+    ExecutionEvent,
+    JobEnded,
+    Listener,
+    Listeners,
+    Prediction,
+    predictions_in,
+)
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines

@@ -250,7 +250,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""
-    from ringmaster.techniques.runtime.models.conversion import convert as convert_model
+    from ringmaster.techniques.models.conversion import convert as convert_model
 
     with input_errors():
         done = convert_model(source, destination, to=to, tp=tp, pp=pp)

@@ -14,7 +14,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.process.process_log import log_format as format_of_environment
-from ringmaster.tasks.execution.engines.registry import WORKERS
+from ringmaster.tasks.execution.engine import WORKERS
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
 
 

@@ -97,7 +97,7 @@ class Bisection:
 
     def _steps(self, node: Node, test: CommandTest) -> dict[str, Any] | None:
         """Returns between which training steps a model became bad; None if it has no checkpoints left."""
-        from ringmaster.techniques.runtime.models.at_checkpoint import checkpoint_steps
+        from ringmaster.techniques.models.at_checkpoint import checkpoint_steps
 
         root, last = node.record.origin.checkpoints, node.record.origin.num_steps
         assert root is not None, "there is a place to look"
@@ -120,7 +120,7 @@ class Bisection:
         return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
-        from ringmaster.techniques.runtime.models.at_checkpoint import export_checkpoint
+        from ringmaster.techniques.models.at_checkpoint import export_checkpoint
         from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 
         with ScratchFolder() as aside:

@@ -18,7 +18,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
-from ringmaster.techniques.adapters.moving import has_lost_base, on_base
+from ringmaster.techniques.models.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.graph.snapshot import Node, Snapshot

@@ -29,19 +29,15 @@ from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.tasks.execution.engines.registry import WORKERS, build_engine
+from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.nodes import Nodes
-from ringmaster.tasks.pool.timeouts import Timeouts
-from ringmaster.tasks.storage.batching_database import BatchingDatabase
-from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.nodes import Nodes, Timeouts
+from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.releases import check_release, note_release
 

@@ -23,11 +23,18 @@ from ringmaster.flows.pool.run import PoolRun
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Listeners, Planned, PredictionUpdate
-from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, predictions_in
-from ringmaster.tasks.execution.replanning.forecaster import EVERY_S
-from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.pool.batch_events import BatchEvents, Position
+from ringmaster.tasks.execution.events import (
+    NEWEST_PREDICTION,
+    ExecutionEvent,
+    Listener,
+    Listeners,
+    Planned,
+    PredictionUpdate,
+    predictions_in,
+)
+from ringmaster.tasks.execution.job_table import SteeringRequest
+from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S
+from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission

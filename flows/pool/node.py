@@ -10,6 +10,9 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
+from ringmaster.tasks.device_monitor import Telemetry
+from ringmaster.tasks.pool.node_agent import NodeAgent
+from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import input_errors
@@ -21,11 +24,8 @@ from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
-from ringmaster.tasks.devices.monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.tasks.pool.node.agent import NodeAgent
-from ringmaster.tasks.pool.node.holding import AlreadyServed, hold_devices
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import OtherRelease, check_release
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer

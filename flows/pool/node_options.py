@@ -10,7 +10,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, detect
-from ringmaster.tasks.pool.node.agent import DRAIN_S
+from ringmaster.tasks.pool.node_agent import DRAIN_S
 
 
 @dataclass(frozen=True, kw_only=True)

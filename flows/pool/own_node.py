@@ -15,9 +15,8 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
 from ringmaster.tasks.storage.database import Database
 

@@ -46,8 +46,8 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
-from ringmaster.tasks.execution.steering import GOAL
-from ringmaster.tasks.pool.batch_events import Position
+from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.pool.event_log import Position
 from ringmaster.tasks.pool.handed_over import BatchMeasurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests

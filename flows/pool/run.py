@@ -14,9 +14,9 @@ from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_
 from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.batch_events import BatchEvents, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage.database import Database

@@ -16,7 +16,7 @@ from ringmaster.tasks.planning.charts.gantt_text import axis, job_lines, margin_
 from ringmaster.tasks.planning.plans.plan import Segment
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.execution.prediction import Prediction
+    from ringmaster.tasks.execution.events import Prediction
     from ringmaster.tasks.planning import Plan, Problem
 
 MOST_DEVICES = 64  # rows that a person still reads

@@ -25,14 +25,15 @@ from ringmaster.tasks.execution.events import (
     GangSaid,
     JobEnded,
     Planned,
+    PredictedEnd,
+    Prediction,
     PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
     Waiting,
 )
-from ringmaster.tasks.execution.orders import called
-from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
+from ringmaster.tasks.execution.starter import called
 from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metrics.registry import why_undefined

@@ -18,7 +18,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
 from ringmaster.flows.pool.asking import open_database
 from ringmaster.flows.process.process_log import report_faults
-from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.handed_over import Pending, pending
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions

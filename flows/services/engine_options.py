@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.extras import missing_extra
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S, NODE_PRICES
-from ringmaster.tasks.execution.engines.registry import LOCAL, RAY, SLURM, WORK_POOL, WORKERS, check_engine_name
+from ringmaster.tasks.execution.engine import LOCAL, RAY, SLURM, WORK_POOL, WORKERS, check_engine_name
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, DEVICES

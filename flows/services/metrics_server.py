@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolState
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -32,9 +33,7 @@ from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import environment
 from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
-from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolMonitor
-from ringmaster.tasks.pool.metrics.reasons import PlanReason
-from ringmaster.tasks.pool.metrics.state import PoolState
+from ringmaster.tasks.pool.metrics.monitor import PoolMonitor
 from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
+from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
@@ -51,7 +52,6 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.tasks.pool.node.holding import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR

@@ -24,7 +24,6 @@ from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.rows import format_of
@@ -34,6 +33,7 @@ from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.interface.loss import DOTTED_NAME
 from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 
 MAX_LISTED = 16
@@ -125,7 +125,7 @@ def objective(name: str) -> str:
 
 def architecture(name: str) -> str:
     """Checks that a Hugging Face class can be built from its config. The list of classes is imported only on use."""
-    from ringmaster.techniques.runtime.models import known_architectures
+    from ringmaster.techniques.models import known_architectures
 
     known = known_architectures()
     if name not in known:

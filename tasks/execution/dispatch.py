@@ -164,3 +164,7 @@ def hand_over(planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSeg
         seen.add(segment.job)
         taken.update(segment.devices)
     return Handover(stays=stays, stops=frozenset(active) - frozenset(stays), planned=tuple(left))
+
+
+Command = tuple[int, str]
+"""The number of a segment, and the command to send to its gang."""

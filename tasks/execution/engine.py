@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.background_worker import in_a_thread
+from ringmaster.tasks.cluster import Cluster, Device
+from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.storage.database import Database
+from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.interface.registry import find, installed
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder
+
+Say = Callable[[Event], None]
+
+
+class SegmentTelemetry:
+    """Adds telemetry events to the events of segments. Safe to use from several threads."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._lock = threading.Lock()
+        self._says: dict[int, Say] = {}
+
+    @contextmanager
+    def segment(self, call: SegmentCall) -> Iterator[Say]:
+        """While a segment's gang runs: yields the callback that receives the gang's events."""
+        with self._lock:
+            self._says[call.number] = call.on_event
+        self._telemetry.begin(call.number, [number for _, number in call.devices])
+
+        def say(event: Event) -> None:
+            call.on_event(event)
+            self._pass_on()
+
+        try:
+            yield say
+        finally:
+            with self._lock:
+                del self._says[call.number]
+            if (last := self._telemetry.end(call.number)) is not None:
+                call.on_event(last)
+
+    def _pass_on(self) -> None:
+        """Sends the due telemetry events of all segments. Gangs send events far more often than telemetry is due."""
+        events = self._telemetry.due_events()
+        with self._lock:
+            due = [(self._says[number], event) for number, event in events.items() if number in self._says]
+        for say, event in due:
+            say(event)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +165,111 @@ class Engine(Protocol):
 
         May be called again.
         """
+
+
+ENTRY_POINT_GROUP = "ringmaster.engines"
+LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
+BUILTIN: dict[str, str] = {
+    LOCAL: "ringmaster.tasks.execution.local.engine:local",
+    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
+    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
+    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
+    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
+}
+"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
+
+
+def engine_names() -> tuple[str, ...]:
+    """Returns the names of all engines, built-in ones first."""
+    return tuple(_every())
+
+
+def check_engine_name(name: str) -> None:
+    """Raises ValueError, with the known names, on an unknown one."""
+    find("engine", name, _every())
+
+
+def build_engine(name: str, context: EngineContext) -> Engine:
+    """Builds an engine.
+
+    Raises ValueError on an unknown name, with the known ones; where what is built is no engine; and where the engine
+    needs what its host does not have.
+    """
+
+    path = find("engine", name, _every())
+    engine = resolve(path)(context)
+    if not isinstance(engine, Engine):
+        lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
+        raise ValueError(
+            f"engine {name!r} ({path}) is no engine: it lacks {', '.join(lacking)}. "
+            "To fix: give it all methods of ringmaster.tasks.execution.engine.Engine"
+        )
+    return engine
+
+
+def _every() -> dict[str, str]:
+    # Built-in engines come first, and cannot be shadowed.
+    return {**BUILTIN, **installed(ENTRY_POINT_GROUP), **BUILTIN}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRun:
+    """A flow run that serves a node, or is about to, and has not ended.
+
+    id: the flow run's id.
+    infrastructure: the id of what it runs on, such as "slurm:123"; empty before the work pool's worker has started it.
+    is_begun: whether its process has begun.
+    is_ending: whether it is being cancelled.
+    """
+
+    id: str
+    infrastructure: str = ""
+    is_begun: bool = False
+    is_ending: bool = False
+
+
+class NodeRuns(Protocol):
+    """The flow runs that serve nodes, in a work pool of Prefect. Calls wait for Prefect's server.
+
+    All methods raise ConnectionError while the server is away.
+    """
+
+    def live(self) -> Sequence[NodeRun]:
+        """Returns the flow runs that have not ended."""
+
+    def start(self) -> str:
+        """Starts one more; returns its id."""
+
+    def cancel(self, id: str) -> None:
+        """Cancels a flow run; its process is ended in order."""
+
+    def why_ended(self, id: str) -> str:
+        """Returns how a flow run has ended, for people; empty if that is not known."""
+
+
+Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
+"""Runs a function in the background, under a label that a person sees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineContext:
+    """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
+
+    folder: where the engine may write files of its own: the folder of the run, or the home of the pool's controller.
+    cluster: the devices of this machine that the run may use; empty in the executor of a pool.
+    launcher: starts processes on this machine; None in the executor of a pool.
+    database: the pool's database, with the leader's guarded write access; None outside of a pool.
+    spawn: runs what waits for a gang.
+    telemetry: adds device metrics to the events of segments on this machine; None where there is nothing to measure.
+    node_runs: starts and ends the flow runs that serve nodes; None outside of a pool.
+    on_failure: to be called, at most once and from any thread, when the engine can no longer do its work.
+    """
+
+    folder: Path
+    cluster: Cluster = field(default_factory=lambda: Cluster(nodes=()))
+    launcher: Launcher | None = None
+    database: Database | None = None
+    spawn: Spawn = in_a_thread
+    telemetry: SegmentTelemetry | None = None
+    node_runs: NodeRuns | None = None
+    on_failure: Callable[[], None] = lambda: None

@@ -19,7 +19,7 @@ from itertools import count
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
@@ -29,15 +29,12 @@ from ringmaster.tasks.execution.events import (
     Planned,
     SegmentEnded,
 )
-from ringmaster.tasks.execution.job_table import JobState, JobTable
+from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
-from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
-from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.execution.replanning.forecaster import Forecaster
-from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePlan, PlanManager
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
-from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques.runtime.processes.events import (
     CheckpointFailed,

@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
-from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.plan_progress import PlanProgress
-from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.execution.steering import EVALUATED
+from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome

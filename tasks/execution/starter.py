@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
-from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.orders import called, gang_order
-from ringmaster.tasks.execution.plan_progress import PlanProgress
-from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.profiling.trials import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
-from ringmaster.techniques import Profile
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.turns import steps_taken
 from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
+
+MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
+MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's
+
+
+def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = MEAN_TIME_BETWEEN_FAILURES_S) -> float:
+    """Returns the seconds of training between checkpoints that minimize the expected loss of time.
+
+    C = `stall_s` is the time for which writing a checkpoint in the background holds up training. M = `mtbf_s` /
+    `num_devices` is the gang's mean time between failures, as the failure of any device ends the gang. The first-order
+    optimum is sqrt(2 C M) (Young, CACM 1974; Daly, FGCS 2006). The interval is never so short that saving takes more
+    than 2 % of the time.
+    """
+    optimum_s = math.sqrt(2 * stall_s * mtbf_s / num_devices)
+    return max(optimum_s, stall_s / MOST_OVERHEAD)
+
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice
 
@@ -333,3 +352,62 @@ def _options(record: SegmentRecord, profiles: Sequence[Profile]) -> list[int]:
     wanted = (what["technique"], dict(what["config"]), what["num_devices"], *kind)
     known = [(p.technique, dict(p.config), p.num_devices, p.device_type, p.num_nodes) for p in profiles]
     return [k for k, option in enumerate(known) if option == wanted]
+
+
+def gang_order(
+    job: Job,
+    segment: PlannedSegment,
+    profile: Profile,
+    *,
+    place: RunPaths,
+    devices: Sequence[Device],
+    number: int,
+    listed: Collection[str] = (),
+) -> GangOrder:
+    """Returns the order to train a job on a segment's devices under a profile.
+
+    job, listed: by their names within the batch. `listed` holds those of the job's parents that are jobs of the batch.
+    number: the segment's number in the journal.
+    """
+    parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
+    if job.base is not None and parents[job.base] is None:
+        parents[job.base] = place.weights.get(job.name)
+    weights = parents[job.base] if job.base is not None else None
+    urls = {
+        str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
+        for name, folder in parents.items()
+        if folder
+    }
+    stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
+    every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
+    return GangOrder(
+        purpose=TRAIN,
+        job=job,
+        technique=registry.dotted_path(profile.technique),
+        config=profile.config,
+        slots=slots_of(devices),
+        folder=str(gang_folder(place, number=number, job=job.name)),
+        cache_dir=str(place.cache_dir),
+        data=place.data.get(job.name),
+        checkpoint_dir=place.checkpoint_dir(job),
+        model_dir=str(place.model_dir(job.name)),
+        model_url=place.model_url(job.name),
+        model_urls={folder: url for folder, url in urls.items() if url},
+        weights_from=str(weights) if weights else None,
+        # Only an adaptation reads all parents.
+        parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},
+        last_step=segment.last_step,
+        checkpoint_every_s=every_s,
+        import_paths=place.import_paths,
+        ordered_at_s=time.monotonic(),
+    )
+
+
+def called(job: str, members: Collection[str]) -> str:
+    """Returns a short name for a job and the members that are trained with it."""
+    return f"{job} and {len(members)} more" if members else job
+
+
+def gang_folder(place: RunPaths, *, number: int, job: str) -> Path:
+    """Returns the folder of a segment's gang, which holds its logs."""
+    return place.folder / "gangs" / f"{number:04d}-{job}"

@@ -6,19 +6,33 @@ The events of gangs are in the message store; `batch_events` reads both.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Generic, Protocol, TypeVar, get_args
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, Integer, cast, func, insert, select
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import TOLD
-from ringmaster.techniques.runtime.processes.events import event_from_json
+from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD, json_field
+from ringmaster.techniques.runtime.processes.events import (
+    DeviceTelemetry,
+    Event,
+    JobEvent,
+    JobOfGroupEnded,
+    Metrics,
+    RefusedEvent,
+    ShareEnded,
+    Steps,
+    event_from_json,
+    event_or_refusal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -105,3 +119,231 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
     cls: Any = _KINDS[kind]
     event: ExecutionEvent = from_json(cls, content)
     return event
+
+
+LOOK_EVERY_S = 0.2
+MOST_AT_ONCE = 1000
+MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
+FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, ShareEnded)  # events that reach followers as the decisions on them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a reader has read: the last row of the event log, and the last event of a gang."""
+
+    told: int = 0
+    said: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchEvent:
+    """An event, the position after it, and its time in seconds since the epoch."""
+
+    at: Position
+    event: ExecutionEvent
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decision:
+    id: int
+    event: ExecutionEvent | None  # None for a row that cannot be read
+    time_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    id: int
+    segment: int
+    job: str
+    event: Event
+    time_s: float
+
+
+class _Numbered(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+Row = TypeVar("Row", bound=_Numbered)
+
+
+class BatchEvents:
+    """The events of a batch for the readers of this process, which reads each row once. Thread-safe."""
+
+    def __init__(self, database: Database, batch: str) -> None:
+        self.database, self.batch = database, batch
+        self._lock = threading.Lock()
+        self._decisions: _Recent[_Decision] = _Recent(self._read_decisions)
+        self._said: _Recent[_Said] = _Recent(self._read_said)
+        self._copied: dict[int, int] | None = None
+
+    def newest(self) -> Position:
+        """Returns the position after all events so far."""
+        told = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
+        said = select(func.max(SAID.c.id))
+        found = self.database.read(lambda c: (c.execute(told).scalar(), c.execute(said).scalar()))
+        return Position(told=found[0] or 0, said=found[1] or 0)
+
+    def follow(self, after: Position, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
+        """Yields the events after that position, and new ones until `until` returns True.
+
+        After `until` returns True, the events that are left are yielded before the iterator ends.
+        """
+        clock, reader = threading.Event(), EventReader(self, after)
+        while True:
+            is_last = until()  # called before the query, so that events stored up to then are still yielded
+            entries = reader.read()
+            for entry in entries:
+                yield entry.event
+            if is_last and not entries:
+                return
+            if not entries:
+                clock.wait(LOOK_EVERY_S)
+
+    def rows(self, after: Position, *, most: int) -> tuple[Sequence[_Decision], Sequence[_Said]]:
+        """Returns the rows of both tables after that position, at most `most` of each."""
+
+        def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_Said]]:
+            # First the decisions: all events that they follow from are then in the other table.
+            decisions = self._decisions.after(connection, after.told, most=most)
+            return decisions, self._said.after(connection, after.said, most=most)
+
+        with self._lock:
+            if self._copied is None:
+                self._copied = self.database.read(self._read_copied)
+            return self.database.read(read)
+
+    def segments(self, kind: type[ExecutionEvent], *, until: int) -> set[int]:
+        """Returns the segments of the events of that kind up to a row of the event log."""
+        query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__, TOLD.c.id <= until)
+        return set(self.database.read(lambda connection: connection.execute(query).scalars().all()))
+
+    def is_copied(self, said: _Said) -> bool:
+        """Returns whether an event is in the event log too: an earlier release copied the events of gangs there."""
+        return said.id <= (self._copied or {}).get(said.segment, 0)
+
+    def _read_copied(self, connection: Connection) -> dict[int, int]:
+        """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
+        copies = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == GangSaid.__name__)
+        found = {}
+        for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
+            query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
+            rows = connection.execute(query).all()
+            heard = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
+            if heard:
+                found[segment] = heard[:num_copies][-1]
+        return found
+
+    def _read_decisions(self, connection: Connection, after: int, most: int) -> Sequence[_Decision]:
+        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s)
+        query = query.where(TOLD.c.batch == self.batch, TOLD.c.id > after).order_by(TOLD.c.id).limit(most)
+        rows = connection.execute(query).all()
+        return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
+
+    def _read_said(self, connection: Connection, after: int, most: int) -> Sequence[_Said]:
+        query = select(SAID.c.id, SAID.c.segment, SAID.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s)
+        query = query.join(SEGMENTS, SEGMENTS.c.id == SAID.c.segment).where(SEGMENTS.c.batch == self.batch)
+        rows = connection.execute(query.where(SAID.c.id > after).order_by(SAID.c.id).limit(most)).all()
+        return [_said(row) for row in rows]
+
+
+class EventReader:
+    """Reads the events of a batch in order, from a position on."""
+
+    def __init__(self, events: BatchEvents, after: Position) -> None:
+        self._events, self._at = events, after
+        self._has_begun = False
+        self.num_unreadable = 0  # rows of the event log that were passed over
+        self._started: set[int] = set()
+        self._ended: set[int] = set()
+
+    def read(self, *, most: int = MOST_AT_ONCE) -> list[BatchEvent]:
+        """Returns the next events, none if there are none yet. most: the number of rows to read of each table."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._ended = self._events.segments(SegmentEnded, until=self._at.told)
+            self._started = self._events.segments(SegmentStarted, until=self._at.told)
+        while True:
+            before, found = self._at, self._read(most)
+            if found or self._at == before:
+                return found
+
+    def _read(self, most: int) -> list[BatchEvent]:
+        """Returns the events of the next rows, which may all be rows that readers do not see."""
+        decisions, said = self._events.rows(self._at, most=most)
+        found, number = list[BatchEvent](), 0
+        for decision in decisions:
+            number += self._take(said[number:], found)
+            is_last = number == len(said) == most
+            if is_last and isinstance(decision.event, (SegmentEnded, JobEnded)):
+                return found  # further events of gangs may come before it
+            self._at = Position(told=decision.id, said=self._at.said)
+            if decision.event is None:
+                self.num_unreadable += 1
+                continue
+            self._note(decision.event)
+            found.append(BatchEvent(at=self._at, event=decision.event, time_s=decision.time_s))
+        self._take(said[number:], found)
+        return found
+
+    def _take(self, said: Sequence[_Said], found: list[BatchEvent]) -> int:
+        """Adds the events up to the first one of a gang whose segment has not started; returns how many it read."""
+        started = self._started
+        newest = max(started, default=0)
+        for number, each in enumerate(said):
+            if each.segment not in started and each.segment > newest:
+                return number
+            self._at = Position(told=self._at.told, said=each.id)
+            # Maintenance has deleted the start of a segment that is older than those that have started since.
+            is_late = each.segment in self._ended or each.segment not in started
+            if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):
+                event = GangSaid(number=each.segment, job=each.job, event=each.event)
+                found.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
+        return len(said)
+
+    def _note(self, event: ExecutionEvent) -> None:
+        if isinstance(event, SegmentStarted):
+            self._started.add(event.number)
+        elif isinstance(event, SegmentEnded):
+            self._ended.add(event.number)
+
+
+class _Recent(Generic[Row]):
+    """The newest rows of a table that were read: all rows with a number above `_low`, up to `_high`.
+
+    fetch: reads the rows after a number, at most so many.
+    """
+
+    def __init__(self, fetch: Callable[[Connection, int, int], Sequence[Row]]) -> None:
+        self._fetch = fetch
+        self._rows: list[Row] = []
+        self._low = self._high = 0
+
+    def after(self, connection: Connection, number: int, *, most: int) -> Sequence[Row]:
+        """Returns the rows after a number, at most so many, of which only those that are not here are read."""
+        if number < self._low:  # a reader that is far behind
+            return self._fetch(connection, number, most)
+        if number > self._high:
+            self._rows, self._low, self._high = [], number, number
+        found = self._rows[bisect_right(self._rows, number, key=lambda row: row.id) :][:most]
+        if len(found) < most:
+            new = self._fetch(connection, self._high, most - len(found))
+            found, self._rows = [*found, *new], [*self._rows, *new]
+            self._high = self._rows[-1].id if self._rows else self._high
+        if len(self._rows) > MOST_RECENT:
+            self._low = self._rows[-MOST_RECENT - 1].id
+            self._rows = self._rows[-MOST_RECENT:]
+        return found
+
+
+def _number() -> Any:
+    return cast(json_field(TOLD.c.content, "number"), Integer)
+
+
+def _said(row: Any) -> _Said:
+    event = event_or_refusal(row.content)
+    named = event.job if isinstance(event, JobEvent) else None
+    # Events that have no time of their own are given one that stays the same however often they are read.
+    time_s = event.wall_s if isinstance(event, (Steps, Metrics, DeviceTelemetry)) else None
+    return _Said(id=row.id, segment=row.segment, job=named or row.job, event=event, time_s=time_s or row.started_s)

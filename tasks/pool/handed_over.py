@@ -18,9 +18,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import FACTS, REQUESTS, json_field

@@ -106,7 +106,7 @@ def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     All are measured alike on one device.
 
     compared: the model first, then its parents, as JSON forms of
-        `ringmaster.techniques.adaptations.comparing.Measured`.
+        `ringmaster.techniques.models.adaptations.comparing.Measured`.
     """
     if len(compared) < 2:
         return ""

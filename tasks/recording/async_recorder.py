@@ -24,8 +24,7 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate
-from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
-from ringmaster.tasks.pool.event_log import content_of, event_of
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, Position, content_of, event_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines

@@ -23,7 +23,7 @@ ENERGY = "system/energy_joules"
 def telemetry_points(event: DeviceTelemetry) -> list[MetricPoint]:
     """Returns the metric points of a telemetry event.
 
-    `tasks/devices/monitor.py` documents the form of a telemetry event. The step of a point is its time in
+    `tasks/device_monitor.py` documents the form of a telemetry event. The step of a point is its time in
     seconds since the epoch: a job's segments follow each other in time, and so do its points.
     """
     where = f"system/{event.node}/" if event.node else "system/"

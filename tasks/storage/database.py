@@ -11,13 +11,13 @@ import logging
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, select, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, delete, event, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
@@ -303,3 +303,95 @@ def _postgresql(url: str) -> Engine:
             "options": f"-c idle_in_transaction_session_timeout={round(1000 * FROZEN_S)}",
         },
     )
+
+
+MOST_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
+
+
+def delete_in_chunks(
+    database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MOST_ROWS
+) -> int:
+    """Deletes the rows that match `where` from a table with an `id` column. Returns their number.
+
+    A row that matches must go on matching: rows left when the process ends are deleted by a later call.
+    """
+    num_dropped = 0
+    while num := database.write(partial(_drop, table=table, where=where, most_rows=most_rows)):
+        num_dropped += num
+    return num_dropped
+
+
+def _drop(connection: Connection, *, table: Table, where: ColumnElement[bool], most_rows: int) -> int:
+    some = select(table.c.id).where(where).limit(most_rows)
+    return int(connection.execute(delete(table).where(table.c.id.in_(some))).rowcount)
+
+
+T = TypeVar("T")
+
+Act = Callable[[Connection], object]
+
+
+class BatchingDatabase(Database):
+    """The same database, whose `write_later` and `insert_later` wait inside `together`.
+
+    A process that dies inside `together` has carried out none of the writes that waited. What it does meanwhile must
+    therefore not be visible to others except through this database. After an exception inside `together`, the writes
+    that wait are dropped as well.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.url = database.url
+        self._database, self._mine = database, threading.local()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Puts off the writes of this thread; carries them out at the end."""
+        assert self._waiting is None, "`together` is not nested"
+        self._mine.waiting = []
+        try:
+            yield
+            self.flush()
+        finally:
+            self._mine.waiting = None
+
+    def flush(self) -> None:
+        """Carries out the writes that wait, in one transaction."""
+        if self._waiting:
+            self.write(lambda connection: None)
+
+    def write_later(self, act: Act) -> None:
+        """See `Database.write_later`."""
+        waiting = self._waiting
+        if waiting is None:
+            self._database.write(act)
+        elif not (waiting and isinstance(last := waiting[-1], JoinableWrite) and last.join(act)):
+            waiting.append(act)
+
+    def write(self, act: Callable[[Connection], T]) -> T:
+        """Runs `act` in a write transaction, after the writes that wait; returns its result."""
+        waiting = self._waiting
+        if not waiting:
+            return self._database.write(act)
+        self._mine.waiting = []
+
+        def all_of_them(connection: Connection) -> T:
+            for each in waiting:
+                each(connection)
+            return act(connection)
+
+        return self._database.write(all_of_them)
+
+    def read(self, act: Callable[[Connection], T]) -> T:
+        """Carries out the writes that wait, then runs `act` in a read transaction; returns its result."""
+        self.flush()
+        return self._database.read(act)
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._database.close()
+
+    @property
+    def _waiting(self) -> list[Act] | None:
+        """The writes of this thread that wait; None outside of `together`."""
+        waiting: list[Act] | None = getattr(self._mine, "waiting", None)
+        return waiting

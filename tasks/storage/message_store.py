@@ -15,8 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
-from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder

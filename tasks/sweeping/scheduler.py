@@ -16,7 +16,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
-from ringmaster.tasks.execution.steering import GOAL, LIKE, SETTLED, SteeringRequest
+from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.sampling import Tried
 from ringmaster.tasks.sweeping.space import Values

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Select, func, or_, select
 
-from ringmaster.tasks.execution.prediction import NEWEST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.events import NEWEST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database

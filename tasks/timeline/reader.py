@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.codec import stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.charts.drawing import beside_plan, seconds_text
 from ringmaster.tasks.storage.journal import ENDED

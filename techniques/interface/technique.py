@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 
-# The activations that a layer recomputes in backward, the quickest mode first: see `runtime.training.recomputation`.
+# The activations that a layer recomputes in backward, the quickest mode first: see `training.recomputation`.
 RECOMPUTE = ("none", "selective", "full")
 
 # Bytes for each parameter of fp32 weights and gradients, and of the optimizer's state.
@@ -227,7 +227,7 @@ class Technique(ABC):
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """Returns the global L2 norm of the gradient, a scalar equal on every rank."""
-        from ringmaster.techniques.runtime.training.gradients import global_norm
+        from ringmaster.techniques.training.gradients import global_norm
 
         return global_norm(parameters)
 

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.adapters.attaching import attach
-from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.interface.metric import Metric
 from ringmaster.techniques.losses.registry import reward_names
 from ringmaster.techniques.metrics.registry import scored_metrics
-from ringmaster.techniques.runtime.generation.rollout import HELD_OUT, prompt_seed, rollout_of
-from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.training.half_precision import compute_in_half
-from ringmaster.techniques.runtime.training.losses import Loss, logits_of, loss_of, losses_by_row, next_token_loss
-from ringmaster.techniques.runtime.training.metrics import outputs_of, sums_of
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.adapters.attaching import attach
+from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.scoring.order import SCORES, model_spec
 from ringmaster.techniques.scoring.rows import Rows
+from ringmaster.techniques.training.generation.rollout import HELD_OUT, prompt_seed, rollout_of
+from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.losses import Loss, logits_of, loss_of, losses_by_row, next_token_loss
+from ringmaster.techniques.training.metrics import outputs_of, sums_of
 
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from ringmaster.techniques.adapters.attaching import first_state, pretrained_state, sites
-from ringmaster.techniques.adapters.leaves import own_leaves
-from ringmaster.techniques.adapters.peft_format import is_adapter, read_adapter
-from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules, adapter_modules_of
-from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-from ringmaster.techniques.runtime.fused.batches import Part
-from ringmaster.techniques.runtime.models.facts import has_experts
-from ringmaster.techniques.runtime.training.losses import Loss, classification_loss, next_token_loss
+from ringmaster.techniques.models.adapters.attaching import first_state, pretrained_state, sites
+from ringmaster.techniques.models.adapters.leaves import own_leaves
+from ringmaster.techniques.models.adapters.peft_format import is_adapter, read_adapter
+from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
+from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules, adapter_modules_of
+from ringmaster.techniques.training.fused.base.shared_base import Stem
+from ringmaster.techniques.training.fused.batches import Part
+from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 

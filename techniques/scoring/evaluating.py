@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
+from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter, resolved
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 if TYPE_CHECKING:
     from ringmaster.techniques.data import PreparedData
     from ringmaster.techniques.runtime.processes.ranks import Ranks
-    from ringmaster.techniques.runtime.training.trainer import Trainer
+    from ringmaster.techniques.training.trainer import Trainer
 
 TECHNIQUE, EVALUATE = "single", "evaluate"
 
@@ -56,7 +56,7 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
     """A trainer that evaluates on the device of `ranks`, a single process. Raises the errors of `evaluate_model`."""
     from ringmaster.techniques.data import PreparedData
-    from ringmaster.techniques.runtime.training.trainer import Trainer
+    from ringmaster.techniques.training.trainer import Trainer
 
     order = of_folder(order)
     prepared = from_json(PreparedData, order.data)
@@ -90,7 +90,7 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
-    from ringmaster.techniques.runtime.models import model_facts
+    from ringmaster.techniques.models import model_facts
 
     facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, read_adapter, read_config
+from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter, read_adapter, read_config
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, read_config
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter, read_config
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MODEL_JSON = "model.json"

@@ -131,9 +131,9 @@ def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
 
 def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
     """The scores of models of one base, without those whose adapter does not fit. Raises NotTogether."""
-    from ringmaster.techniques.runtime.training.losses import loss_of, losses_by_row
     from ringmaster.techniques.scoring.asking import Collected, built, metrics_of, said
     from ringmaster.techniques.scoring.common_base import CommonBase, Question
+    from ringmaster.techniques.training.losses import loss_of, losses_by_row
 
     first = next(iter(models.values()))
     model, spec = built(first, rows)

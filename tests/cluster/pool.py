@@ -10,10 +10,9 @@ import psutil
 from sqlalchemy import select
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.pool.nodes import Nodes, NodeStatus
+from ringmaster.tasks.pool.nodes import VARIABLE, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
-from ringmaster.tasks.pool.timeouts import VARIABLE
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore

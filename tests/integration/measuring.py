@@ -13,7 +13,7 @@ from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
-from ringmaster.techniques.runtime.training.trainer import Trainer
+from ringmaster.techniques.training.trainer import Trainer
 
 FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # point-to-point operations, which no thread of gloo runs
 

@@ -20,10 +20,10 @@ from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, WRITE_PATIENCE
-from ringmaster.techniques.runtime.dropout import DrawSites
-from ringmaster.techniques.runtime.training import segment_loop, trainer
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
+from ringmaster.techniques.training import segment_loop, trainer
+from ringmaster.techniques.training.dropout import DrawSites
 from tests.integration import targets
 
 

@@ -17,8 +17,8 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import with_probe
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.probing import probe
 from ringmaster.techniques.runtime.processes.events import Event, Steps
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer

@@ -12,7 +12,7 @@ from ringmaster.flows.pool.alarms import LOOK_EVERY_S as ALARMS_EVERY_S
 from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT
 from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
-from ringmaster.tasks.execution.engines.registry import SLURM
+from ringmaster.tasks.execution.engine import SLURM
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE

@@ -4,10 +4,8 @@ import pytest
 
 from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT, COMMAND
 from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused
-from ringmaster.tasks.pool.providers.slurm.machines import SlurmMachines
-from ringmaster.tasks.pool.providers.slurm.preflight import JobRequest, faults
-from ringmaster.tasks.pool.providers.slurm.records import comment_of, infrastructure_of
+from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused, comment_of, infrastructure_of
+from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, SlurmMachines, faults
 from tests.cluster.waiting import until
 
 # Ends in order: it says so, and takes a moment.

@@ -20,7 +20,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelling, Scheduled
 
 from ringmaster.flows.pool.runs.open_client import OpenClient
-from ringmaster.tasks.execution.engines.context import NodeRun
+from ringmaster.tasks.execution.engine import NodeRun
 
 FLOW = DEPLOYMENT = "serve-node"
 RUNS_AT_ONCE = 200  # what Prefect's server returns at most

@@ -11,9 +11,7 @@ from typing import Any
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 from pydantic import Field
 
-from ringmaster.tasks.pool.providers.slurm.commands import environment_of_jobs
-from ringmaster.tasks.pool.providers.slurm.records import comment_of
-from ringmaster.tasks.pool.providers.slurm.times import slurm_time
+from ringmaster.tasks.pool.providers.slurm.commands import comment_of, environment_of_jobs, slurm_time
 
 BATCH_SCRIPT = (Path(__file__).parent / "batch_script.sh").read_text()
 NOTICE_S = 60

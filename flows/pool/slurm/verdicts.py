@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, job_number
+from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, job_number
 
 UNSUBMITTED_S = 90.0  # a run whose worker ended before it had submitted a job is given up after this time
 

@@ -36,8 +36,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.pool.slurm.configuration import GRACE_S, SlurmJobConfiguration, SlurmVariables
 from ringmaster.flows.pool.slurm.verdicts import Decision, JobRun, Verdict, decide, jobs_by_run
 from ringmaster.tasks.pool.providers.provider import EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused
-from ringmaster.tasks.pool.providers.slurm.records import infrastructure_of, job_number
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused, infrastructure_of, job_number
 
 LOOK_EVERY_S = 3.0
 RUNS_AT_ONCE = 200  # what Prefect's server returns at most

@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
-from ringmaster.tasks.execution.prediction import COVERAGE, PredictedEnd, Prediction
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.reference import Load
 from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBeliefs, errors_of

@@ -18,14 +18,15 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_ste
 from ringmaster.tasks.execution.job_table import keeps_layout
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.execution.replanning.exploration import ExploredJob, explored
 from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, options_of, seconds_left
 from ringmaster.tasks.execution.replanning.replan_policy import (
     EPS_S,
+    ExploredJob,
     Policy,
     Rest,
     When,
     could_gain,
+    explored,
     is_worth_it,
     plan_rest,
     plannable,

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, exists, select
 
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
@@ -25,10 +25,10 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.checked import checked_plan
-from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.controller.active_batches import (
     PRIORITIES,
     ActiveBatch,
+    Quarantine,
     as_logged,
     batch_of,
     combined_terms,
@@ -43,21 +43,63 @@ from ringmaster.tasks.pool.controller.failover import (
     read_recovered_state,
     speeds_of,
 )
-from ringmaster.tasks.pool.controller.node_ends import empty_before_s, plan_before_ends
-from ringmaster.tasks.pool.controller.node_scaler import NodeScaler
-from ringmaster.tasks.pool.controller.quarantine import Quarantine
+from ringmaster.tasks.pool.controller.node_scaler import NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
-from ringmaster.tasks.pool.requests import Request
+from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.pool.requests import Request, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
-from ringmaster.tasks.pool.timeouts import Timeouts
-from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
-from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
+from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
+
+# The number of ended batches whose gangs' events are retained, for the analysis of failures.
+MOST_MESSAGES = 20
+KEPT_S = 90 * 86400.0
+EVERY_S = 3600.0
+POOLS_OWN = ""  # the batch of a pool's plans, each of which is for all batches together
+IS_RECORDED = "is_recorded"  # the key of the fact that MLflow has all records of a batch
+
+
+def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
+    """Deletes rows that are older than `kept_s`; returns how many.
+
+    Deleted are: answered requests; the event logs of batches that have ended and whose records MLflow has completely;
+    the pool's plans except the newest one. Batches, jobs, segments and each batch's first plan are retained for good.
+    now_s: seconds since the epoch.
+    """
+    until_s = now_s - kept_s
+    # Facts are stored as lists of one value.
+    is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == BatchStatus.ENDED)
+    is_recorded = (FACTS.c.batch == TOLD.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()
+    newest = select(PLANS.c.id).where(PLANS.c.batch == POOLS_OWN).order_by(PLANS.c.id.desc()).limit(1).scalar_subquery()
+    of_done_batches = exists().where(is_done).correlate(TOLD) & exists().where(is_recorded).correlate(TOLD)
+    drops = {
+        REQUESTS: (REQUESTS.c.made_s < until_s)
+        & REQUESTS.c.status.in_((RequestStatus.DONE, RequestStatus.REFUSED, RequestStatus.WITHDRAWN)),
+        TOLD: (TOLD.c.told_s < until_s) & of_done_batches,
+        PLANS: (PLANS.c.made_s < until_s) & (PLANS.c.batch == POOLS_OWN) & (PLANS.c.id != newest),
+    }
+    return sum(delete_in_chunks(database, table, where) for table, where in drops.items())
+
+
+def clear_messages(database: Database) -> None:
+    """Deletes the messages of ended batches whose records MLflow has completely, except the newest `MOST_MESSAGES`.
+
+    The recorder of a batch reads the events of its gangs from the messages, however late it is started again.
+    """
+    message_store = MessageStore(database)
+    query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
+    recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
+    ended = database.read(lambda connection: connection.execute(query).scalars().all())
+    is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
+    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
+        message_store.clear(batch)
+
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +150,7 @@ class PoolController:
         self._quarantine = Quarantine(database)
         self._unloggable: set[str] = set()  # batches that are about to be set aside
         self._looked_s = -NODES_EVERY_S
-        self._tidied_s = -maintenance.EVERY_S
+        self._tidied_s = -EVERY_S
         self._is_due = threading.Event()
 
     # -- what the executor needs -------------------------------------------------------------------------------------
@@ -223,9 +265,9 @@ class PoolController:
                 self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
 
     def _tidy_up(self) -> None:
-        if self._clock() - self._tidied_s >= maintenance.EVERY_S:
+        if self._clock() - self._tidied_s >= EVERY_S:
             self._tidied_s = self._clock()
-            num_dropped = maintenance.tidy(self._database, now_s=self._wall_clock())
+            num_dropped = tidy(self._database, now_s=self._wall_clock())
             logger.info("%d rows that nobody needs any more were dropped", num_dropped)
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -354,7 +396,7 @@ class PoolController:
         self._executor.forget(id)
         logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
         self._ask_anew()
-        maintenance.clear_messages(self._database)
+        clear_messages(self._database)
 
     def _on_priority(self, standing: ActiveBatch, priorities: Mapping[str, float]) -> None:
         self._standing[standing.submission.id] = replace(standing, priorities=priorities)

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
-from ringmaster.tasks.pool.controller.quarantine import Quarantine
+from ringmaster.tasks.execution.job_table import SteeringRequest
+from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch, Quarantine
 from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
+from ringmaster.tasks.pool.nodes import BLIND_S
 from ringmaster.tasks.pool.requests import (
     MOST_PRIORITY,
     Request,
@@ -23,7 +23,6 @@ from ringmaster.tasks.pool.requests import (
     Silences,
 )
 from ringmaster.tasks.pool.submissions import Submission, Submissions
-from ringmaster.tasks.pool.timeouts import BLIND_S
 from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal

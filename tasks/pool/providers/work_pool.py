@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from ringmaster.tasks.background_worker import in_a_thread
-from ringmaster.tasks.execution.engines.context import EngineContext, NodeRun, NodeRuns
-from ringmaster.tasks.pool.controller.engine import PoolEngine, pool_engine
+from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
+from ringmaster.tasks.pool.controller.pool_engine import PoolEngine, pool_engine
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus
 
 logger = logging.getLogger(__name__)

@@ -102,7 +102,7 @@ def _check_sample(sample: Any, *, factory: str) -> None:
 
 
 def _fingerprint(datasets: tuple[Dataset, Dataset]) -> str:
-    from ringmaster.techniques.runtime.dropout import seed_generators
+    from ringmaster.techniques.training.dropout import seed_generators
 
     sha = hashlib.sha256()
     for dataset in datasets:

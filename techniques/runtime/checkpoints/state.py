@@ -22,7 +22,7 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
 )
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
 from ringmaster.techniques.runtime.checkpoints.url_place import UrlPlace
-from ringmaster.techniques.runtime.training.gradients import local
+from ringmaster.techniques.training.gradients import local
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a part of a tensor."""

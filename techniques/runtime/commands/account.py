@@ -29,7 +29,7 @@ from ringmaster.techniques.runtime.commands.protocol import RUN
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import Reporter
-from ringmaster.techniques.runtime.training.trainer import weights_digest
+from ringmaster.techniques.training.trainer import weights_digest
 
 START_PATIENCE_S = 600.0  # for a new interpreter, its imports, its data, its model
 PATIENCE_STEPS, LEAST_PATIENCE_S = 20.0, 300.0  # a command need not report that it saves or evaluates

@@ -15,8 +15,8 @@ from ringmaster.techniques.runtime.commands.protocol import PROFILE, RUN
 from ringmaster.techniques.runtime.processes.events import Measured, OutcomeStatus, Ready
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS
-from ringmaster.techniques.runtime.training.trial_loop import ENOUGH_S, LEAST_STEPS, USUAL_STEPS
+from ringmaster.techniques.training.trainer import WARM_UP_STEPS
+from ringmaster.techniques.training.trial_loop import ENOUGH_S, LEAST_STEPS, USUAL_STEPS
 
 WAITING_PATIENCE_S = 3600.0  # for a trial that is done and waits for its neighbours
 

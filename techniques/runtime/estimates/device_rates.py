@@ -29,7 +29,7 @@ from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.runtime.processes.order import Slot
 from ringmaster.techniques.runtime.processes.ranks import BACKENDS, take_device
-from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+from ringmaster.techniques.training.recomputation import recompute_layers
 
 VERSION = 5
 SMALL = 16  # sizes of a tiny decoder

@@ -27,15 +27,15 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import Config
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
-from ringmaster.techniques.runtime.models import layer_names
-from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, partition
 from ringmaster.techniques.runtime.processes.order import Slot
 from ringmaster.techniques.runtime.processes.ranks import take_device
-from ringmaster.techniques.runtime.training.losses import Loss, loss_of
-from ringmaster.techniques.runtime.training.named_losses import with_made_up_reference
+from ringmaster.techniques.training.losses import Loss, loss_of
+from ringmaster.techniques.training.named_losses import with_made_up_reference
 
 VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time

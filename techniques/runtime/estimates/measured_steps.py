@@ -31,23 +31,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
 from ringmaster.techniques.data.samples import Padded
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config, skeleton
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.layer_times import WEIGHTS_STD, kind_of
 from ringmaster.techniques.runtime.estimates.step_times import StepTimes
-from ringmaster.techniques.runtime.models import layer_names
-from ringmaster.techniques.runtime.models.architectures import instantiate
-from ringmaster.techniques.runtime.models.build import build_model, model_config, skeleton
 from ringmaster.techniques.runtime.probing.tiny import tiny_config
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.ranks import alone, take_device
-from ringmaster.techniques.runtime.training import trainer as trainers
+from ringmaster.techniques.training import trainer as trainers
 
 VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.adaptations.support import why_no_adaptation, why_no_generation
-from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.encoding.progress import progress_to
@@ -23,9 +21,11 @@ from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptations.support import why_no_adaptation, why_no_generation
+from ringmaster.techniques.models.adapters.attaching import attach
+from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.runtime.models import model_facts
-from ringmaster.techniques.runtime.models.build import check_weights, skeleton
 from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import (
@@ -35,8 +35,8 @@ from ringmaster.techniques.runtime.processes.events import (
     PreflightStarted,
     event_to_json,
 )
-from ringmaster.techniques.runtime.training.freezing import freeze
-from ringmaster.techniques.runtime.training.optimizers import check_options, parameter_settings
+from ringmaster.techniques.training.freezing import freeze
+from ringmaster.techniques.training.optimizers import check_options, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 

@@ -21,24 +21,24 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import SampleTensor
 from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.dropout import DrawSites
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes, watch_layers
-from ringmaster.techniques.runtime.models import layer_names
-from ringmaster.techniques.runtime.models.architectures import instantiate
-from ringmaster.techniques.runtime.models.build import build_model, model_config
 from ringmaster.techniques.runtime.probing import known_draws
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.training import trainer as trainers
-from ringmaster.techniques.runtime.training.gradients import local
-from ringmaster.techniques.runtime.training.trainer import WIDTH_MULTIPLE
+from ringmaster.techniques.training import trainer as trainers
+from ringmaster.techniques.training.dropout import DrawSites
+from ringmaster.techniques.training.gradients import local
+from ringmaster.techniques.training.trainer import WIDTH_MULTIPLE
 
 NUM_STEPS = 2  # the optimizer's state, and all else that stays, exists from the second step on
 
@@ -170,8 +170,8 @@ def _stand_in(scene: Scene) -> None:
     import torch.nn.parallel
     import transformers.masking_utils
 
-    from ringmaster.techniques.runtime.dropout import draws
     from ringmaster.techniques.runtime.parallel import sequences
+    from ringmaster.techniques.training.dropout import draws
 
     prepared = from_json(PreparedData, scene.data)
     # A model that was not probed, because its data is not there, may draw random numbers.

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json
-from ringmaster.techniques.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.adaptations.training import teacher_model
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, open_data
 from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
@@ -23,6 +21,9 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.losses.registry import loss_function_of, reward_names
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
+from ringmaster.techniques.models.adaptations.training import teacher_model
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
@@ -35,7 +36,6 @@ from ringmaster.techniques.runtime.estimates.step_times import (
     predicted_step_s,
     times_by_operations,
 )
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner

@@ -18,9 +18,9 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from ringmaster.techniques.interface.technique import StepWork
-from ringmaster.techniques.runtime.dropout import current
 from ringmaster.techniques.runtime.parallel.stages import Stage, adopt, keep, owners, parts_of
-from ringmaster.techniques.runtime.training.gradients import local, settle_
+from ringmaster.techniques.training.dropout import current
+from ringmaster.techniques.training.gradients import local, settle_
 
 # Stages per rank, how they are assigned to ranks, and the schedule.
 SCHEDULES: dict[str, tuple[int, str, Any]] = {

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.runtime.dropout import Draws, resumed
-from ringmaster.techniques.runtime.models import layer_names
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.training.dropout import Draws, resumed
 
 
 @dataclass(frozen=True, kw_only=True)

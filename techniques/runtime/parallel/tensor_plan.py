@@ -23,8 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ringmaster.techniques.adapters.modules import ScaledInputLinear, ScaledOutputLinear
-from ringmaster.techniques.runtime.models import layer_names
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.adapters.modules import ScaledInputLinear, ScaledOutputLinear
 
 HEAD_NORMS = ("q_norm", "k_norm")
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.runtime.dropout import Draws, DrawSites, drawing, use
 from ringmaster.techniques.runtime.probing.batches import rows_of
-from ringmaster.techniques.runtime.training.losses import Loss
+from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, use
+from ringmaster.techniques.training.losses import Loss
 
 NUM_SAMPLES = 4
 WHOLE = ((0, 1, 2, 3),)

@@ -16,8 +16,8 @@ from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.training.losses import Loss, logits_of
-from ringmaster.techniques.runtime.training.named_losses import ADDED
+from ringmaster.techniques.training.losses import Loss, logits_of
+from ringmaster.techniques.training.named_losses import ADDED
 
 MASKED = "ForMaskedLM"
 

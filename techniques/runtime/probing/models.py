@@ -9,8 +9,8 @@ from torch import nn
 
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.models.architectures import TooLarge, instantiate
-from ringmaster.techniques.runtime.models.build import build_model, model_config, seeded
+from ringmaster.techniques.models.architectures import TooLarge, instantiate
+from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.runtime.probing.tiny import tiny_config
 
 MOST_PARAMETERS = 500_000_000  # and buffers, of the small model

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import DISTILLED, Job
 from ringmaster.techniques.losses.registry import class_of
-from ringmaster.techniques.runtime.training.losses import logits_of
+from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.training.losses import logits_of
 
 REMEDY = "To fix: set data.packing to false"
 MOST_TOKENS = 12  # of each of two samples

@@ -21,9 +21,8 @@ from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
 from ringmaster.techniques.metrics.registry import installed_metric
-from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
-from ringmaster.techniques.runtime.models.architectures import misspelt, undeclared_fields
-from ringmaster.techniques.runtime.models.build import seeded
+from ringmaster.techniques.models.architectures import misspelt, undeclared_fields
+from ringmaster.techniques.models.build import seeded
 from ringmaster.techniques.runtime.probing.batches import cropped, made_up, ragged, rows_of
 from ringmaster.techniques.runtime.probing.division import NUM_SAMPLES, why_undivided
 from ringmaster.techniques.runtime.probing.faults import (
@@ -37,9 +36,10 @@ from ringmaster.techniques.runtime.probing.faults import (
 from ringmaster.techniques.runtime.probing.models import probed_model
 from ringmaster.techniques.runtime.probing.packing import why_never_packed, why_not_apart
 from ringmaster.techniques.runtime.probing.prompts import completions_of
-from ringmaster.techniques.runtime.training.losses import loss_of
-from ringmaster.techniques.runtime.training.metrics import Metrics
-from ringmaster.techniques.runtime.training.named_losses import disable_dropout, with_made_up_reference
+from ringmaster.techniques.training.dropout import DrawSites, find_sites, name_modules
+from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.named_losses import disable_dropout, with_made_up_reference
 
 FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, LossFunction
-from ringmaster.techniques.runtime.generation.rollout import prompt_seed, prompts_of, rollout_of
 from ringmaster.techniques.runtime.probing.batches import LONGEST
 from ringmaster.techniques.runtime.probing.faults import StepFault, explained
+from ringmaster.techniques.training.generation.rollout import prompt_seed, prompts_of, rollout_of
 
 MOST_NEW_TOKENS = 8
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from ringmaster.techniques.runtime.models.architectures import LAYERS
+from ringmaster.techniques.models.architectures import LAYERS
 
 NUM_LAYERS = 2
 HEAD_WIDTH = 8

@@ -332,7 +332,7 @@ class JobOfGroupEnded(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTelemetry(Event):
-    """The use of a gang's devices, which `tasks/devices/monitor.py` describes. devices: by number on the node.
+    """The use of a gang's devices, which `tasks/device_monitor.py` describes. devices: by number on the node.
 
     node: the name of the node for a gang over several nodes, and empty otherwise.
     """

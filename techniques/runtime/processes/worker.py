@@ -22,9 +22,9 @@ from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.processes.reporter import RankLog, Reporter
-from ringmaster.techniques.runtime.training import segment_loop, trial_loop
-from ringmaster.techniques.runtime.training.segment_loop import BUILD_PATIENCE_S
-from ringmaster.techniques.runtime.training.trainer import Trainer
+from ringmaster.techniques.training import segment_loop, trial_loop
+from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
+from ringmaster.techniques.training.trainer import Trainer
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from ringmaster.tasks.pool.controller.leadership import SILENT_S, Leadership
-from ringmaster.tasks.pool.controller.node_watch import NodeWatch
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.controller.failover import SILENT_S, Leadership
+from ringmaster.tasks.pool.controller.pool_engine import NodeWatch
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.runtime.processes.fence import TICK, Fence
 from tests.fake_engine import cpu_devices

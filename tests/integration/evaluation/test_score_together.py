@@ -16,10 +16,10 @@ from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
-from ringmaster.techniques.adapters.attaching import first_state, sites
-from ringmaster.techniques.adapters.exporting import export_adapter
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.runtime.models import build_model, export_model
+from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.models.adapters.attaching import first_state, sites
+from ringmaster.techniques.models.adapters.exporting import export_adapter
 from ringmaster.techniques.scoring import score_together
 from ringmaster.techniques.scoring import together as together_module
 from tests.integration.workbench import DIGITS, GPT2, LLAMA, VIT, write_prose

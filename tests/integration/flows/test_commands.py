@@ -207,8 +207,8 @@ def test_only_the_gangs_devices_can_be_seen(bench, tmp_path):
 
 
 def test_a_commands_job_is_for_the_command_alone(bench):
+    from ringmaster.techniques.models import model_facts
     from ringmaster.techniques.runtime.estimates.preflight import _black_box
-    from ringmaster.techniques.runtime.models import model_facts
 
     commanded, plain = job(bench), bench.job()
     command = registry.load(registry.dotted_path("command"))

@@ -11,11 +11,11 @@ import torch
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import ParameterGroup
-from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-from ringmaster.techniques.runtime.fused.group import Group
-from ringmaster.techniques.runtime.fused.member import Member
-from ringmaster.techniques.runtime.fused.requirements import why_not_together
-from ringmaster.techniques.runtime.models import build_model, model_facts
+from ringmaster.techniques.models import build_model, model_facts
+from ringmaster.techniques.training.fused.base.shared_base import Stem
+from ringmaster.techniques.training.fused.group import Group
+from ringmaster.techniques.training.fused.member import Member
+from ringmaster.techniques.training.fused.requirements import why_not_together
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
+from ringmaster.techniques.models.at_checkpoint import checkpoint_steps, export_checkpoint
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
 from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
-from ringmaster.techniques.runtime.models.at_checkpoint import checkpoint_steps, export_checkpoint
 
 
 def save(root, step):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ringmaster.techniques import AdaptationSpec, Job
-from ringmaster.techniques.adaptations.pruning import is_two_of_four
-from ringmaster.techniques.adaptations.support import why_no_adaptation
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.models.adaptations.pruning import is_two_of_four
+from ringmaster.techniques.models.adaptations.support import why_no_adaptation
 from ringmaster.techniques.runtime.processes.events import Measured
 from tests.integration.workbench import (
     ADAMW,

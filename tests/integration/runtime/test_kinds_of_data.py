@@ -10,10 +10,10 @@ from ringmaster.techniques import Adapter
 from ringmaster.techniques.data import open_data, width_of
 from ringmaster.techniques.data.sampling import sampler_of
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.runtime.processes.ranks import alone
-from ringmaster.techniques.runtime.training.trainer import WARM_UP_STEPS, Trainer
+from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 from tests.integration.groups.test_shared_base import group_of, run
 from tests.integration.kinds import BERT, MODELS, VARIANTS, job_of
 from tests.integration.techniques.test_conformance import (
@@ -24,14 +24,7 @@ from tests.integration.techniques.test_conformance import (
     SPILLED,
     assert_trains_the_same,
 )
-from tests.integration.workbench import (
-    ADAMW,
-    SINGLE,
-    Layout,
-    is_bit_equal,
-    largest_difference,
-    weights_in,
-)
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 from tests.matrix import matrix
 
 DECODERS = ("chat", "completion")

@@ -193,6 +193,6 @@ def test_a_rank_imports_none_of_the_stages_and_their_libraries(bench, tmp_path):
         _, imported = process.communicate()
     assert process.returncode == 0
     names = {line.split("'")[1] for line in imported.splitlines() if line.startswith("import '")}
-    assert "ringmaster.techniques.runtime.training.trainer" in names
+    assert "ringmaster.techniques.training.trainer" in names
     foreign = ("prefect", "mlflow", "pulp", "ringmaster.flows", "ringmaster.tasks", "ringmaster.model_lineage")
     assert not [name for name in names if name.startswith(foreign)]

@@ -8,8 +8,8 @@ from torch import nn
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.models import model_facts
-from ringmaster.techniques.runtime.training.half_precision import compute_in_half
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.training.half_precision import compute_in_half
 from tests.integration.techniques.test_conformance import QUICK, SWITCHED
 from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal
 from tests.matrix import matrix

@@ -6,11 +6,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ringmaster.techniques import AdaptationSpec, ModelSpec
-from ringmaster.techniques.adaptations.folders import quantization_of, tensor_shapes, weight_bytes
-from ringmaster.techniques.adaptations.int8 import Int8Linear, int8_product, to_int8
-from ringmaster.techniques.adaptations.quantizing import export_quantized, is_quantized, load_quantized, quantize
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.runtime.models import build_model
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.adaptations.folders import quantization_of, tensor_shapes, weight_bytes
+from ringmaster.techniques.models.adaptations.int8 import Int8Linear, int8_product, to_int8
+from ringmaster.techniques.models.adaptations.quantizing import export_quantized, is_quantized, load_quantized, quantize
 from tests.unit.runtime.models.conftest import LLAMA
 
 METHODS = ["dynamic-int8", "weight-only-int8"]

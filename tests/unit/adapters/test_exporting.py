@@ -22,8 +22,14 @@ from transformers import (
 )
 
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.adapters.attaching import attach, saved_modules, sites, trained_names, unambiguous_targets
-from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, tensor_name
+from ringmaster.techniques.models.adapters.attaching import (
+    attach,
+    saved_modules,
+    sites,
+    trained_names,
+    unambiguous_targets,
+)
+from ringmaster.techniques.models.adapters.peft_format import CONFIG, WEIGHTS, config_of, tensor_name
 
 SMALL = {
     "hidden_size": 16,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ringmaster.techniques.adapters.attaching import pretrained_state
-from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, read_adapter
+from ringmaster.techniques.models.adapters.attaching import pretrained_state
+from ringmaster.techniques.models.adapters.peft_format import CONFIG, WEIGHTS, read_adapter
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": True}
 

@@ -11,12 +11,10 @@ import pytest
 
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.devices.monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry
-from ringmaster.tasks.devices.probes import pids_are_known
+from ringmaster.tasks.device_monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry, pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.engine import SegmentCall
+from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
-from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
 from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry
 from ringmaster.techniques.runtime.processes.gang import Outcome

@@ -8,8 +8,8 @@ import torch
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.techniques.metrics.registry import metric_named
-from ringmaster.techniques.runtime.training.losses import Loss
-from ringmaster.techniques.runtime.training.metrics import Metrics, outputs_of, sums_of
+from ringmaster.techniques.training.losses import Loss
+from ringmaster.techniques.training.metrics import Metrics, outputs_of, sums_of
 
 LOSS = Loss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
 

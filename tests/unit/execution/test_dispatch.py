@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.execution.checkpoint_interval import MOST_OVERHEAD, checkpoint_interval_s
 from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps, startable
+from ringmaster.tasks.execution.starter import MOST_OVERHEAD, checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Segment
 from tests.drawing import draws
 

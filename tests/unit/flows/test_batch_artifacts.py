@@ -14,8 +14,7 @@ from ringmaster.flows.batch.artifacts import (
 )
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import JobEnded, Planned, Waiting
-from ringmaster.tasks.execution.prediction import Prediction
+from ringmaster.tasks.execution.events import JobEnded, Planned, Prediction, Waiting
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.tasks.pool.controller.active_batches import as_logged
 

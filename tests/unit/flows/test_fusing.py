@@ -4,8 +4,7 @@ import pytest
 
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_together, goals_in
-from ringmaster.tasks.execution.groups import LEFT, PARTED
-from ringmaster.tasks.execution.steering import GOAL
+from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import ProblemError
 from ringmaster.tasks.planning.plans import checked
 from ringmaster.tasks.profiling.options import planning_problem

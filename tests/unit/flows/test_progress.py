@@ -11,12 +11,13 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import (
     GangSaid,
     JobEnded,
+    PredictedEnd,
+    Prediction,
     PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
     Waiting,
 )
-from ringmaster.tasks.execution.prediction import PredictedEnd, Prediction
 from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
 

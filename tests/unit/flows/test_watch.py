@@ -12,7 +12,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch import Room, picture
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.prediction import PredictedEnd
+from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.submissions import Submission, Submissions

@@ -8,14 +8,14 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
-from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.engine import PoolEngine
+from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
+from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
-from ringmaster.tasks.pool.timeouts import Timeouts
-from ringmaster.tasks.storage.batching_database import BatchingDatabase
+from ringmaster.tasks.storage.database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.fake_engine import FakeEngine

@@ -9,8 +9,7 @@ from sqlalchemy import insert
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, Position
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -171,7 +170,7 @@ def test_in_pages_of_any_size_and_from_any_position_on_each_event_comes_once(dat
 
 
 def test_readers_of_one_process_share_what_they_read_and_one_that_is_behind_misses_nothing(database, monkeypatch):
-    monkeypatch.setattr("ringmaster.tasks.pool.batch_events.MOST_RECENT", 4)
+    monkeypatch.setattr("ringmaster.tasks.pool.event_log.MOST_RECENT", 4)
     several(database)
     events = BatchEvents(database, "b")
     fast, slow = EventReader(events, Position()), EventReader(events, Position())

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
-from ringmaster.tasks.storage.batching_database import BatchingDatabase
-from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.database import BatchingDatabase, Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission

@@ -9,8 +9,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.batch_events import BatchEvents, Position
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, Position
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions

@@ -1,6 +1,6 @@
 import pytest
 
-from ringmaster.tasks.pool.timeouts import VARIABLE, Timeouts
+from ringmaster.tasks.pool.nodes import VARIABLE, Timeouts
 
 
 def test_is_read_from_the_environment(monkeypatch):

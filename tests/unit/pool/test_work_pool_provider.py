@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.engines.context import NodeRun
+from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
 from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S, MachinesOfRuns, WorkPoolProvider
 

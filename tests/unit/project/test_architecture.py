@@ -82,7 +82,7 @@ ALLOWED = {
 # The folders and modules of tasks/ in layers, from below: each layer may import those below it and itself.
 LAYERS = (
     ("background_worker", "cluster", "code_version", "files", "messages", "process_identity"),
-    ("devices", "storage"),
+    ("device_monitor", "storage"),
     ("planning",),
     ("batch", "datasets"),
     ("profiling",),

@@ -13,11 +13,9 @@ from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, PredictionUpdate, SegmentStarted
-from ringmaster.tasks.execution.prediction import Prediction
-from ringmaster.tasks.pool.batch_events import BatchEvents
-from ringmaster.tasks.pool.controller import maintenance
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Prediction, PredictionUpdate, SegmentStarted
+from ringmaster.tasks.pool.controller import controller
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
@@ -337,10 +335,10 @@ def test_a_recorder_that_comes_after_the_end_of_twenty_other_batches_finds_all_e
     database.write(lambda connection: connection.execute(insert(ORDERS).values(**order)))
     tell(database, *story())
     submissions.end(KEY)
-    for number in range(maintenance.MOST_MESSAGES + 1):
+    for number in range(controller.MOST_MESSAGES + 1):
         submissions.submit(submission(f"other-{number}"))
         submissions.end(f"other-{number}")
-    maintenance.clear_messages(database)
+    controller.clear_messages(database)
     ledger = FakeLedger()
     recorder = pool_recorder(ledger, database)
     finish(recorder)

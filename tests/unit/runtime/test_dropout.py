@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ringmaster.techniques.runtime.dropout import Draws, NoSample, current, drawing, find_sites, name_modules, use
-from ringmaster.techniques.runtime.dropout.draws import kind_of
-from ringmaster.techniques.runtime.dropout.hashing import kept, mixed, random_bits
-from ringmaster.techniques.runtime.training.recomputation import drawing_again
+from ringmaster.techniques.training.dropout import Draws, NoSample, current, drawing, find_sites, name_modules, use
+from ringmaster.techniques.training.dropout.draws import kind_of
+from ringmaster.techniques.training.dropout.hashing import kept, mixed, random_bits
+from ringmaster.techniques.training.recomputation import drawing_again
 
 CPU = torch.device("cpu")
 RATES = [0.05, 0.1, 0.5, 0.9]

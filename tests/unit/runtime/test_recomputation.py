@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ringmaster.techniques.runtime.training.recomputation import recompute_layers
+from ringmaster.techniques.training.recomputation import recompute_layers
 
 TOKENS = torch.arange(32).view(2, 16)
 

@@ -14,15 +14,15 @@ from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules
-from ringmaster.techniques.runtime.fused.base.shared_base import Stem
-from ringmaster.techniques.runtime.fused.batches import Part
-from ringmaster.techniques.runtime.fused.requirements import why_not_together
-from ringmaster.techniques.runtime.models.facts import model_facts
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
+from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules
+from ringmaster.techniques.training.fused.base.shared_base import Stem
+from ringmaster.techniques.training.fused.batches import Part
+from ringmaster.techniques.training.fused.requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -5,20 +5,21 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from ringmaster.tasks.pool.pool_monitor import (
+    BatchStage,
+    DeviceStatus,
+    LeaderState,
+    Measurement,
+    NodeReading,
+    PlanReason,
+    PlanState,
+    PoolCounts,
+    PoolState,
+)
 from starlette.testclient import TestClient
 
 from ringmaster.flows.services.metrics_server import metrics_app
 from ringmaster.flows.services.serving import LOOPBACK, checked
-from ringmaster.tasks.pool.metrics.monitor import Measurement, PoolCounts
-from ringmaster.tasks.pool.metrics.reasons import PlanReason
-from ringmaster.tasks.pool.metrics.state import (
-    BatchStage,
-    DeviceStatus,
-    LeaderState,
-    NodeReading,
-    PlanState,
-    PoolState,
-)
 
 USER, PASSWORD = "ringmaster", "correct horse: battery"
 STATE = PoolState(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.steering import GOAL
+from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, Position
 from ringmaster.tasks.pool.requests import Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url

@@ -6,11 +6,9 @@ from typer.testing import CliRunner
 from ringmaster.flows import settings
 from ringmaster.flows.cli import app
 from ringmaster.flows.faults import InputError
-from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engines.context import EngineContext
-from ringmaster.tasks.execution.engines.registry import BUILTIN, LOCAL, WORKERS, build_engine, engine_names
+from ringmaster.tasks.execution.engine import BUILTIN, LOCAL, WORKERS, Engine, EngineContext, build_engine, engine_names
 from ringmaster.tasks.execution.local.engine import LocalEngine
-from ringmaster.tasks.pool.controller.engine import PoolEngine
+from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.interface.registry import installed
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer

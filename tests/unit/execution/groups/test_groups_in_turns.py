@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.plan_progress import PlanProgress
-from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome

@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from ringmaster.tasks.execution.events import JobEnded, PredictionUpdate
-from ringmaster.tasks.execution.prediction import COVERAGE, FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
+from ringmaster.tasks.execution.events import (
+    COVERAGE,
+    FIRST_PREDICTION,
+    NEWEST_PREDICTION,
+    JobEnded,
+    PredictionUpdate,
+    predictions_in,
+)
 from ringmaster.tasks.execution.replanning.forecast import (
     LEAST_SPREAD,
     NU,
@@ -24,7 +30,7 @@ from ringmaster.tasks.execution.replanning.forecast import (
     spread_of,
     t_quantile,
 )
-from ringmaster.tasks.execution.replanning.forecaster import EVERY_S, MOST_SHARE
+from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
 from ringmaster.tasks.profiling.reference import Load

@@ -7,8 +7,8 @@ import pytest
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
 from ringmaster.flows.faults import InputError
-from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
 from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.starter import checkpoint_interval_s
 from ringmaster.tasks.storage.journal import Journal
 
 

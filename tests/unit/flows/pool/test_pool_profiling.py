@@ -19,9 +19,8 @@ from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.database import Database, file_url

@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import maintenance
+from ringmaster.tasks.pool.controller import controller
 from ringmaster.tasks.pool.nodes import Nodes, NodeStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -53,7 +53,7 @@ def test_two_batches_share_devices_and_hear_only_of_themselves(database, pool):
 
 
 def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
-    monkeypatch.setattr(maintenance, "MOST_MESSAGES", 1)
+    monkeypatch.setattr(controller, "MOST_MESSAGES", 1)
     gangs = Gangs(Worker(database, "n1", num_devices=1))
     pool.pass_seconds(1, *gangs.workers)
     for batch in ("b1", "b2", "b3"):
@@ -62,8 +62,8 @@ def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
         assert pool.statuses(batch) == {"a": JobStatus.DONE}
     assert MessageStore(database).batches() == {"b1", "b2", "b3"}, "what is not recorded yet is kept"
     for batch in ("b1", "b2", "b3"):
-        Journal(database, batch=batch).put(maintenance.IS_RECORDED, True)
-    maintenance.clear_messages(database)
+        Journal(database, batch=batch).put(controller.IS_RECORDED, True)
+    controller.clear_messages(database)
     assert MessageStore(database).batches() == {"b3"}
     assert [word.segment for word in MessageStore(database).events(after=0)] == [3, 3, 3]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import node_worth
+from ringmaster.tasks.pool.controller import node_scaler
 from ringmaster.tasks.pool.controller.elasticity import (
     DEFAULT_COME_S,
     ComingTimes,
@@ -178,7 +178,7 @@ def test_a_node_with_work_is_kept(pool, engine):
 
 @pytest.mark.parametrize("price, num_nodes", [(0.001, 3), (1000.0, 1)])
 def test_nodes_with_a_price_come_while_they_gain_more_than_they_cost(database, engine, monkeypatch, price, num_nodes):
-    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=price, per_hour_earlier=1.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
     pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
@@ -203,7 +203,7 @@ def test_nodes_with_a_price_come_where_the_own_nodes_are_too_small(database, eng
 
 
 def check_that_cheap_nodes_come(database, engine, monkeypatch, caplog, *, profiles):
-    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=0.001, per_hour_earlier=1000.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
     pool.submit(submission(jobs=tuple("abcdef"), num_steps=300, profiles=profiles))
@@ -213,7 +213,7 @@ def check_that_cheap_nodes_come(database, engine, monkeypatch, caplog, *, profil
 
 
 def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkeypatch, caplog):
-    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
     pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
@@ -229,7 +229,7 @@ def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkey
 def test_no_node_comes_for_a_batch_that_waits_to_be_profiled_while_nodes_cost_more_than_the_budget(
     database, engine, monkeypatch, caplog
 ):
-    monkeypatch.setattr(node_worth, "in_a_thread", lambda name, run: at_once(run))
+    monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
     pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))

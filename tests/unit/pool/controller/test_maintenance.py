@@ -5,19 +5,17 @@ from sqlalchemy import update
 
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.batch_events import BatchEvents, Position
-from ringmaster.tasks.pool.controller import maintenance
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.controller import controller
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, Position
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
-from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import PLANS, REQUESTS, TOLD
 from tests.unit.pool.bench import submission
 
 NOW_S = 1e9
-OLD_S = NOW_S - maintenance.KEPT_S - 1.0
+OLD_S = NOW_S - controller.KEPT_S - 1.0
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def age(database):
 
 def end(database, batch, *, is_recorded):
     EventLog(database).append(batch, JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
-    Journal(database, batch=batch).put(maintenance.IS_RECORDED, is_recorded)
+    Journal(database, batch=batch).put(controller.IS_RECORDED, is_recorded)
     Submissions(database).end(batch)
 
 
@@ -49,9 +47,9 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
     end(database, "recorded", is_recorded=True)
     end(database, "not", is_recorded=False)
     EventLog(database).append("standing", JobEnded(job="a", status=JobStatus.DONE, message="", details={}))
-    Journal(database, batch="standing").put(maintenance.IS_RECORDED, True)
+    Journal(database, batch="standing").put(controller.IS_RECORDED, True)
     age(database)
-    assert maintenance.tidy(database, now_s=NOW_S) == 1
+    assert controller.tidy(database, now_s=NOW_S) == 1
     assert {name: len(decisions(database, name)) for name in ("recorded", "not", "standing")} == {
         "recorded": 0,
         "not": 1,
@@ -64,7 +62,7 @@ def test_answered_requests_are_dropped_and_open_ones_are_not(database):
     answered, standing = (requests.ask(wishes.RequestKind.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
     requests.answer(answered, status=wishes.RequestStatus.DONE)
     age(database)
-    assert maintenance.tidy(database, now_s=NOW_S) == 1
+    assert controller.tidy(database, now_s=NOW_S) == 1
     assert [request.id for request in requests.open()] == [standing]
 
 
@@ -73,7 +71,7 @@ def test_of_the_standing_plans_the_newest_is_kept_and_of_batches_all(database):
         Journal(database, batch=batch).write_plan({"of": batch}, why="start")
     Journal(database, batch="").write_plan({"of": "the pool, newest"}, why="clock")
     age(database)
-    assert maintenance.tidy(database, now_s=NOW_S) == 2
+    assert controller.tidy(database, now_s=NOW_S) == 2
     assert Journal(database, batch="").plans() == [{"of": "the pool, newest"}]
     assert Journal(database, batch="b1").plans() == [{"of": "b1"}]
 
@@ -82,7 +80,7 @@ def test_what_is_young_stays(database):
     Submissions(database).submit(submission("b1"))
     end(database, "b1", is_recorded=True)
     age(database)
-    assert maintenance.tidy(database, now_s=OLD_S + 1.0) == 0
+    assert controller.tidy(database, now_s=OLD_S + 1.0) == 0
 
 
 def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(database, monkeypatch):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.execution.events import PredictionUpdate
-from ringmaster.tasks.execution.prediction import FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, PredictionUpdate, predictions_in
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.reader import TimelineReader

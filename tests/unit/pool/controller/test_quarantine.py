@@ -5,9 +5,9 @@ import json
 import pytest
 from sqlalchemy import text
 
-from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
 from ringmaster.tasks.pool.controller import controller as controller_module
-from ringmaster.tasks.pool.controller.quarantine import MOST_DEATHS, Quarantine
+from ringmaster.tasks.pool.controller.active_batches import MOST_DEATHS, Quarantine
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions

@@ -6,10 +6,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases
-from ringmaster.tasks.pool.metrics.monitor import PoolMonitor
-from ringmaster.tasks.pool.metrics.reasons import PlanReason
-from ringmaster.tasks.pool.metrics.state import BatchStage, DeviceStatus
 from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PlanReason, PoolMonitor
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.pool.metrics.reasons import PlanReason, reason_of
+from ringmaster.tasks.pool.pool_monitor import PlanReason, reason_of
 
 ROOT = Path(__file__).parents[4]
 

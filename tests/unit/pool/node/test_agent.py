@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.node.agent import NodeAgent
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
-from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.pool.node_agent import NodeAgent
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
 from ringmaster.techniques.runtime.processes.events import (

@@ -6,7 +6,7 @@ import threading
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from ringmaster.tasks.pool.node.heartbeat import Heartbeat
+from ringmaster.tasks.pool.node_agent import Heartbeat
 
 PATIENCE_S = 120.0  # the longest wait for other threads and processes
 

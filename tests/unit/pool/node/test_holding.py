@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.tasks.execution.local.leases import Leases
-from ringmaster.tasks.pool.node.holding import AlreadyServed, hold_devices
+from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
 
 DEVICES = ("here:cpu:0", "here:cpu:1")
 

@@ -5,9 +5,8 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
-from ringmaster.tasks.pool.providers.ray.connection import BrokerConnection
-from ringmaster.tasks.pool.providers.ray.engine import RayProvider
 from ringmaster.tasks.pool.providers.ray.options import cause
+from ringmaster.tasks.pool.providers.ray.ray_engine import BrokerConnection, RayProvider
 from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S
 
 

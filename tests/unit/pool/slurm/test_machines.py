@@ -5,11 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.engines.context import NodeRun
+from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused
-from ringmaster.tasks.pool.providers.slurm.machines import END_GRACE_S, SlurmMachines
-from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, SlurmNode, comment_of, infrastructure_of
+from ringmaster.tasks.pool.providers.slurm.commands import (
+    SlurmJob,
+    SlurmNode,
+    SlurmRefused,
+    comment_of,
+    infrastructure_of,
+)
+from ringmaster.tasks.pool.providers.slurm.slurm_engine import END_GRACE_S, SlurmMachines
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
 
 PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus

@@ -5,9 +5,8 @@ import subprocess
 
 import pytest
 
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm
-from ringmaster.tasks.pool.providers.slurm.preflight import JobRequest, faults, numbers_of
-from ringmaster.tasks.pool.providers.slurm.times import seconds_of
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, seconds_of
+from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults, numbers_of
 
 PARTITIONS = """\
 PartitionName=cpu AllowGroups=ALL Default={default} MaxTime=1-00:00:00 MinNodes=0 Nodes=c1 State=UP TotalCPUs=4

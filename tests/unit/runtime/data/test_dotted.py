@@ -50,7 +50,7 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
     [
         "ringmaster.techniques.interface.dotted_names",
         "ringmaster.techniques.data",
-        "ringmaster.techniques.runtime.models",
+        "ringmaster.techniques.models",
     ],
 )
 def test_torch_is_not_imported(name):

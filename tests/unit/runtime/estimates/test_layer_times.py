@@ -11,12 +11,12 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.runtime.estimates import layer_times as measuring
 from ringmaster.techniques.runtime.estimates import time_estimate
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.models import model_facts
-from ringmaster.techniques.runtime.models.build import skeleton
 from ringmaster.techniques.runtime.parallel.stages import parts_of
 from ringmaster.techniques.runtime.processes.order import Slot
 

@@ -9,9 +9,9 @@ import pytest
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates import measured_steps as measuring
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.processes.order import Slot
 from tests.integration.workbench import RESNET, write_prose
 

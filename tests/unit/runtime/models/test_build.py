@@ -11,7 +11,7 @@ import transformers
 from ringmaster.techniques.interface.attention import check_attention, why_no_attention
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.models import build_model, export_model, known_architectures
+from ringmaster.techniques.models import build_model, export_model, known_architectures
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -138,7 +138,7 @@ def test_architectures_are_known_by_name():
 
 
 def test_names_of_architectures_cost_no_torch():
-    names = "import sys, ringmaster.techniques.runtime.models as models; models.known_architectures()"
+    names = "import sys, ringmaster.techniques.models as models; models.known_architectures()"
     code = f"{names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

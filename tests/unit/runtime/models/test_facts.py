@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.models import build_model, layer_names, model_facts
+from ringmaster.techniques.models import build_model, layer_names, model_facts
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.training.losses import loss_of
-from ringmaster.techniques.runtime.training.metrics import Metrics
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.metrics import Metrics
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 T5 = ModelSpec(

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.flows.faults import InputError
-from ringmaster.techniques.runtime.models import conversion
-from ringmaster.techniques.runtime.models.conversion import _lazy, convert
+from ringmaster.techniques.models import conversion
+from ringmaster.techniques.models.conversion import _lazy, convert
 
 TOKENS = torch.arange(24).reshape(2, 12) % 100
 
@@ -168,7 +168,7 @@ def test_pickles_are_not_run(tmp_path):
 
 
 def test_large_models_are_written_in_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.runtime.models.conversion.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("ringmaster.techniques.models.conversion.SHARD_BYTES", 20_000)
     source = hugging_face(tmp_path / "hf")
     convert(str(source), tmp_path / "copy", to="hf")
     assert len(list((tmp_path / "copy").glob("model-*-of-*.safetensors"))) > 3

@@ -13,10 +13,10 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
 from ringmaster.techniques.losses import registry
-from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.training.losses import loss_of, losses_by_row
-from ringmaster.techniques.runtime.training.metrics import Metrics
-from ringmaster.techniques.runtime.training.named_losses import REFERENCE, disable_dropout
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.training.losses import loss_of, losses_by_row
+from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.named_losses import REFERENCE, disable_dropout
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
 from tests.unit.runtime.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
 

@@ -15,8 +15,8 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.models import architectures
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.models import architectures
 from ringmaster.techniques.runtime.probing import StepFault, probe
 from ringmaster.techniques.runtime.probing.probe import _file, source_state
 from tests.integration.workbench import write_prose

@@ -5,8 +5,8 @@ from torch import nn
 
 from ringmaster.techniques import ModelSpec
 from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.runtime.models import model_facts
-from ringmaster.techniques.runtime.training.freezing import freeze
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.training.freezing import freeze
 
 
 class Small(nn.Module):

@@ -10,10 +10,10 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
+from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.fused.requirements import why_not_together
-from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.probing import StepFault
+from ringmaster.techniques.training.fused.requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
 

@@ -6,7 +6,7 @@ from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_linear
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import ScheduleSpec
-from ringmaster.techniques.runtime.training.optimizers import schedule_factor
+from ringmaster.techniques.training.optimizers import schedule_factor
 
 NUM_STEPS, NUM_WARMUP = 50, 5
 

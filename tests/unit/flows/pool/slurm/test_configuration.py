@@ -15,7 +15,7 @@ from ringmaster.flows.pool.slurm.configuration import (
     SlurmVariables,
 )
 from ringmaster.flows.pool.slurm.worker import SlurmWorker
-from ringmaster.tasks.pool.providers.slurm.times import slurm_time
+from ringmaster.tasks.pool.providers.slurm.commands import slurm_time
 
 LOGS = Path("/shared/slurm")
 

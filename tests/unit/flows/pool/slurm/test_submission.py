@@ -14,7 +14,7 @@ from ringmaster.flows.pool.slurm import worker as module
 from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
 from ringmaster.flows.pool.slurm.worker import SlurmWorker
 from ringmaster.tasks.pool.providers.provider import EngineAway
-from ringmaster.tasks.pool.providers.slurm.records import SlurmJob, comment_of
+from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, comment_of
 
 RUN = FlowRun(id=UUID(int=1), flow_id=UUID(int=0), name="node")
 

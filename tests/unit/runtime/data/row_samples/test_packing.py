@@ -16,10 +16,10 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.fused.requirements import why_not_together
-from ringmaster.techniques.runtime.models import build_model, model_facts
+from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.runtime.probing import StepFault, probe
-from ringmaster.techniques.runtime.training.losses import next_token_loss
+from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.losses import next_token_loss
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 LLAMA = ModelSpec(architecture="LlamaForCausalLM", config={**_SIZES, "num_key_value_heads": 2})

@@ -1,1 +1,0 @@
-"""A node of a pool: its agent, its gangs, its heartbeat and its devices."""

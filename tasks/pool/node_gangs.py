@@ -1,0 +1,189 @@
+"""The gangs that run on a node: starts, steers and ends them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.storage.message_store import KILL, Share
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
+from ringmaster.techniques.runtime.processes.launcher import Launcher
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.reporter import STOP
+
+LOOK_EVERY_S = 1.0
+WORKER = "worker "
+
+
+class AlreadyServed(RingmasterError, ValueError):
+    """Raised if a worker of the same name serves this machine already."""
+
+
+def hold_devices(
+    leases: Leases,
+    devices: Sequence[str],
+    *,
+    worker: str,
+    may_share: bool,
+    notice: Callable[[str], None],
+    wait: Callable[[float], object],
+) -> None:
+    """Leases `devices` to the worker with that name until this process ends; waits while others have any of them.
+
+    may_share: whether devices that other workers have may be used too, without a lease; for the CPU slots of a machine
+        that runs several nodes.
+    wait: sleeps that many seconds.
+
+    Raises AlreadyServed.
+    """
+    told = ""
+    while not leases.take(devices, holder=WORKER + worker):
+        holders = {holder for device, holder in leases.held().items() if device in devices}
+        if WORKER + worker in holders:
+            raise AlreadyServed(
+                f"worker {worker} serves this machine already. To fix: end it, or choose another --name"
+            )
+        if may_share and holders and all(holder.startswith(WORKER) for holder in holders):
+            notice(f"devices are shared with {', '.join(sorted(holders))}")
+            return
+        if (waited_for := ", ".join(sorted(holders))) not in ("", told):
+            told = waited_for
+            notice(f"waiting for devices that are held by {waited_for}")
+        wait(LOOK_EVERY_S)
+
+
+MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
+
+
+class RunningGang(Protocol):
+    """The methods of a gang that this module calls."""
+
+    def send(self, command: str) -> None:
+        """Sends a command to every rank."""
+
+    def kill(self) -> None:
+        """Ends every rank at once."""
+
+    def wait(self, on_event: Callable[[Event], None]) -> Outcome:
+        """Passes on the events of rank 0 until all ranks have ended; returns the outcome."""
+
+
+StartGang = Callable[[Launcher, GangOrder, int], RunningGang]
+
+
+def start_gang(launcher: Launcher, order: GangOrder, num_ranks: int) -> RunningGang:
+    """Starts a gang of processes."""
+    return Gang(launcher, order, num_ranks=num_ranks)
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """A share that was taken and has not ended.
+
+    gang: None before it has started.
+    overruled: the outcome that replaces the gang's own if the gang is killed by a decision of the pool.
+    """
+
+    share: Share
+    gang: RunningGang | None = None
+    overruled: Outcome | None = None
+
+    def tell(self, command: str) -> None:
+        """Sends a command to the gang. A gang that has not started receives the stored commands at its start."""
+        if self.gang is None:
+            return
+        if command == KILL:
+            self.gang.kill()
+        else:
+            self.gang.send(command)
+
+
+class Gangs:
+    """The shares that run from one launcher, by segment. Safe between threads."""
+
+    def __init__(self, launcher: Launcher, *, start_gang: StartGang = start_gang) -> None:
+        self._launcher, self._start_gang = launcher, start_gang
+        self._changed = threading.Condition()
+        self._runs: dict[int, _Run] = {}
+        self._told: dict[int, list[str]] = {}  # by segment, the commands so far
+        self._is_stopping = False
+
+    @property
+    def shares(self) -> Mapping[int, Share]:
+        """The shares that were admitted and not dismissed."""
+        with self._changed:
+            return {segment: run.share for segment, run in self._runs.items()}
+
+    def admit(self, segment: int, share: Share) -> None:
+        """Adds a share; a call of `run` follows."""
+        with self._changed:
+            self._runs[segment] = _Run(share=share)
+
+    def dismiss(self, segment: int) -> None:
+        """Removes a share that has ended and whose outcome has been handled."""
+        with self._changed:
+            del self._runs[segment]
+            self._changed.notify_all()
+
+    def run(self, segment: int, on_event: Callable[[Event], None]) -> Outcome:
+        """Runs the gang of an admitted share to its end, after which its devices are free."""
+        with self._changed:
+            run = self._runs[segment]
+        share = run.share
+        order = replace(
+            share.order,
+            first_rank=share.first_rank,
+            num_ranks_in_all=share.num_ranks_in_all,
+            meeting=share.meeting,
+            ordered_at_s=time.monotonic(),  # by this machine's clock
+        )
+        try:
+            gang = self._start_gang(self._launcher, order, share.num_ranks)
+        except (OSError, RuntimeError) as error:
+            return run.overruled or Outcome(
+                status=OutcomeStatus.CRASHED, message=f"the gang could not be started: {error}"
+            )
+        with self._changed:
+            run.gang = gang
+            for command in [*self._told.get(segment, ()), *[STOP] * self._is_stopping]:
+                run.tell(command)
+            if run.overruled is not None:
+                gang.kill()
+        outcome = gang.wait(on_event)
+        if run.overruled is not None and outcome.status == OutcomeStatus.CRASHED:
+            return run.overruled
+        return outcome
+
+    def tell(self, segment: int, command: str) -> None:
+        """Sends a command to the gang of a segment, even if it has not started, or runs only on other nodes."""
+        with self._changed:
+            self._told.setdefault(segment, []).append(command)
+            if len(self._told) > MOST_REMEMBERED:
+                del self._told[next(iter(self._told))]
+            if run := self._runs.get(segment):
+                run.tell(command)
+
+    def stop_all(self) -> None:
+        """Commands every gang, including those that have not started, to write a checkpoint and end."""
+        with self._changed:
+            self._is_stopping = True
+            for run in self._runs.values():
+                run.tell(STOP)
+
+    def end_all(self, outcome: Outcome) -> None:
+        """Kills all gangs; `outcome` becomes the outcome of each."""
+        with self._changed:
+            for run in self._runs.values():
+                run.overruled = outcome
+                run.tell(KILL)
+
+    def join(self, *, within_s: float) -> bool:
+        """Waits at most `within_s` until all shares are dismissed; returns whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._runs, timeout=within_s)

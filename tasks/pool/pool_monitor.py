@@ -1,0 +1,405 @@
+"""Samples a pool periodically: its state, the use of its devices, and the age of its heartbeats.
+
+It counts what happens from the rows that are added to the pool's database.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from sqlalchemy import Connection, func, or_, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.planning import Plan
+from ringmaster.tasks.pool.leases import is_loan
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, read_nodes
+from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
+from ringmaster.tasks.pool.submissions import BatchStatus
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS, SEGMENTS, TOLD, json_field
+
+
+class DeviceStatus(StrEnum):
+    """The state of a device; the first that applies.
+
+    unhealthy: it must not be used. leased: to a segment. lent: to trials that measure jobs. leaving: its node takes no
+    new work. idle: anything may start there.
+    """
+
+    UNHEALTHY = "unhealthy"
+    LEASED = "leased"
+    LENT = "lent"
+    LEAVING = "leaving"
+    IDLE = "idle"
+
+
+class BatchStage(StrEnum):
+    """The stage of a batch that has not ended.
+
+    queued: handed over; it has no flow run yet. measuring: its jobs are not in the plan yet. active: they are.
+    """
+
+    QUEUED = "queued"
+    MEASURING = "measuring"
+    ACTIVE = "active"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReading:
+    """A node that is registered.
+
+    heartbeat: changes with each heartbeat of its worker.
+    devices: the number of its devices in each state.
+    """
+
+    name: str
+    status: str
+    heartbeat: tuple[str, int]
+    devices: Mapping[DeviceStatus, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderState:
+    """The executor that leads.
+
+    is_there: False after it has resigned.
+    epoch: how often a controller has taken the lead.
+    heartbeat: changes with each heartbeat.
+    """
+
+    is_there: bool
+    epoch: int
+    heartbeat: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanState:
+    """The plan that was made last.
+
+    made_s: seconds since the epoch.
+    makespan_s: seconds from then to its planned end.
+    gap: as in `Plan`; None without a bound.
+    """
+
+    id: int
+    made_s: float
+    makespan_s: float
+    gap: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolState:
+    """The state of a pool.
+
+    leader: None before a controller has led for the first time.
+    batches: the number of batches in each stage.
+    jobs: the number of jobs by name of their batch and status, for active batches alone.
+    """
+
+    nodes: tuple[NodeReading, ...]
+    leader: LeaderState | None
+    batches: Mapping[BatchStage, int]
+    jobs: Mapping[tuple[str, str], int]
+    plan: PlanState | None
+
+
+class StateReader:
+    """Reads the state again and again; long rows, which do not change, are read once."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, tuple[str, str]] = {}  # by id of an active batch, its name and its flow run
+        self._plan: PlanState | None = None
+
+    def read(self, connection: Connection) -> PoolState:
+        """Returns the state, within a transaction that may be tried again."""
+        self._batches = self._active(connection)
+        self._plan = self._newest_plan(connection)
+        return PoolState(
+            nodes=_nodes(connection),
+            leader=_leader(connection),
+            batches=self._stages(connection),
+            jobs=self._jobs(connection),
+            plan=self._plan,
+        )
+
+    def _active(self, connection: Connection) -> dict[str, tuple[str, str]]:
+        ids = connection.execute(select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED)).scalars().all()
+        unknown = [id for id in ids if id not in self._batches]
+        name, flow_run = (BATCHES.c.content[key].as_string() for key in ("name", "flow_run"))
+        rows = connection.execute(select(BATCHES.c.id, name, flow_run).where(BATCHES.c.id.in_(unknown))).all()
+        found = {**self._batches, **{id: (name, flow_run or "") for id, name, flow_run in rows}}
+        return {id: found[id] for id in ids}
+
+    def _stages(self, connection: Connection) -> dict[BatchStage, int]:
+        query = select(REQUESTS.c.status, REQUESTS.c.answer)
+        asked = query.where(
+            REQUESTS.c.kind == RequestKind.TRAIN, REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
+        )
+        rows = connection.execute(asked).all()
+        flow_runs = {flow_run for _, flow_run in self._batches.values()}
+        granted = [answer.get("flow_run") for status, answer in rows if status == RequestStatus.GRANTED]
+        return {
+            BatchStage.QUEUED: len(rows) - len(granted),
+            BatchStage.MEASURING: sum(flow_run not in flow_runs for flow_run in granted),
+            BatchStage.ACTIVE: len(self._batches),
+        }
+
+    def _jobs(self, connection: Connection) -> dict[tuple[str, str], int]:
+        query = select(JOBS.c.batch, JOBS.c.status, func.count()).where(JOBS.c.batch.in_(list(self._batches)))
+        found = Counter[tuple[str, str]]()
+        for batch, status, number in connection.execute(query.group_by(JOBS.c.batch, JOBS.c.status)):
+            found[self._batches[batch][0], status] += number  # batches of one name count together
+        return dict(found)
+
+    def _newest_plan(self, connection: Connection) -> PlanState | None:
+        newest = connection.execute(select(func.max(PLANS.c.id)).where(PLANS.c.batch == "")).scalar()
+        if newest is None or (self._plan is not None and self._plan.id == newest):
+            return self._plan if newest is not None else None
+        row = connection.execute(select(PLANS.c.made_s, PLANS.c.content).where(PLANS.c.id == newest)).one()
+        plan = Plan.from_json(row.content["plan"])
+        return PlanState(id=int(newest), made_s=row.made_s, makespan_s=plan.makespan_s, gap=plan.gap)
+
+
+def _leader(connection: Connection) -> LeaderState | None:
+    row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.epoch, EXECUTOR.c.beats)).one_or_none()
+    if row is None:
+        return None
+    return LeaderState(is_there=bool(row.owner), epoch=int(row.epoch), heartbeat=(int(row.epoch), int(row.beats)))
+
+
+def _nodes(connection: Connection) -> tuple[NodeReading, ...]:
+    rows = connection.execute(select(LEASES.c.device, LEASES.c.holder)).all()
+    held = {row.device: row.holder for row in rows}
+    return tuple(_node(record, held) for record in read_nodes(connection))
+
+
+def _node(record: NodeRecord, held: Mapping[str, str]) -> NodeReading:
+    names = Cluster(nodes=(Node(name=record.name, devices=record.devices),)).lease_names()
+    states = Counter(_device(record, number, held.get(name)) for (_, number), name in names.items())
+    return NodeReading(
+        name=record.name,
+        status=record.status,
+        heartbeat=(record.incarnation, record.beats),
+        devices={state: states[state] for state in DeviceStatus},
+    )
+
+
+def _device(record: NodeRecord, number: int, holder: str | None) -> DeviceStatus:
+    if str(number) in record.health:
+        return DeviceStatus.UNHEALTHY
+    if holder is not None:
+        return DeviceStatus.LENT if is_loan(holder) else DeviceStatus.LEASED
+    return DeviceStatus.LEAVING if record.status == NodeStatus.LEAVING else DeviceStatus.IDLE
+
+
+class PlanReason(StrEnum):
+    """Why a plan was made."""
+
+    START = "start"
+    NEW_JOBS = "new_jobs"
+    DEVICES = "devices"
+    FAILURE = "failure"
+    DEADLINE = "deadline"
+    FORECAST = "forecast"
+    CLOCK = "clock"
+    REQUEST = "request"
+    GROUP = "group"
+    STEERING = "steering"
+    OTHER = "other"
+
+
+# The first that matches counts, as a plan may have several reasons at once. Job and node names come before or after
+# these words, and may contain them.
+_PATTERNS = (
+    (PlanReason.START, r"(start|resumed|an executor began)$"),
+    (PlanReason.NEW_JOBS, r"batch .+ has \d+ jobs$"),
+    (PlanReason.DEVICES, r"node .+ (is gone|came)\b|the health of devices has changed|.* has lost its devices"),
+    (PlanReason.FAILURE, r".* ran out of memory|the gang of .* crashed|jobs have failed$"),
+    (PlanReason.DEADLINE, r"in danger of missing their deadlines"),
+    (PlanReason.CLOCK, r"the clock$"),
+    (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
+    (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch"),
+    (PlanReason.GROUP, r".* continues? alone"),
+    (PlanReason.STEERING, r".* (may train on|stopped early)$|.* stays on .*, under which it started"),
+)
+
+
+def reason_of(why: str) -> PlanReason:
+    """Returns the kind of the reason of a plan. why: the text that was stored with the plan."""
+    for kind, pattern in _PATTERNS:
+        if any(re.match(pattern, part) for part in why.split("; ")):
+            return kind
+    return PlanReason.OTHER
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolCounts:
+    """What has happened since `begin`.
+
+    plans: the number of plans by reason.
+    segments: the number of segments that have ended, by the status of their outcomes.
+    jobs: the number of jobs that have ended, by status. A job that is resumed after that may end again.
+    last_plan, last_segment, last_event: the newest rows that are counted, or were there before.
+    running: the segments that have not ended.
+    """
+
+    plans: Mapping[PlanReason, int] = field(default_factory=dict)
+    segments: Mapping[str, int] = field(default_factory=dict)
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    last_plan: int = 0
+    last_segment: int = 0
+    last_event: int = 0
+    running: frozenset[int] = frozenset()
+
+
+def begin(connection: Connection) -> PoolCounts:
+    """Returns counts of zero, to which `count` adds what happens from now on."""
+    last_plan, last_segment, last_event = (
+        int(connection.execute(select(func.max(table.c.id))).scalar() or 0) for table in (PLANS, SEGMENTS, TOLD)
+    )
+    running = connection.execute(select(SEGMENTS.c.id).where(SEGMENTS.c.ended_s.is_(None))).scalars().all()
+    return PoolCounts(last_plan=last_plan, last_segment=last_segment, last_event=last_event, running=frozenset(running))
+
+
+def count(connection: Connection, before: PoolCounts) -> PoolCounts:
+    """Returns `before` with what has happened since."""
+    return _with_jobs(connection, _with_segments(connection, _with_plans(connection, before)))
+
+
+def _with_plans(connection: Connection, before: PoolCounts) -> PoolCounts:
+    query = select(PLANS.c.id, PLANS.c.why).where(PLANS.c.batch == "", PLANS.c.id > before.last_plan)
+    rows = connection.execute(query).all()
+    plans = Counter(before.plans) + Counter(reason_of(row.why) for row in rows)
+    return replace(before, plans=plans, last_plan=max((row.id for row in rows), default=before.last_plan))
+
+
+def _with_segments(connection: Connection, before: PoolCounts) -> PoolCounts:
+    status = json_field(SEGMENTS.c.outcome, "status")
+    news = or_(SEGMENTS.c.id > before.last_segment, SEGMENTS.c.id.in_(before.running))
+    rows = connection.execute(select(SEGMENTS.c.id, SEGMENTS.c.ended_s, status.label("status")).where(news)).all()
+    segments = Counter(before.segments) + Counter(row.status for row in rows if row.ended_s is not None)
+    return replace(
+        before,
+        segments=segments,
+        last_segment=max([before.last_segment, *(row.id for row in rows)]),
+        running=frozenset(row.id for row in rows if row.ended_s is None),
+    )
+
+
+def _with_jobs(connection: Connection, before: PoolCounts) -> PoolCounts:
+    status = json_field(TOLD.c.content, "status")
+    ended = select(status).where(TOLD.c.id > before.last_event, TOLD.c.kind == JobEnded.__name__)
+    newest = connection.execute(select(func.max(TOLD.c.id))).scalar() or 0
+    jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(TOLD.c.id <= newest)).scalars().all())
+    return replace(before, jobs=jobs, last_event=max(before.last_event, int(newest)))
+
+
+logger = logging.getLogger(__name__)
+
+LEADER = ("leader", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What is known of a pool at one moment.
+
+    state: None while the database does not answer, and before it has answered for the first time.
+    device_seconds: by node and state, how long its devices were in that state while both ends of a sample were seen.
+    node_heartbeat_age_s: by node, the time since its heartbeat has changed, by the clock of this process.
+    leader_heartbeat_age_s: the same of the executor that leads; None if none does.
+    """
+
+    state: PoolState | None
+    counts: PoolCounts
+    device_seconds: Mapping[tuple[str, DeviceStatus], float]
+    node_heartbeat_age_s: Mapping[str, float]
+    leader_heartbeat_age_s: float | None
+
+
+class PoolMonitor:
+    """Measures a pool. `sample` is called periodically, by one thread; other threads may call `measurement`.
+
+    open_database: opens the pool's database, without waiting where it does not answer.
+    clock: monotonic seconds.
+    """
+
+    def __init__(self, open_database: Callable[[], Database], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._open, self._clock = open_database, clock
+        self._database: Database | None = None
+        self._reader = StateReader()
+        self._lock = threading.Lock()
+        self._state: PoolState | None = None
+        self._sampled_s = 0.0
+        self._counts: PoolCounts | None = None
+        self._is_away = False
+        self._device_seconds: dict[tuple[str, DeviceStatus], float] = {}
+        self._heartbeats: dict[Hashable, tuple[Hashable, float]] = {}  # the last one, and when it was first seen
+
+    def sample(self) -> None:
+        """Reads the database once. Without an answer of the database, the measurement has no state."""
+        try:
+            self._database = self._database or self._open()
+            state, counted = self._database.read(self._read)
+        except SQLAlchemyError as error:
+            if not self._is_away:
+                logger.warning("the pool's database does not answer: %s", getattr(error, "orig", error))
+            self._is_away = True
+            with self._lock:
+                self._state = None
+            return
+        self._is_away = False
+        with self._lock:
+            self._take(state, counted)
+
+    def measurement(self) -> Measurement:
+        """Returns what the last sample has found. Ages are those of now."""
+        with self._lock:
+            now_s, state = self._clock(), self._state
+            nodes = state.nodes if state is not None else ()
+            is_led = state is not None and state.leader is not None and state.leader.is_there
+            return Measurement(
+                state=state,
+                counts=self._counts or PoolCounts(),
+                device_seconds=dict(self._device_seconds),
+                node_heartbeat_age_s={node.name: now_s - self._heartbeats["node", node.name][1] for node in nodes},
+                leader_heartbeat_age_s=now_s - self._heartbeats[LEADER][1] if is_led else None,
+            )
+
+    def close(self) -> None:
+        """Closes the database."""
+        if self._database is not None:
+            self._database.close()
+
+    def _read(self, connection: Connection) -> tuple[PoolState, PoolCounts]:
+        before = self._counts if self._counts is not None else begin(connection)
+        return self._reader.read(connection), count(connection, before)
+
+    def _take(self, state: PoolState, counted: PoolCounts) -> None:
+        now_s, before = self._clock(), self._state
+        names = {node.name for node in state.nodes}
+        # Nodes come and go: series of those that are gone would pile up.
+        self._device_seconds = {key: value for key, value in self._device_seconds.items() if key[0] in names}
+        for node in state.nodes:
+            for each in DeviceStatus:
+                self._device_seconds.setdefault((node.name, each), 0.0)
+        for node in before.nodes if before is not None else ():
+            for each, number in node.devices.items():
+                if (node.name, each) in self._device_seconds:
+                    self._device_seconds[node.name, each] += number * (now_s - self._sampled_s)
+        seen: dict[Hashable, Hashable] = {("node", node.name): node.heartbeat for node in state.nodes}
+        if state.leader is not None:
+            seen[LEADER] = state.leader.heartbeat
+        known = self._heartbeats
+        self._heartbeats = {
+            who: known[who] if who in known and known[who][0] == beat else (beat, now_s) for who, beat in seen.items()
+        }
+        self._state, self._counts, self._sampled_s = state, counted, now_s

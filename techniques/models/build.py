@@ -1,0 +1,348 @@
+"""Building of models on the CPU in fp32, with weights that depend on the seed alone or are read from safetensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.models.adaptations.folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
+from ringmaster.techniques.models.adaptations.quantizing import load_quantized
+from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter
+from ringmaster.techniques.models.architectures import (
+    architecture,
+    check_labels,
+    fresh_config,
+    instantiate,
+    pretrained_config,
+)
+
+MAX_NAMED = 3
+MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
+# The dtypes of weights that are plain numbers. Others need scales, of which only quantized models know.
+PLAIN = ("F64", "F32", "F16", "BF16")
+
+
+def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from: Path | None = None) -> nn.Module:
+    """The model of `spec`, on the CPU, in fp32, in train mode.
+
+    Equal (spec, data, seed) give equal weights in every process. The state of torch's global random number generator
+    is restored.
+
+    weights_from: a folder with safetensors (written by `export_model` or `save_pretrained`) that replace all initial
+        weights. If the folder holds an adapter, these are the weights of its base with the adapter merged into them.
+    Raises ValueError with a remedy if the weights do not fit, or if `spec` is invalid.
+    """
+    check_model(spec)
+    if weights_from is not None and is_adapter(weights_from):
+        return _merged(spec, data, seed, weights_from)
+    quantized = weights_from or (Path(spec.from_pretrained) if spec.from_pretrained is not None else None)
+    how = None if quantized is None else quantization_of(quantized)
+    with seeded(seed):
+        if quantized is not None and how is not None:
+            _check_vocabulary(quantized, data)
+            model = load_quantized(_fresh(spec, data), quantized, how)
+        elif spec.factory is not None:
+            model = _from_factory(spec)
+            if weights_from is not None:
+                _load_weights(model, weights_from)
+        else:
+            config = model_config(spec, data)
+            if weights_from is not None:
+                _check_vocabulary(weights_from, data)
+                _check_labels(weights_from, data)
+            elif spec.from_pretrained is not None:
+                _check_vocabulary(Path(spec.from_pretrained), data)
+            model = _from_config(spec, config, weights_from=weights_from)
+    return model.float().train()
+
+
+def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | None = None) -> None:
+    """Raises the ValueErrors of `build_model` about weights, of which only the headers of the files are read.
+
+    Weights that are not on this machine yet are not checked.
+    """
+    check_model(spec)
+    if weights_from is not None and is_adapter(weights_from):
+        check_weights(spec, data=data, weights_from=base_of(weights_from))
+        return
+    folder = weights_from or _local_folder(spec.from_pretrained)
+    if folder is None or quantization_of(folder) is not None:
+        return
+    joined = [shape for name, (_, shape) in tensor_shapes(folder).items() if ".experts." in name]
+    if sum(map(math.prod, joined)) > MOST_JOINED:
+        return
+    if spec.factory is not None:
+        _check_tensors(skeleton(spec, data), folder)
+        return
+    config = model_config(spec, data)
+    if not _is_quantized(config, of=spec.from_pretrained or str(folder)):
+        local = spec if weights_from is not None else replace(spec, from_pretrained=str(folder))
+        _from_config(local, config, weights_from=weights_from, of_headers=True)
+
+
+def _local_folder(name: str | None) -> Path | None:
+    """Returns the folder of a model's weights on this machine, of a name on the hub in its cache; None if not here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if name is None or Path(name).is_dir():
+        return None if name is None else Path(name)
+    for file in (WEIGHTS, INDEX):
+        if isinstance(found := try_to_load_from_cache(name, file), str):
+            return Path(found).parent
+    return None
+
+
+def _is_quantized(config: Any, *, of: str) -> bool:
+    """Returns whether a model was quantized by another program. Raises ValueError if it cannot be loaded here."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        return False
+    method = said.get("quant_method") if isinstance(said, Mapping) else getattr(said, "quant_method", None)
+    try:
+        quantizer = AutoHfQuantizer.from_config(said, pre_quantized=True)
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"model: {of} is quantized ({method or 'by an unknown method'}) and cannot be loaded here: "
+            f"{' '.join(str(error).split())}. To fix: name the model that it was quantized from"
+        ) from error
+    return True
+
+
+def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
+    """The base model of an adapter, with the adapter merged into its weights."""
+    from ringmaster.techniques.models.adapters.attaching import attach
+    from ringmaster.techniques.models.adapters.merging import merge
+
+    _check_vocabulary(folder, data)
+    model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))
+    return merge(attach(model, Adapter(from_pretrained=str(folder)), seed=seed))
+
+
+def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:
+    """The model with fresh weights, from a factory or a config."""
+    if spec.factory is not None:
+        return _from_factory(spec)
+    config = model_config(spec, data)
+    if hasattr(config, "quantization_config"):  # read by `load_quantized`, not by transformers
+        del config.quantization_config
+    return instantiate(config)
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Raises ValueError if `spec` is inconsistent, without building or loading anything."""
+    if spec.command is not None:
+        raise ValueError("model: a command's model is known to the command alone. To fix: evaluate it there")
+    given = [name for name in ("architecture", "from_pretrained", "factory") if getattr(spec, name) is not None]
+    if not given or ("factory" in given and len(given) > 1):
+        said = " and ".join(given) or "none"
+        raise ValueError(f"model: {said} given. To fix: give architecture, from_pretrained or both, or a factory")
+    if spec.factory is not None and spec.config:
+        raise ValueError("model: a factory takes no config. To fix: give kwargs")
+    if spec.factory is None and spec.kwargs:
+        raise ValueError("model: kwargs are a factory's. To fix: give config")
+    check_attention(spec)
+
+
+def model_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The Hugging Face config of a model that does not come from a factory."""
+    config = pretrained_config(spec, data) if spec.from_pretrained is not None else fresh_config(spec, data)
+    if spec.attention != "auto":
+        config._attn_implementation = IMPLEMENTATIONS[spec.attention]
+    return config
+
+
+def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
+    """The model without weights (on the meta device), in train mode; with weights if its factory needs real values."""
+    check_model(spec)
+    if spec.factory is None:
+        config = model_config(spec, data)
+        with torch.device("meta"):
+            return instantiate(config).train()
+    with seeded(0):
+        try:
+            with torch.device("meta"):
+                return _from_factory(spec).train()
+        except RuntimeError:  # the factory reads values, which meta tensors do not have
+            return _from_factory(spec).train()
+
+
+def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None, of_headers: bool = False) -> nn.Module:
+    """The model with its weights; with `of_headers` without them, after the same checks."""
+    cls = architecture(config.architectures[0])
+    if weights_from is not None:
+        model, fault = _load_pretrained(cls, str(weights_from), config, exact=True, of_headers=of_headers)
+        if fault:
+            raise ValueError(
+                f"model: the base in {weights_from} does not fit {cls.__name__}: {fault}. "
+                f"To fix: give both models the same config and data"
+            )
+        return model
+    if spec.from_pretrained is None:
+        return instantiate(config)
+    model, fault = _load_pretrained(
+        cls, spec.from_pretrained, config, fresh_head=spec.has_fresh_head, of_headers=of_headers
+    )
+    if fault:
+        raise ValueError(
+            f"model: the weights of {spec.from_pretrained!r} do not fit {cls.__name__}: {fault}. To fix: take back "
+            f"what model.config changes; for a fresh head, set num_labels or architectures there"
+        )
+    return model
+
+
+def _load_pretrained(
+    cls: Any, name: str, config: Any, *, exact: bool = False, fresh_head: bool = False, of_headers: bool = False
+) -> tuple[nn.Module, str]:
+    """The model, and a message with the tensors that its file lacks or has in another shape; empty if it fits.
+
+    exact: tensors of the file that the model does not have are faults too.
+    fresh_head: tensors outside of the base model, and of its pooler, may be missing or have another shape; they stay
+        fresh.
+    of_headers: take only the names and shapes of the tensors from the files, whose values are not read.
+    """
+    source: dict[str, Any] = {"local_files_only": Path(name).is_dir()}
+    if of_headers:
+        source = {"state_dict": _without_values(Path(name))}
+    try:
+        with no_progress_bar():
+            model, info = cls.from_pretrained(
+                None if of_headers else name, config=config, dtype=torch.float32, use_safetensors=True,
+                trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **source,
+            )  # fmt: skip
+    except RuntimeError as error:  # tensors that transformers joins, such as those of experts, are not all there
+        said = " ".join(str(error.__cause__ or error.__context__ or error).split())
+        raise ValueError(
+            f"model: the weights of {name!r} do not fit {cls.__name__}: {said}. To fix: save the model again"
+        ) from error
+    except OSError as error:
+        raise ValueError(
+            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder or hub model "
+            f"with safetensors weights (pickled ones are never loaded)"
+        ) from error
+    if of_headers and (foreign := _foreign_types(model, tensor_shapes(Path(name)))):
+        return model, _some(foreign)
+    body = f"{cls.base_model_prefix}."
+    wrong = [f"{key} is missing" for key in sorted(info["missing_keys"])]
+    wrong += [f"{key} is {list(a)}, not {list(b)}" for key, a, b in sorted(info["mismatched_keys"])]
+    # A body that was saved with another head may lack the pooler, which the head reads.
+    wrong = [fault for fault in wrong if not fresh_head or (fault.startswith(body) and ".pooler." not in fault)]
+    if exact:
+        wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
+    return model, _some(wrong)
+
+
+def _without_values(folder: Path) -> dict[str, Tensor]:
+    """Returns tensors of the names and shapes of those in a folder, which take no memory: all items are one zero."""
+    return {name: torch.zeros(()).expand(shape) for name, (_, shape) in tensor_shapes(folder).items()}
+
+
+def _foreign_types(model: nn.Module, stored: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+    """Returns a message for each parameter whose stored values cannot be its values."""
+    return [
+        f"{name} is stored as {stored[name][0]}, as quantized models are"
+        for name, parameter in model.named_parameters()
+        if name in stored and stored[name][0] not in PLAIN and parameter.is_floating_point()
+    ]
+
+
+def _check_tensors(model: nn.Module, folder: Path) -> None:
+    """Raises ValueError if the model of a factory has other parameters and buffers than a folder."""
+    tensors = tensor_shapes(folder)
+    stored = {name: shape for name, (_, shape) in tensors.items()}
+    own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    shared: dict[int, set[str]] = {}  # safetensors stores one of the names of a shared tensor
+    for name, tensor in own.items():
+        shared.setdefault(id(tensor), set()).add(name)
+    wrong = _foreign_types(model, tensors)
+    wrong += [f"{min(names)} is missing" for names in shared.values() if names.isdisjoint(stored)]
+    wrong += [f"{name} has no place" for name in sorted(stored.keys() - own.keys())]
+    wrong += [
+        f"{name} is {list(shape)}, not {list(own[name].shape)}"
+        for name, shape in stored.items()
+        if name in own and shape != tuple(own[name].shape)
+    ]
+    if wrong:
+        raise ValueError(
+            f"model: the base in {folder} does not fit {type(model).__name__}: {_some(wrong)}. "
+            f"To fix: give both models the same factory and kwargs"
+        )
+
+
+def _check_vocabulary(base: Path, data: PreparedData) -> None:
+    """Raises ValueError if the base, or the pretrained model, was trained with another vocabulary than the data's.
+
+    Its token ids would stand for other tokens, and it would train on wrong input without an error.
+    """
+    if have_other_tokens(base, data.tokenizer_dir):
+        raise ValueError(
+            f"model: the one in {base} was trained with another tokenizer than the one of {data.name}. "
+            f"To fix: set data.tokenizer to {base}"
+        )
+
+
+def _check_labels(base: Path, data: PreparedData) -> None:
+    """Raises ValueError if the base was trained on other classes than the data's."""
+    from transformers import AutoConfig
+
+    if data.labels and (base / "config.json").is_file():
+        check_labels(AutoConfig.from_pretrained(str(base), local_files_only=True), data, of=f"the base in {base}")
+
+
+def _from_factory(spec: ModelSpec) -> nn.Module:
+    assert spec.factory is not None
+    model = resolve(spec.factory)(**spec.kwargs)
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model factory {spec.factory} returned {type(model).__name__}. To fix: return a torch.nn.Module"
+        )
+    return model
+
+
+def _load_weights(model: nn.Module, folder: Path) -> None:
+    from safetensors.torch import load_model
+
+    _check_tensors(model, folder)
+    load_model(model, folder / WEIGHTS, strict=False)
+
+
+def _some(faults: list[str]) -> str:
+    more = f", and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+    return ", ".join(faults[:MAX_NAMED]) + more
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the CPU's random numbers within the context, and restores their state afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed the accelerators too.
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Disables transformers' progress bars within the context, so that they do not mix with a worker's output."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

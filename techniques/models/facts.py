@@ -1,0 +1,119 @@
+"""Facts about a model for techniques and the planner, computed on the meta device before any weight exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.interface.model_facts import ModelFacts
+from ringmaster.techniques.models.build import skeleton
+from ringmaster.techniques.models.decoder import decoder_of
+from ringmaster.techniques.models.layers import layer_names, num_parameters
+from ringmaster.techniques.training.freezing import freeze
+from ringmaster.techniques.training.losses import loss_of
+
+FP32_BYTES = 4
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # their names in configs of Hugging Face models
+
+# The facts of a command's model, which only the command knows.
+UNKNOWN = ModelFacts(
+    num_parameters=0,
+    parameter_bytes=0,
+    largest_layer_bytes=0,
+    num_layers=0,
+    has_dropout=False,
+)
+
+
+def model_facts(
+    spec: ModelSpec, *, data: PreparedData, adapter: Adapter | None = None, frozen: Sequence[str] = ()
+) -> ModelFacts:
+    """The facts of the model that `build_model` would build, with the adapter that it is trained with; cached.
+
+    frozen: patterns of the parameters that are not trained.
+    Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attaching.attach`, and of
+    `training.freezing.freeze`.
+    """
+    if spec.command is not None:
+        return UNKNOWN
+    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter), list(frozen)], sort_keys=True))
+
+
+@lru_cache(maxsize=256)
+def _facts(key: str) -> ModelFacts:
+    spec, data, adapter, frozen = json.loads(key)
+    spec = from_json(ModelSpec, spec)
+    model = skeleton(spec, from_json(PreparedData, data))
+    layers = [model.get_submodule(name) for name in layer_names(model)]
+    decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
+    undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
+    num_trained = None if adapter is None else _adapted(model, from_json(Adapter, adapter))
+    if frozen:
+        freeze(model, frozen)
+        num_trained = _num_trained(model)
+    in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
+    return ModelFacts(
+        num_parameters=num_parameters(model),
+        parameter_bytes=num_parameters(model) * FP32_BYTES,
+        largest_layer_bytes=max([outside, *map(num_parameters, layers)]) * FP32_BYTES,
+        num_layers=len(layers),
+        has_dropout=any(_drops_out(module) for module in model.modules()),
+        decoder=decoder,
+        num_trained=num_trained,
+        has_experts=has_experts(model),
+        undivided=undivided,
+        scalar=next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), ""),
+        computes_loss=loss_of(None, model, spec).is_models,
+    )
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether a model routes each token to some of several experts, so that an expert computes a part of its rows."""
+    config: Any = getattr(model, "config", None)
+    return any((getattr(config, name, None) or 0) > 1 for name in EXPERTS)
+
+
+def _undivided(model: nn.Module, adapter: Adapter) -> str:
+    from ringmaster.techniques.models.adapters.leaves import own_leaves
+    from ringmaster.techniques.models.adapters.peft_format import resolved
+
+    adapter = resolved(adapter)
+    try:
+        own_leaves(model, adapter)
+    except ValueError as error:
+        return str(error).removeprefix("adapter: ")
+    return ""
+
+
+def _adapted(model: nn.Module, adapter: Adapter) -> int:
+    """Attaches the adapter and returns the number of trained parameters."""
+    from ringmaster.techniques.models.adapters.attaching import attach
+
+    attach(model, adapter, seed=0)
+    return _num_trained(model)
+
+
+def _num_trained(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Whether a module is a dropout, or stores a rate for a functional dropout (`attention_dropout`, ...)."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return any(
+        isinstance(value, float) and value > 0
+        for name, value in vars(module).items()
+        if "dropout" in name or "drop_prob" in name or "layerdrop" in name
+    )

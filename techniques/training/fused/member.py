@@ -1,0 +1,279 @@
+"""One job of a group that shares a base: its adapter, data, optimizer, step and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ringmaster.codec import from_json
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
+from ringmaster.techniques.models.adapters.attaching import AdaptedLinear, first_state, pretrained_state, sites
+from ringmaster.techniques.models.adapters.exporting import export_adapter
+from ringmaster.techniques.models.adapters.leaves import own_leaves
+from ringmaster.techniques.models.adapters.modules import PREFIX
+from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
+from ringmaster.techniques.runtime.checkpoints.state import (
+    HostCopies,
+    Reader,
+    named_state,
+    piece_writer,
+    read_whole,
+    restore_model,
+)
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
+from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules, adapter_modules_of
+from ringmaster.techniques.training.fused.batches import Part
+from ringmaster.techniques.training.fused.rows import Row
+from ringmaster.techniques.training.gradients import global_norm, whole
+from ringmaster.techniques.training.losses import Loss, loss_of
+from ringmaster.techniques.training.optimizers import build_optimizer, parameter_settings, update_
+from ringmaster.techniques.training.trainer import batch_width, checkpoint_meta, weights_digest
+
+
+class Member:
+    """The state that one job owns while other jobs are trained on the same base.
+
+    order: the job's order, with the paths of its data, checkpoints and model, as for a gang of its own.
+    model: the base.
+    ranks: the ranks of the gang. Each has an equal share of every batch and a full copy of the adapter.
+    """
+
+    def __init__(self, order: GangOrder, model: nn.Module, *, device: torch.device, ranks: Ranks | None = None) -> None:
+        assert order.job.adapter is not None
+        self.job, self.order, self._device, self._model = order.job, order, device, model
+        self._ranks = ranks or alone(device)
+        cache = Path(order.cache_dir)
+        pinned = from_json(PreparedData, order.data) if order.data else None
+        self.prepared = prepare(self.job.data, cache_dir=cache, pinned=pinned)
+        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
+        self.loss: Loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
+        self._adapter = resolved(order.job.adapter)
+        self.sites: list[AdaptedLinear] = sites(model, self._adapter)
+        self.own: list[str] = own_leaves(model, self._adapter)
+        state = first_state(model, self._adapter, self.sites, seed=self.job.seed)
+        if self._adapter.from_pretrained is not None:
+            state = pretrained_state(Path(self._adapter.from_pretrained), state)
+        state = {name: whole(value).to(device).float() for name, value in state.items()}
+        self.tree = tree_of(in_order_of(model, state))
+        settings = parameter_settings(self.job, self.tree)
+        self.row = Row(self.tree, settings=settings)
+        of_segments = {segment: settings[name] for segment, name in self.row.names().items()}
+        self.optimizer = build_optimizer(self.job, self.row.segments, settings=of_segments)
+        self._parameters = dict(self.tree.named_parameters())
+        self._adapter_modules: tuple[int, AdapterModules] = (
+            -1,
+            AdapterModules(),
+        )  # with the row's `num_moves` when they were built
+        self._idle: frozenset[str] = frozenset()
+        self._unreached: set[str] = set()  # own weights that no backward has reached in this step
+        for name in self._own_weights():
+            self._parameters[name].register_post_accumulate_grad_hook(partial(_discard, self._unreached, name))  # type: ignore[no-untyped-call]
+        self._sampler = sampler_of(self.job, self._training)
+        self.next_step = 0
+        self.passed_over: tuple[str, ...] = ()  # newer checkpoints that were skipped as damaged
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job.name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has reached the last step of its order."""
+        return self.next_step >= self.order.last_step
+
+    def batch(self) -> dict[str, Tensor]:
+        """The rank's share of the next step's global batch, on the device."""
+        rows = self._sampler.indices(self.next_step)
+        width = batch_width(self.job, self._training, rows)
+        return self._to_device(fetch(self._training, self._share(rows.tolist()), width=width))
+
+    def _share(self, rows: Sequence[int]) -> list[int]:
+        size = len(rows) // self._ranks.num_ranks
+        return list(rows[self._ranks.rank * size : (self._ranks.rank + 1) * size])
+
+    def part(self, batch: Mapping[str, Tensor]) -> Part:
+        """The job's part of the group's shared batch: its adapter modules and the model's inputs."""
+        if self._adapter_modules[0] != self.row.num_moves:
+            self._adapter_modules = (
+                self.row.num_moves,
+                adapter_modules_of(self._adapter, self.sites, self.own, self._parameters),
+            )
+        return Part(
+            adapter_modules=self._adapter_modules[1], inputs=self.loss.forward_inputs(batch), layout=self.row.layout
+        )
+
+    def expect_gradients(self) -> None:
+        """Prepares for a backward: zeroes the gradients of the job's own module weights.
+
+        A backward adds to these gradients; it overwrites those of the adapter's other parameters.
+        """
+        self._unreached.update(self._own_weights())
+        for name in self._unreached:
+            gradient = self._parameters[name].grad
+            assert gradient is not None
+            gradient.zero_()
+
+    def _own_weights(self) -> list[str]:
+        return [name for name in self._parameters if name == PREFIX or name.rpartition(".")[0] in self.own]
+
+    def update(self, *, count: float, idle: frozenset[str] = frozenset()) -> None:
+        """Takes one optimizer step, as a gang of the job's own does. The gradients are sums over `count` elements.
+
+        idle: the sites that the model did not use. Their parameters stay unchanged.
+        """
+        resting = tuple(f"{site}." for site in idle)
+        at_rest = {
+            name: p for name, p in self._parameters.items() if name.startswith(resting) or name in self._unreached
+        }
+        kept = {name: parameter.detach().clone() for name, parameter in at_rest.items()}
+        for parameter in at_rest.values():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        norm = None
+        if self.job.clip_grad_norm is not None:
+            norm = global_norm([p for name, p in self._parameters.items() if name not in at_rest])
+        update_(self.job, self.optimizer, self.row.segments, step=self.next_step, to_mean=1 / count, norm=norm)
+        for name, value in kept.items():
+            self._parameters[name].data.copy_(value)
+        self._idle = frozenset(at_rest)
+        self.next_step += 1
+
+    def drop_gradients(self) -> None:
+        """Discards the gradients: does nothing, as the next step overwrites or zeroes them."""
+
+    def held_out(self) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
+        """Yields this rank's share of each held-out global batch, and the numbers of its rows, if its metrics count.
+
+        All ranks get the same number of rows at a time. Rows that cannot be divided evenly go to every rank, and only
+        the first rank counts them: the others get no numbers.
+        """
+        size, num_rows = self.job.global_batch_size, len(self._held_out)
+        for first in range(0, min(num_rows, self.job.evaluation.max_batches * size), size):
+            rows = range(first, min(first + size, num_rows))
+            is_divided = len(rows) % self._ranks.num_ranks == 0
+            mine = self._share(rows) if is_divided else list(rows)
+            batch = fetch(self._held_out, mine, width=batch_width(self.job, self._held_out, rows))
+            yield self._to_device(batch), mine if is_divided or self._ranks.rank == 0 else []
+
+    def num_evaluated_batches(self) -> int:
+        """The number of global batches of one evaluation."""
+        return min(-(-len(self._held_out) // self.job.global_batch_size), self.job.evaluation.max_batches)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes a checkpoint of the adapter, its optimizer and its step, in the format that every technique reads."""
+        self.store().save(self.next_step, self.pieces(), self.checkpoint_meta())
+
+    def written(self) -> dict[str, Tensor]:
+        """The checkpoint tensors that this rank writes, by canonical name: all on the first rank, none on others."""
+        if self._ranks.rank > 0:
+            return {}
+        states = self.row.states(self.optimizer)
+        used = {key: value for key, value in states.items() if key.split("/")[1] not in self._idle}
+        return {**named_state(self.tree), **used}
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """The pieces of a checkpoint of the current state. copies: buffers to which the state is copied at once."""
+        return piece_writer(self.written(), copies=copies)
+
+    def checkpoint_meta(self) -> dict[str, Any]:
+        """The job's metadata in a checkpoint's manifest."""
+        return checkpoint_meta(self.job, self._model, self.prepared)
+
+    def restore(self) -> int:
+        """Restores the newest checkpoint, whichever technique wrote it; returns the number of steps done.
+
+        Raises ValueError if the checkpoint belongs to a job that would train other weights. Raises MissingCheckpoint
+        if the order names a stored checkpoint and none is found.
+        """
+        store = self.store()
+        checkpoint, self.passed_over = store.newest(known_step=self.order.known_step), tuple(store.passed_over)
+        if checkpoint is None:
+            return 0
+        if checkpoint.manifest.meta["weights_digest"] != weights_digest(self.job, data_digest=self.prepared.digest):
+            raise ValueError(
+                f"{checkpoint.location} is of another version of job {self.name}. To fix: give the job another name, "
+                "or remove the folder to start it afresh"
+            )
+        with Reader(checkpoint) as reader:
+            restore_model(reader, self.tree)
+            self.row.restore(reader, self.optimizer)
+        self.next_step = checkpoint.manifest.step
+        return self.next_step
+
+    def export(self) -> None:
+        """Writes the newest checkpoint's adapter in peft's format. The first rank writes; all ranks wait for it."""
+        if self._ranks.rank == 0:
+            self._export()
+        self._ranks.agree(True)
+
+    def _export(self) -> None:
+        assert self.order.checkpoint_dir is not None
+        checkpoint = CheckpointStore(self.order.checkpoint_dir).newest()
+        assert checkpoint is not None and checkpoint.manifest.step == self.next_step
+        assert self.order.model_dir is not None
+        export_adapter(
+            Path(self.order.model_dir),
+            adapter=self._adapter,
+            spec=self.job.model,
+            base=self.order.weights_from or self.job.model.from_pretrained,
+            state=read_whole(checkpoint, prefix="model/"),
+            prepared=self.prepared,
+        )
+        if self.order.model_url is not None:
+            store_model(Path(self.order.model_dir), self.order.model_url)
+
+    def store(self) -> CheckpointStore:
+        """The job's checkpoint store, which all ranks read and write together."""
+        assert self.order.checkpoint_dir is not None
+        return CheckpointStore(
+            self.order.checkpoint_dir,
+            rank=self._ranks.rank,
+            num_ranks=self._ranks.num_ranks,
+            agree=self._ranks.agree,
+            keep=self.order.keep_checkpoints,
+            attempt=self.order.attempt,
+        )
+
+    def _to_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: tensor.to(self._device, non_blocking=True) for key, tensor in batch.items()}
+
+
+def in_order_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sorts an adapter's tensors into the order of the model's modules, in which gradient norms are summed."""
+    places = {name: place for place, (name, _) in enumerate(model.named_modules())}
+
+    def place(name: str) -> int:
+        while name not in places:
+            name = name.rpartition(".")[0]
+        return places[name]
+
+    return {name: state[name] for name in sorted(state, key=place)}
+
+
+def _discard(names: set[str], name: str, _: Tensor) -> None:
+    names.discard(name)
+
+
+def tree_of(state: Mapping[str, Tensor]) -> nn.Module:
+    """A tree of empty modules that hold the tensors as parameters under their dotted names, in order."""
+    root = nn.Module()
+    for name, value in state.items():
+        module = root
+        *path, key = name.split(".")
+        for word in path:
+            if not hasattr(module, word):
+                module.add_module(word, nn.Module())
+            module = module.get_submodule(word)
+        module.register_parameter(key, nn.Parameter(value))
+    return root

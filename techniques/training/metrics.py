@@ -1,0 +1,145 @@
+"""Metrics over many batches: sums that are added over batches and ranks, and values of rows that are gathered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
+from ringmaster.techniques.metrics.registry import metrics_named
+from ringmaster.techniques.training.losses import Batch, Loss
+
+if TYPE_CHECKING:
+    from ringmaster.techniques.interface.metric import Values
+
+
+def outputs_of(
+    loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None, data: PreparedData | None = None
+) -> Outputs:
+    """Returns what metrics read of a model's output for a batch. losses: as in `Outputs`."""
+    logits, labels = loss.predictions(output, batch)
+    return Outputs(
+        output=output,
+        batch=batch,
+        logits=logits,
+        labels=labels,
+        losses=losses,
+        rewards_of=loss.rewards,
+        tokenizer_dir=None if data is None else data.tokenizer_dir,
+        class_names=() if data is None else data.labels,
+    )
+
+
+def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
+    """Returns the sums of metrics, by name; those that the outputs do not suit are left out."""
+    found: dict[str, Tensor] = {}
+    for metric in metrics:
+        if found.keys() >= set(metric.sums):
+            continue  # another metric computes the same sums
+        if (sums := metric.compute_sums(outputs)) is not None:
+            found.update({name: sums[name] for name in metric.sums})
+    return found
+
+
+class Metrics:
+    """Metrics of one model over many batches.
+
+    names: of registered metrics; ValueError on another.
+    loss: the job's loss.
+    data: the prepared data, for metrics that read its tokenizer or the names of its classes.
+    """
+
+    def __init__(self, names: Sequence[str], *, loss: Loss, data: PreparedData | None = None) -> None:
+        self._metrics, self._loss, self._data = metrics_named(names), loss, data
+        gathered = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
+        self._gathered = frozenset(name for metric in gathered for name in metric.sums)
+        self._parts: dict[str, list[Tensor]] = {name: [] for metric in self._metrics for name in metric.sums}
+        self._rows: list[int] = []
+
+    def add(self, output: Any, batch: Batch, *, rows: Sequence[int] | None = None) -> None:
+        """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it.
+
+        rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None stands
+        for the rows after those of earlier batches.
+        """
+        losses = None
+        if is_known := self._loss.is_known(batch):
+            total, count = self._loss(output, batch)
+            losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
+        outputs = outputs_of(self._loss, output, batch, losses=losses, data=self._data)
+        found = sums_of(self._metrics, outputs)
+        unsuited = [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]
+        if unsuited and is_known:  # what a loss that is not known leaves out is NaN
+            raise ValueError(
+                f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
+                f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."
+                f"{''.join(_needed(metric) for metric in unsuited)} To fix: name other metrics"
+            )
+        for name, each in found.items():
+            values = each.detach().double()
+            kept = values.cpu() if name in self._gathered else values.sum(0) if values.ndim else values
+            self._parts[name].append(kept)
+        num_rows = len(next(iter(batch.values())))
+        self._rows += range(len(self._rows), len(self._rows) + num_rows) if rows is None else rows
+
+    def parts(self) -> list[Tensor]:
+        """Returns what this rank contributes to `result`: a few vectors, [any length] in fp64 on the CPU.
+
+        They are the numbers of the rows, and for each sum its total, or the values of the rows.
+        """
+        found = [torch.tensor(self._rows, dtype=torch.float64)]
+        for name, parts in self._parts.items():
+            if not parts:
+                found.append(torch.zeros(0, dtype=torch.float64))
+            else:
+                whole = torch.cat(parts) if name in self._gathered else torch.stack(parts).sum(0)
+                found.append(whole.flatten().cpu())
+        return found
+
+    def result(self, parts: Sequence[Sequence[Tensor]] | None = None) -> dict[str, float]:
+        """Returns the metrics; NaN where nothing was counted.
+
+        parts: for each of `parts()`, those of all ranks (`Ranks.gather`). None stands for this rank alone.
+        """
+        rows_of_ranks, *rest = parts or [[own] for own in self.parts()]
+        rows, first = np.unique(torch.cat(list(rows_of_ranks)).numpy(), return_index=True)
+        found = dict(zip(self._parts, rest, strict=True))
+        totals = {
+            name: _rows(each, rows_of_ranks, first) if name in self._gathered else _total(each)
+            for name, each in found.items()
+        }
+        if not len(rows):
+            return {metric.name: math.nan for metric in self._metrics}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {
+                metric.name: float(metric.value({name: totals[name] for name in metric.sums}))
+                for metric in self._metrics
+            }
+
+
+def _total(parts: Sequence[Tensor]) -> Values:
+    """Returns the sum over ranks, without those that have counted nothing: a scalar, or [k]."""
+    counted = [part for part in parts if len(part)]
+    total: Values = torch.stack(counted).sum(0).numpy() if counted else np.zeros(1)
+    return total if len(total) > 1 else total[0]
+
+
+def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor], first: np.ndarray[Any, Any]) -> Values:
+    """Returns the values of all rows, [rows] or [rows, k]. first: the place of each row among those of all ranks."""
+    shaped = [part.reshape(len(rows), -1) for part, rows in zip(parts, rows_of_ranks, strict=True) if len(rows)]
+    values: Values = torch.cat(shaped).numpy()[first] if shaped else np.zeros((0, 1))
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def _needed(metric: Metric) -> str:
+    return f" {metric.name} needs {metric.needs}." if metric.needs else ""
+
+
+def _said(name: str, tensor: Tensor | None) -> str:
+    return f"no {name}" if tensor is None else f"{name} {list(tensor.shape)} of {tensor.dtype}"

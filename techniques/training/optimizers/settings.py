@@ -1,0 +1,124 @@
+"""Settings of each parameter, by name: its learning rate, its weight decay, and whether it is a hidden matrix.
+
+They are determined for the whole model before a technique divides it, so that they are the same in every layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ringmaster.techniques.interface.job import Job, OptimizerSpec
+from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.training.freezing import resembling
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSettings:
+    """The settings of one parameter.
+
+    lr: its learning rate before the schedule.
+    weight_decay: None for the optimizer's.
+    is_matrix: whether Muon updates it, and not AdamW.
+    """
+
+    lr: float
+    weight_decay: float | None = None
+    is_matrix: bool = False
+
+
+def parameter_settings(job: Job, model: nn.Module) -> Mapping[str, ParameterSettings]:
+    """Returns the settings of each trained parameter of a whole model, by each of its names.
+
+    Raises ValueError where a group matches no trained parameter, or the model has no layers that the optimizer needs.
+    """
+    spec = job.optimizer
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    names = _all_names(model, trained)
+    matrices = hidden_matrices(model) & trained.keys() if spec.name == "muon" else frozenset()
+    if spec.name == "muon" and not matrices:
+        raise ValueError(
+            "optimizer muon: no trained matrix is in repeated layers of the model, and muon is for these. "
+            "To fix: take adamw"
+        )
+    factors = _layer_factors(model, spec.layer_decay) if spec.layer_decay is not None else {}
+    settings = {}
+    for name, parameter in trained.items():
+        rate = spec.lr if name in matrices else spec.options.get("adamw_lr", spec.lr)
+        undecayed = not spec.decay_norms_and_biases and parameter.dim() < 2
+        plain = ParameterSettings(
+            lr=rate * factors[name] if factors else rate,
+            weight_decay=0.0 if undecayed else None,
+            is_matrix=name in matrices,
+        )
+        settings[name] = _in_groups(plain, names[name], spec)
+    _check_groups(spec, [name for aliases in names.values() for name in aliases])
+    return {alias: settings[name] for name, aliases in names.items() for alias in aliases}
+
+
+def hidden_matrices(model: nn.Module) -> frozenset[str]:
+    """Returns the names of the matrices in the repeated layers, without embeddings: those that Muon is for."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    layers = tuple(f"{layer}." for layer in layer_names(model))
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2 and name.startswith(layers) and id(parameter) not in embeddings
+    )
+
+
+def _layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
+    """Returns decay^(L + 1 - depth) by parameter: see `OptimizerSpec.layer_decay`.
+
+    The order of the model's modules is taken as the order of execution. What is between two layers has the depth of
+    the first of them.
+    """
+    layers = layer_names(model)
+    if not layers:
+        raise ValueError("optimizer.layer_decay: the model has no repeated layers. To fix: remove it, or use groups")
+    depth_of = {
+        name: depth
+        for depth, layer in enumerate(layers, start=1)
+        for name, _ in model.named_parameters()
+        if name.startswith(f"{layer}.")
+    }
+    names = [name for name, _ in model.named_parameters()]
+    last = max(i for i, name in enumerate(names) if name in depth_of)
+    factors, depth = {}, 0
+    for i, name in enumerate(names):
+        depth = len(layers) + 1 if i > last else depth_of.get(name, depth)
+        factors[name] = decay ** (len(layers) + 1 - depth)
+    return factors
+
+
+def _all_names(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, list[str]]:
+    """Returns all names of each trained parameter, its first name first; a tied one has several."""
+    first = {id(parameter): name for name, parameter in trained.items()}
+    names: dict[str, list[str]] = {name: [] for name in trained}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            names[first[id(parameter)]].append(name)
+    return names
+
+
+def _in_groups(settings: ParameterSettings, names: list[str], spec: OptimizerSpec) -> ParameterSettings:
+    for group in spec.groups:
+        if any(fnmatchcase(name, group.match) for name in names):
+            settings = replace(
+                settings,
+                lr=settings.lr if group.lr is None else group.lr,
+                weight_decay=settings.weight_decay if group.weight_decay is None else group.weight_decay,
+            )
+    return settings
+
+
+def _check_groups(spec: OptimizerSpec, names: list[str]) -> None:
+    for i, group in enumerate(spec.groups):
+        if not any(fnmatchcase(name, group.match) for name in names):
+            raise ValueError(
+                f"optimizer.groups[{i}].match: {group.match!r} matches no trained parameter. "
+                f"To fix: {resembling(group.match, names)}"
+            )

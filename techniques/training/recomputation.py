@@ -1,0 +1,79 @@
+"""Activation checkpointing: layers whose activations are recomputed in backward instead of stored.
+
+Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); Korthikanti et al., Reducing
+Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the selection of stored activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.training.dropout import current, resumed
+
+# Slow operators, whose outputs "selective" stores: matrix products, attention, and (below) collectives.
+DEAR_OPERATORS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "convolution", "grouped_mm"}
+    | {f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")}
+    | {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"}
+)
+COLLECTIVES = "_c10d_functional"
+
+
+def recompute_layers(model: nn.Module, mode: str) -> None:
+    """Makes each repeated layer recompute activations: all ("full"), the cheap ones ("selective") or "none".
+
+    A layer's `forward` is replaced rather than the layer wrapped, so that parameters keep their names. The
+    recomputation draws the same random numbers as the first forward.
+    """
+    if mode == "none":
+        return
+    if mode not in ("selective", "full"):
+        raise ValueError(f"recompute {mode!r} is unknown: there are none, selective, full")
+    contexts = _selective if mode == "selective" else drawing_again
+    for name in layer_names(model):
+        layer = model.get_submodule(name)
+        layer.forward = partial(_recomputed, layer.forward, contexts)
+
+
+def _recomputed(forward: Callable[..., Any], contexts: Callable[[], Contexts], *args: Any, **kwargs: Any) -> Any:
+    """Runs a layer; where there is no backward, as in evaluation and generation, without preparing for one."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+"""The contexts of a layer's forward and of its recomputation."""
+
+
+def drawing_again() -> Contexts:
+    """Returns contexts in which the recomputation draws the same random numbers as the forward."""
+    return nullcontext(), resumed(current())
+
+
+def _selective() -> Contexts:
+    keeping, recomputing = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    drawing = resumed(current())
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with recomputing, drawing:
+            yield
+
+    return keeping, both()
+
+
+def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Returns whether an operator's outputs are stored."""
+    assert isinstance(operator, torch._ops.OpOverload)
+    name = operator.overloadpacket.__name__
+    is_dear = name in DEAR_OPERATORS or operator.namespace == COLLECTIVES
+    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE

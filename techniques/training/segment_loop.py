@@ -1,0 +1,207 @@
+"""The training loop of a segment: from the newest checkpoint to its last step, or until a stop command."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import to_json
+from ringmaster.techniques.models.adaptations.comparing import COMPARING_PATIENCE_S, compare
+from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
+from ringmaster.techniques.training.trainer import StepReport, Trainer
+
+REPORT_EVERY_S = 0.2
+BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length
+SAVE_PATIENCE_S = 300.0
+# A rank counts as hung when a step takes this many times the slowest so far, and at least some seconds.
+PATIENCE_STEPS, LEAST_PATIENCE_S, FIRST_STEP_PATIENCE_S = 20.0, 10.0, 300.0
+
+
+def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    """Trains to `order.last_step`; after a job's last step, evaluates and exports its model. Returns the result."""
+    assert order.checkpoint_dir is not None and order.model_dir is not None
+    root = order.checkpoint_dir
+    reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
+    first_step = trainer.restore(root, known_step=order.known_step)
+    startup_s = time.monotonic() - order.ordered_at_s
+    reporter.send(Ready(step=first_step, startup_s=startup_s))
+    tell_passed_over(trainer.passed_over, reporter, step=first_step)
+    saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
+    stopped = _steps(trainer, order, reporter, saver)
+    if not stopped and 0 < trainer.next_step == first_step and evaluation_due(order, first_step):
+        # The gang that trained up to this step may have died before it reported the metrics.
+        reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+        reporter.send(Metrics(step=first_step, metrics=trainer.evaluate(), wall_s=time.time()))
+    result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
+    if trainer.next_step > first_step:
+        reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.told(STOP))
+        if result["save_s"] is None:  # a command has ended the wait for a full disk
+            return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
+    if trainer.next_step == order.job.total_steps:
+        reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+        started_s = time.perf_counter()
+        result["metrics"] = trainer.evaluate()
+        result["evaluate_s"] = time.perf_counter() - started_s
+        reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)
+        started_s = time.perf_counter()
+        if not _exported(trainer, order, reporter):
+            return {"status": OutcomeStatus.PREEMPTED, **result}
+        result["export_s"] = time.perf_counter() - started_s
+        if order.job.adaptation is not None:
+            result["compared"] = _compared(trainer, order, reporter)
+    return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
+
+
+def _exported(trainer: Trainer, order: GangOrder, reporter: Reporter) -> bool:
+    """Writes the finished model, and waits where its disk or store takes nothing; returns whether it is written.
+
+    A stop command ends the wait. The state of the last step is in a checkpoint.
+    """
+    assert order.checkpoint_dir is not None and order.model_dir is not None
+    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.told(STOP))
+    while True:
+        fault: OSError | None = None
+        try:
+            trainer.export(Path(order.model_dir), order.checkpoint_dir)
+        except OSError as error:
+            fault = error
+        has_failed, is_hopeless = trainer.ranks.sum([float(fault is not None), float(not takes_nothing(fault))])
+        if not has_failed:
+            return True
+        what = fault or OSError("the model could not be written on another rank")
+        if is_hopeless:
+            raise what
+        if not retries.wait(OSError(f"the model cannot be written: {what}"), step=trainer.next_step):
+            return False
+
+
+def tell_passed_over(folders: Sequence[str], sender: EventSender, *, step: int) -> None:
+    """Reports the damaged newer checkpoints, where training continues from `step`."""
+    for folder in folders:
+        message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {step}"
+        sender.send(CheckpointFailed(step=step, message=message))
+
+
+def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
+    """Returns the comparison of the finished model with its parents. Rank 0 measures them; the other ranks wait."""
+    if trainer.ranks.rank == 0:
+        trainer.adapting.verify(Path(order.model_dir or ""))
+        return to_json(compare(order, trainer.ranks, reporter, folder=Path(order.model_dir or "")))
+    reporter.phase("waiting for the comparison", patience_s=(1 + len(order.parents)) * COMPARING_PATIENCE_S)
+    return None
+
+
+def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver) -> bool:
+    """Trains the steps of the segment; returns whether a command stopped it early."""
+    progress = Progress(reporter, trainer.ranks)
+    patience = StepTimeout(reporter)
+    every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
+    is_first = trainer.ranks.rank == 0
+    while trainer.next_step < last_step:
+        save_due = every_s is not None and saver.is_idle and time.monotonic() - saved_s >= every_s
+        # All ranks act on the sums, so that they stop, save and continue at the same step. Only rank 0 sends the
+        # last step.
+        told_until = float(reporter.told_until()) if is_first else 0.0
+        report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until, *saver.asks()))
+        if not math.isfinite(report.loss):
+            saver.finish()  # the state being saved is valid, and all ranks reach this line
+            raise ValueError(lost_loss(report.loss, step=report.step))
+        progress.add(report)
+        patience.learn(report.seconds)
+        stop, save = (asked > 0 for asked in report.asked[:2])
+        last_step = max(last_step, int(report.asked[2]))
+        saver.follow(Asks(*report.asked[3:]))
+        if saver.has_failed:  # further steps would be lost at the next fault
+            progress.flush()
+            reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
+                return True
+            saved_s = time.monotonic()
+            patience.announce()
+        if stop and trainer.next_step < last_step:
+            progress.flush()
+            return True
+        if save and trainer.next_step < last_step:
+            saved_s = time.monotonic()
+            reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            saver.begin()
+            patience.announce()
+        if evaluation_due(order, trainer.next_step):
+            progress.flush()
+            reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+            reporter.send(Metrics(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
+            patience.announce()
+    progress.flush()
+    return False
+
+
+def lost_loss(loss: float, *, step: int) -> str:
+    """Returns the message for a loss that is not finite."""
+    return f"the loss became {loss} at step {step}. To fix: a lower learning rate, a warm-up, or clip_grad_norm"
+
+
+def evaluation_due(order: GangOrder, step: int) -> bool:
+    """Returns whether the job is to be evaluated after `step` steps, before its last."""
+    return step < order.job.total_steps and order.job.evaluation.is_due(step)
+
+
+class Progress:
+    """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
+
+    def __init__(self, reporter: EventSender, ranks: Ranks) -> None:
+        self._reporter, self._ranks = reporter, ranks
+        self._steps: list[StepReport] = []
+        self._sent_s = time.monotonic()
+
+    def add(self, report: StepReport) -> None:
+        """Adds a completed step."""
+        self._steps.append(report)
+        if time.monotonic() - self._sent_s >= REPORT_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends all steps that were not sent yet."""
+        if self._steps:
+            self._reporter.send(
+                Steps(
+                    first_step=self._steps[0].step,
+                    losses=tuple(report.loss for report in self._steps),
+                    rewards=tuple(report.reward for report in self._steps if report.reward is not None),
+                    seconds=tuple(report.seconds for report in self._steps),
+                    wall_s=time.time(),
+                    num_samples=sum(report.num_samples for report in self._steps),
+                    num_tokens=sum(report.num_tokens for report in self._steps),
+                    peak_bytes=self._ranks.peak_bytes(),
+                )
+            )
+        self._steps, self._sent_s = [], time.monotonic()
+
+
+class StepTimeout:
+    """The time that a step may take before its rank counts as hung, learnt from the steps so far."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._slowest_s = 0.0
+        self._said_s = FIRST_STEP_PATIENCE_S
+        self.announce()
+
+    def learn(self, seconds: float) -> None:
+        """Updates the timeout with the duration of a step."""
+        self._slowest_s = max(self._slowest_s, seconds)
+        patience_s = max(PATIENCE_STEPS * self._slowest_s, LEAST_PATIENCE_S)
+        if self._said_s == FIRST_STEP_PATIENCE_S or patience_s > self._said_s:
+            self._said_s = patience_s
+            self.announce()
+
+    def announce(self) -> None:
+        """Reports that the rank is training, with the present timeout."""
+        self._reporter.phase("training", patience_s=self._said_s)

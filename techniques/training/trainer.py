@@ -1,0 +1,517 @@
+"""Trainer: trains one job, one global step at a time, under any technique."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques.data import (
+    Dataset,
+    Indices,
+    PreparedData,
+    fetch,
+    num_tokens_of,
+    open_data,
+    prepare,
+    sampler_of,
+    width_of,
+)
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.loss import REWARDS
+from ringmaster.techniques.interface.technique import (
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
+)
+from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.models.adaptations.training import Adapting
+from ringmaster.techniques.models.adapters.attaching import attach, trained_names
+from ringmaster.techniques.models.adapters.exporting import export_adapter
+from ringmaster.techniques.models.components import check_components
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
+from ringmaster.techniques.runtime.checkpoints.state import (
+    HostCopies,
+    Reader,
+    named_state,
+    piece_writer,
+    read_whole,
+    restore_model,
+)
+from ringmaster.techniques.runtime.probing import draws_of
+from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.training.compilation import compile_layers
+from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.training.freezing import freeze
+from ringmaster.techniques.training.generation.rollout import HELD_OUT, prompt_seed, rollout_of
+from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.named_losses import disable_dropout
+from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
+
+Root = str | Path
+"""A folder of checkpoints, or an fsspec URL."""
+
+BY_HASH = "by-hash"
+"""The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
+releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
+
+WIDTH_MULTIPLE = 8
+"""The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
+LONGEST = "longest"
+WARM_UP_STEPS = 2
+"""The first steps of a trial, which are not measured."""
+
+Beat = Callable[[], None]
+"""Reports that this rank is alive; called between long operations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One global step: the mean loss over its batch, its seconds, and the sums of the values that the ranks passed.
+
+    reward: the mean reward of the completions, of losses that generate them.
+    num_samples, num_tokens: of the global batch; tokens by `num_tokens_of`.
+    """
+
+    step: int
+    loss: float
+    seconds: float
+    asked: tuple[float, ...]
+    reward: float | None = None
+    num_samples: int = 0
+    num_tokens: int = 0
+
+
+def batch_width(job: Job, dataset: Dataset, indices: Indices, *, divisor: int = 1) -> int | None:
+    """Returns the width to which the samples of a global batch are padded; None for the data set's own.
+
+    divisor: what the width must be divisible by.
+    """
+    # A compiled model would be compiled again for each width.
+    if job.data.padding != LONGEST or job.compile:
+        return None
+    return width_of(dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, divisor))
+
+
+class Trainer:
+    """The training state of a job on one rank."""
+
+    def __init__(self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat) -> None:
+        self.job, self.ranks, self._technique, self._beat = order.job, ranks, technique, beat
+        self._order = order
+        cache = Path(order.cache_dir)
+        pinned = from_json(PreparedData, order.data) if order.data else None
+        self.prepared = prepare(self.job.data, cache_dir=cache, pinned=pinned)
+        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
+        beat()
+        weights = Path(order.weights_from) if order.weights_from else None
+        model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
+        if order.purpose == TRAIN:  # a trial may stand for other jobs, with other components
+            check_components(self.job, model)
+        # Checkpoints and exports of a model with an adapter contain only the trained parameters.
+        self._stored: frozenset[str] | None = None
+        if self.job.adapter is not None:
+            self._stored = trained_names(attach(model, self.job.adapter, seed=self.job.seed))
+        settings: Mapping[str, ParameterSettings] = {}
+        if order.purpose in (TRAIN, TRIAL):  # an evaluation may be of another model
+            if reason := why_no_optimizer(technique, self.job):
+                raise ValueError(f"{reason}. To fix: take another technique, or another optimizer")
+            if self.job.freeze:
+                freeze(model, self.job.freeze)
+            settings = parameter_settings(self.job, model)
+        self._plain = model
+        self._sites = draws_of(self.job, data=self.prepared, cache_dir=cache)
+        # Compiled layers draw from the compiler's generator. This needs no hash, as their batch is not divided.
+        self._draws_by_hash = self._sites.draws and not self.job.compile
+        if self._draws_by_hash:
+            name_modules(model)
+        self._loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
+        disable_dropout(model, self._loss)
+        self.adapting = Adapting(
+            order,
+            model=model,
+            loss=self._loss,
+            prepared=self.prepared,
+            device=ranks.device,
+            autocast=self._autocast,
+        )
+        self._rollout = rollout_of(
+            self._loss.function,
+            model=model,
+            tokenizer_dir=self.prepared.tokenizer_dir,
+            device=ranks.device,
+            autocast=self._autocast,
+            is_trial=order.purpose == TRIAL,
+            beat=beat,
+        )
+        beat()
+        if not technique.moves_model:
+            model.to(ranks.device)
+        technique.precision, technique.communication = self.job.precision, self.job.communication
+        technique.skips_layers = self._sites.scalars
+        self.model = technique.parallelize(model, ranks.mesh, order.config).train()
+        if self.job.precision == "bf16-params":
+            compute_in_half(technique.unwrap(self.model))
+        if self.job.compile:
+            compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
+        self.adapting.lay_out(technique.unwrap(self.model))
+        names = technique.parameter_names(self.model)
+        self.optimizer = build_optimizer(
+            self.job,
+            technique.optimizer_parameters(self.model),
+            settings={parameter: settings[name] for parameter, name in names.items() if name in settings},
+        )
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._sampler = sampler_of(self.job, self._training)
+        self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
+        self._micro_batch: int = order.config["micro_batch"]
+        self.next_step = 0
+        self.passed_over: tuple[str, ...] = ()  # damaged checkpoints that `restore` skipped
+        beat()
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """Trains the next global step; `asks` are summed over the ranks with the loss, so that all ranks act alike.
+
+        Raises ValueError, on every rank, where no sample has a label.
+        """
+        started_s = time.perf_counter()
+        rows, width = self._rows()
+        with drawing() if self._draws_by_hash else nullcontext():
+            work = _Work(self, rows, width=width)
+            reward = self._generate(work)
+            work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
+            local_sum, local_count = self._technique.forward_backward(self.model, work)
+        sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
+        loss_sum, count, num_tokens, *asked = sums
+        if not count:
+            raise ValueError(
+                f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
+                "data.seq_len, so that not all of what is learnt is cut off, or global_batch_size"
+            )
+        self._update(count / self._technique.loss_replicas(self.ranks.mesh))
+        report = StepReport(
+            step=self.next_step,
+            loss=loss_sum / count,
+            seconds=time.perf_counter() - started_s,
+            asked=tuple(asked),
+            reward=reward,
+            num_samples=self.job.global_batch_size,
+            num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
+        )
+        self.next_step += 1
+        self._beat()
+        return report
+
+    def _generate(self, work: _Work) -> float | None:
+        """Writes the completions of a step on which the loss is computed; returns their mean reward.
+
+        Their random numbers depend on the seed, the step and the prompt's place in the global batch alone.
+        """
+        if self._rollout is None:
+            return None
+        model, batches = self._technique.unwrap(self.model), []
+        for index, rows in enumerate(work.micro_batches):
+            seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places(index)]
+            batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
+            self._beat()
+        mine = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
+        every = torch.cat(self.ranks.gather([mine])[0])
+        work.completions = self._rollout.with_advantages(batches, of_batch=every)
+        return float(every.nanmean())
+
+    def _rows(self) -> tuple[list[int], int | None]:
+        """Returns the rank's slice of the global batch of the next step, and the width of the whole batch."""
+        size = self.job.global_batch_size
+        indices = self._sampler.indices(self.next_step)
+        num_rows = size // self._dp_size
+        rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
+        return rows, self._width(self._training, indices)
+
+    def _width(self, dataset: Dataset, indices: Indices) -> int | None:
+        """Returns the width to which the samples of a global batch are padded, the same on every rank."""
+        return batch_width(self.job, dataset, indices, divisor=self._technique.width_divisor(self.ranks.mesh))
+
+    def _totals(self, dataset: Dataset, chunks: Iterable[Sequence[int]]) -> dict[str, float]:
+        """Returns the numbers of the global batch that its loss needs before the first forward; mostly there are none.
+
+        chunks: the rank's rows of the batch.
+        """
+        if self._loss.function is None or not self._loss.function.total_names:
+            return {}
+        mine = dict.fromkeys(self._loss.function.total_names, 0.0)
+        for rows in chunks:
+            for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
+                mine[name] += value
+        num_replicas = self.ranks.num_ranks // self._dp_size  # ranks with the same rows
+        return {name: value / num_replicas for name, value in zip(mine, self.ranks.sum([*mine.values()]), strict=True)}
+
+    def _update(self, count: float) -> None:
+        """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
+
+        With g the exchanged gradient, d the exchange's divisor, n the global count and c the clipping norm, the
+        optimizer sees g * d/n * min(1, c / |g * d/n|).
+        """
+        self.adapting.mask_gradients()
+        to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
+        norm = self._technique.grad_norm(self._parameters) if self.job.clip_grad_norm is not None else None
+        update_(self.job, self.optimizer, self._parameters, step=self.next_step, to_mean=to_mean, norm=norm)
+        self._technique.after_step(self.model)
+        for parameter in self._parameters:  # not `optimizer.zero_grad`, as the optimizer may hold only a share of them
+            parameter.grad = None
+
+    @torch.no_grad()
+    def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
+        """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
+        chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
+        totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
+        names, loss = self.job.evaluation.metrics, self._loss.given(totals)
+        metrics, work = Metrics(names, loss=loss, data=self.prepared), _Work(self, [])
+        self.model.eval()
+        for rows, counted, width in chunks:
+            batch = fetch(self._held_out, rows, width=width)
+            if self._rollout is not None:
+                seeds = [prompt_seed(self.job.seed, HELD_OUT, row) for row in rows]  # the same at every step
+                model = self._technique.unwrap(self.model)
+                (batch,) = self._rollout.with_advantages([self._rollout.completed(model, batch, seeds=seeds)])
+            batch = work.completed(self._to_device(self._technique.part(batch)))
+            output = self._technique.forward(self.model, batch, work)
+            if counted and output is not None:  # in a pipeline only the last stage has an output
+                metrics.add(output, work.with_reference(batch), rows=rows)
+            self._beat()
+        self.model.train()
+        return metrics.result(self.ranks.gather(metrics.parts()))
+
+    def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool, int | None]]:
+        """Yields the rank's rows of each forward pass, whether they count, and the width of the global batch.
+
+        Every rank runs the same number of forward passes; a rank without rows left runs one row that does not count.
+        """
+        size, num_rows = self.job.global_batch_size, len(self._held_out)
+        for first in range(0, min(num_rows, max_batches * size), size):
+            rows = range(first, min(first + size, num_rows))
+            share, width = -(-len(rows) // self._dp_size), self._width(self._held_out, rows)
+            mine = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
+            for start in range(0, share, self._micro_batch):
+                chunk = mine[start : start + self._micro_batch]
+                yield chunk or [first], bool(chunk), width
+
+    def num_evaluated_batches(self) -> int:
+        """Returns the number of global batches of one evaluation."""
+        size = self.job.global_batch_size
+        return min(-(-len(self._held_out) // size), self.job.evaluation.max_batches)
+
+    def store(self, root: Root) -> CheckpointStore:
+        """Returns the checkpoints under `root`, which all ranks read and write together."""
+        return CheckpointStore(
+            root,
+            rank=self.ranks.rank,
+            num_ranks=self.ranks.num_ranks,
+            agree=self.ranks.agree,
+            keep=self._order.keep_checkpoints,
+            attempt=self._order.attempt,
+        )
+
+    def save(self, root: Root) -> float:
+        """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
+        started_s = time.perf_counter()
+        self.store(root).save(self.next_step, self.pieces(), self.checkpoint_meta())
+        self._beat()
+        return time.perf_counter() - started_s
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """Returns the pieces that this rank writes into a checkpoint of the present state. All ranks call it together.
+
+        With `copies`, the state is copied at once; without it, the state must not change before it is written.
+        """
+        return piece_writer(self.written(), copies=copies)
+
+    def written(self) -> dict[str, Tensor]:
+        """Returns the tensors, by canonical name, of which this rank writes its parts into a checkpoint."""
+        model = self._technique.unwrap(self.model)
+        named = {**named_state(model, only=self._stored), **self._technique.optimizer_state(self.model, self.optimizer)}
+        return {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
+
+    def checkpoint_meta(self) -> dict[str, Any]:
+        """Returns the metadata of the job that a checkpoint stores."""
+        meta = checkpoint_meta(self.job, self._plain, self.prepared)
+        return {**meta, "draws": BY_HASH} if self._draws_by_hash else meta
+
+    def restore(self, root: Root, *, known_step: int = 0) -> int:
+        """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps.
+
+        Raises ValueError where the checkpoint belongs to a job that would train other weights. Raises MissingCheckpoint
+        where there is none although one of `known_step` was stored.
+        """
+        store = self.store(root)
+        checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)
+        if checkpoint is None:
+            return 0
+        if checkpoint.manifest.meta["weights_digest"] != self._weights_digest():
+            raise ValueError(
+                f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
+                "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
+            )
+        self._draws_by_hash = self._draws_by_hash and checkpoint.manifest.meta.get("draws") == BY_HASH
+        model = self._technique.unwrap(self.model)
+        with Reader(checkpoint) as reader:
+            restore_model(reader, model, only=self._stored)
+            self._technique.restore_optimizer(reader, self.model, self.optimizer)
+        self.next_step = checkpoint.manifest.step
+        return self.next_step
+
+    def _weights_digest(self) -> str:
+        return weights_digest(self.job, data_digest=self.prepared.digest)
+
+    def export(self, folder: Path, root: Root) -> None:
+        """Writes the model of the newest checkpoint under `root` in the format of `from_pretrained`.
+
+        Rank 0 reads it from the checkpoint, so that the ranks' layout does not matter; the other ranks do nothing.
+        """
+        if self.ranks.rank == 0:
+            checkpoint = CheckpointStore(root).newest()
+            assert checkpoint is not None and checkpoint.manifest.step == self.next_step
+            state = read_whole(checkpoint, prefix="model/")
+            base = self._order.weights_from or self.job.model.from_pretrained
+            spec, prepared = self.job.model, self.prepared
+            if self.job.adapter is not None:
+                export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
+            else:
+                export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
+            if self._order.model_url is not None:
+                self._beat()
+                store_model(folder, self._order.model_url)
+        self._beat()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        enabled = self.job.precision == "bf16"
+        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
+
+
+class _Work:
+    """A rank's share of one step; implements `ringmaster.techniques.interface.technique.StepWork`."""
+
+    def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
+        self._trainer, self._step, self.width = trainer, trainer.next_step, width
+        self.completions: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the loss generates them
+        self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
+        self.micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
+        self.loss_function = trainer.adapting.loss
+        self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the micro-batches that were read."""
+        return sum(self._num_tokens.values())
+
+    @property
+    def num_micro_batches(self) -> int:
+        return len(self.micro_batches)
+
+    def batch(self, index: int) -> dict[str, Tensor]:
+        trainer, rows = self._trainer, self.micro_batches[index]
+        if self.completions is not None:
+            self._num_tokens[index] = num_tokens_of(self.completions[index])
+            return self.completed(self.completions[index])
+        if not trainer._draws_by_hash:
+            _seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
+            batch = fetch(trainer._training, rows, width=self.width)
+            self._num_tokens[index] = num_tokens_of(batch)
+            return self.completed(trainer._to_device(trainer._technique.part(batch)))
+        samples, seed = self.places(index), _step_seed(trainer.job.seed, self._step)
+        batch = fetch(
+            trainer._training,
+            rows,
+            before_each=lambda place: seed_generators(seed, samples[place]),
+            width=self.width,
+        )
+        self._num_tokens[index] = num_tokens_of(batch)
+        batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
+        use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
+        return batch
+
+    def places(self, index: int) -> range:
+        """Returns the places of a micro-batch's samples in the global batch."""
+        first = self._first + index * self._size
+        return range(first, first + len(self.micro_batches[index]))
+
+    def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch with what the reference of its loss gives, if the trained model itself computes it."""
+        trainer, reference = self._trainer, self._trainer.adapting.reference
+        if reference is None:
+            return batch
+        return reference.before_forward(
+            batch,
+            trained=trainer.model,
+            inner=trainer._technique.unwrap(trainer.model),
+            forward=lambda batch: trainer._technique.forward(trainer.model, batch, self),
+        )
+
+    def with_reference(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch with what the reference of its loss gives, if a frozen copy computes it."""
+        reference = self._trainer.adapting.reference
+        return batch if reference is None else reference.before_loss(batch)
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._trainer._loss.forward_inputs(batch)
+
+    def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        return self.loss_function(output, self.with_reference(batch))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self._trainer._autocast()
+
+    def zero(self) -> Tensor:
+        return torch.zeros((), device=self._trainer.ranks.device)
+
+    def beat(self) -> None:
+        self._trainer._beat()
+
+
+def checkpoint_meta(job: Job, model: nn.Module, prepared: PreparedData) -> dict[str, Any]:
+    """Returns the metadata that a checkpoint stores of its job and of the model that it trains."""
+    config: Any = getattr(model, "config", None)  # a Hugging Face model's config, for converting the checkpoint
+    said = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
+    tokenizer = prepared.tokenizer_dir and str(Path(prepared.tokenizer_dir).absolute())
+    known = {"config": said, "tokenizer_dir": tokenizer}
+    return {"job": job.name, "weights_digest": weights_digest(job, data_digest=prepared.digest), **known}
+
+
+def weights_digest(job: Job, *, data_digest: str) -> str:
+    """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
+    said: dict[str, Any] = {**to_json(job), "data_digest": data_digest}
+    for key in ("name", "techniques", "num_devices", "evaluation", "exact"):
+        said.pop(key)
+    return digest(said)
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int(digest([seed, step]), 16) % (1 << 63)
+
+
+def _draw_seed(seed: int, step: int, dp_rank: int, micro_batch: int) -> int:
+    """Returns the seed of a micro-batch's dropout; it is derived, so that no generator's state need be stored."""
+    return int(digest([seed, step, dp_rank, micro_batch]), 16) % (1 << 63)
+
+
+def _seed(seed: int, *, device: torch.device) -> None:
+    if device.type == "cpu":  # torch.manual_seed also formats the stack for each kind of accelerator: 3 % of a step
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
