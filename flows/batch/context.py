@@ -34,8 +34,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
-from ringmaster.tasks.execution.prediction import Prediction
-from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in, plan_left, predict
+from ringmaster.tasks.execution.replanning.forecast import Prediction, Surroundings, errors_in, plan_left, predict
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend

@@ -14,7 +14,7 @@ import typer
 from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
-from ringmaster.techniques.adapters.peft_format import is_adapter
+from ringmaster.techniques.models.adapters.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:

@@ -10,9 +10,6 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
-from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.pool.node_agent import NodeAgent
-from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import input_errors
@@ -24,7 +21,10 @@ from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.pool.node_agent import NodeAgent
+from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import OtherRelease, check_release

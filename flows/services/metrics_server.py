@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolState
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -33,8 +32,8 @@ from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import environment
 from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
-from ringmaster.tasks.pool.metrics.monitor import PoolMonitor
 from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.storage.releases import own_release

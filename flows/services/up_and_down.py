@@ -17,7 +17,6 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
-from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
@@ -52,6 +51,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR

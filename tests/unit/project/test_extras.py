@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from ringmaster.techniques.data.images import read_image
 
 from ringmaster import extras
 from ringmaster.flows.faults import InputError
@@ -19,6 +18,7 @@ from ringmaster.flows.services.engine_options import EngineOptions
 from ringmaster.flows.services.service_definitions import PoolOptions, faults
 from ringmaster.tasks.storage.database import Database, DatabaseFault
 from ringmaster.tasks.sweeping.space import Range, findings
+from ringmaster.techniques.data.images import read_image
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

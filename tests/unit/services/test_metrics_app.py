@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from ringmaster.flows.services.metrics_server import metrics_app
+from ringmaster.flows.services.serving import LOOPBACK, checked
 from ringmaster.tasks.pool.pool_monitor import (
     BatchStage,
     DeviceStatus,
@@ -16,10 +20,6 @@ from ringmaster.tasks.pool.pool_monitor import (
     PoolCounts,
     PoolState,
 )
-from starlette.testclient import TestClient
-
-from ringmaster.flows.services.metrics_server import metrics_app
-from ringmaster.flows.services.serving import LOOPBACK, checked
 
 USER, PASSWORD = "ringmaster", "correct horse: battery"
 STATE = PoolState(
