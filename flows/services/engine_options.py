@@ -179,14 +179,14 @@ def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
     if engine.name == SLURM:
         return _slurm_faults(engine, home=home)
     if engine.name == RAY and engine.address:
-        from ringmaster.tasks.pool.providers.ray import preflight as ray_preflight
+        from ringmaster.tasks.pool.providers.ray import ray_engine
 
-        return ray_preflight.faults(engine.environment(), log=home / "ray.log")
+        return ray_engine.faults(engine.environment(), log=home / "ray.log")
     return []
 
 
 def _slurm_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
-    from ringmaster.tasks.pool.providers.slurm.preflight import JobRequest, faults
+    from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults
 
     from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
     from ringmaster.tasks.pool.providers.slurm.commands import Slurm
