@@ -38,10 +38,10 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
+from ringmaster.errors import InputError
 
 from ringmaster.codec import from_json
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.internal_flows import serve_node_run
 from ringmaster.flows.pool.automations import make_alarms
 from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT

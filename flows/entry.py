@@ -12,21 +12,21 @@ INPUT_FAULT = 2
 def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     with interrupts.command(sys.argv[1:]):
+        from ringmaster.errors import BatchCancelled, InputError, RingmasterError
+
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
-        from ringmaster.flows.faults import BatchCancelled
         from ringmaster.flows.output import prepare_streams
         from ringmaster.flows.process import environment
         from ringmaster.flows.process import environment as ownership
         from ringmaster.flows.process.process_log import report_faults
-        from ringmaster.model_lineage.faults import InputFault, RingmasterError
 
         prepare_streams()
         environment.report_bypass()
         try:
             ownership.keep_to_owner(settings.home())
             app()
-        except InputFault as error:
+        except InputError as error:
             report_faults(error.faults)
             sys.exit(INPUT_FAULT)
         except (BatchCancelled, RingmasterError) as error:

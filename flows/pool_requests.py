@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
+from ringmaster.errors import BatchFailed
 
 from ringmaster.flows.batch.batch_input import CheckpointEvery, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
 from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch

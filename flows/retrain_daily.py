@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
+from ringmaster.errors import RetrainingFailed
 
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.faults import RetrainingFailed
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
 from ringmaster.flows.retraining.inspect_models import inspect_models

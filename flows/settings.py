@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.errors import InputError, input_errors
+
 from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT

@@ -7,6 +7,7 @@ from typing import Any, cast
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
+from ringmaster.errors import BatchFailed
 
 from ringmaster.flows.batch.batch_input import (
     ANSWER_WITHIN_S,
@@ -24,7 +25,6 @@ from ringmaster.flows.batch.batch_input import (
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
-from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.promotion.approval import Answer, ask_to_start
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch import Batch

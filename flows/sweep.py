@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from ringmaster.errors import LedgerError, SweepFailed
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.faults import SweepFailed
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.sweeps.file import spec_of
 from ringmaster.flows.sweeps.form import (
@@ -35,7 +35,6 @@ from ringmaster.flows.sweeps.form import (
     SweepName,
 )
 from ringmaster.flows.train_batch import train
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch.field_types import Metric
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard

@@ -17,6 +17,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
+from ringmaster.errors import BatchCancelled, BatchFailed, InputError
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost, show_records
@@ -25,13 +26,11 @@ from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, RecordedRun, close_records, job_rows
-from ringmaster.flows.faults import BatchCancelled, BatchFailed
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
 from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services.embedded_server import LocalFlow
-from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -92,7 +91,7 @@ def train_batch(
 
     Raises:
         BatchFailed: Jobs have failed or were cancelled; `result` has the status of each.
-        Interrupted: Ctrl-C or SIGTERM has stopped the run, which can be resumed.
+        RunInterrupted: Ctrl-C or SIGTERM has stopped the run, which can be resumed.
         InputError: The batch cannot be started; the message has every fault.
     """
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
@@ -132,7 +131,7 @@ def open_run(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepSchedul
 
 def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     """Returns whether a retry can help: refused input stays refused."""
-    return not isinstance(state.result(raise_on_failure=False), InputFault)
+    return not isinstance(state.result(raise_on_failure=False), InputError)
 
 
 # The steps get the run alone: Prefect looks for futures in all that a task is given, which takes seconds for the

@@ -3,7 +3,7 @@
 Importing this package is fast: MLflow is imported when a ledger is first used.
 """
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.graph.graph import Adaptation, Graph
 from ringmaster.model_lineage.ledger.connection import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.ledger.ledger import Ledger

@@ -26,11 +26,11 @@ from pathlib import Path
 from benchmarks.planning import others, whatif
 from benchmarks.planning.families import draw
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import InputError, LedgerError, input_errors
+
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
@@ -22,12 +24,10 @@ from ringmaster.flows.batch.run_folder import (
     fresh_folder,
     note_start,
 )
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch

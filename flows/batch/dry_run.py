@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import InputError, ProblemError
+
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
@@ -29,7 +31,6 @@ from ringmaster.flows.batch.context import (
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import tell_refused
 from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
@@ -39,7 +40,7 @@ from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.replanning.forecast import Surroundings
-from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion

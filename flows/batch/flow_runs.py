@@ -18,9 +18,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Failed, Pending, to_state_create
+from ringmaster.errors import RunFailed, RunInterrupted
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import Interrupted, RunFailed
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.pool import requests as wishes
@@ -116,13 +116,13 @@ def is_started_by_prefect() -> bool:
 def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> T:
     """Returns what a flow returns: its result or, if it is not "done", a state for Prefect with an exception as data.
 
-    A caller in Python gets `failure` raised, with the result, or Interrupted if the run was interrupted.
+    A caller in Python gets `failure` raised, with the result, or RunInterrupted if the run was interrupted.
     """
     if status == "done":
         return result
     if status == "interrupted":
         said = f"interrupted: {message}"
-        return cast(T, Cancelled(message=said, data=Interrupted(said, result)))
+        return cast(T, Cancelled(message=said, data=RunInterrupted(said, result)))
     state = Cancelled if status == "cancelled" else Failed
     return cast(T, state(message=message, data=failure(message, result)))
 
@@ -136,11 +136,11 @@ class RunEnd:
 
 @contextmanager
 def kept_result() -> Iterator[RunEnd]:
-    """Yields an object for the result of a flow; puts the result there if the flow raises RunFailed or Interrupted."""
+    """Yields an object for the result of a flow, which is put there if the flow raises RunFailed or RunInterrupted."""
     end = RunEnd()
     try:
         yield end
-    except (RunFailed, Interrupted) as error:
+    except (RunFailed, RunInterrupted) as error:
         if error.result is None:
             raise
         end.result = error.result

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ringmaster.errors import ProblemError
+
 from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
-from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.baselines import current_practice
 from ringmaster.tasks.profiling.options import planning_problem

@@ -8,6 +8,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
+
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
@@ -32,11 +34,9 @@ from ringmaster.flows.batch.result import (
     log_decision,
     tell_refused,
 )
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.reports.technique_report import unfit
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -52,13 +52,13 @@ from ringmaster.tasks.execution.replanning.forecast import Surroundings
 from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
-from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
 from ringmaster.tasks.profiling.reference import Load
-from ringmaster.tasks.profiling.stage import Profiled, UnfitJobs, profile_jobs
+from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.journal import JobStatus, begin
@@ -141,7 +141,7 @@ class LocalRun:
                 all_or_none=self.sweep_scheduler is None and not begun,
                 share=node_context.batch.profiling_share,
             )
-        except UnfitJobs as error:
+        except UntrainableJobs as error:
             raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)
         profiled = profiled.beside(ended, jobs=node_context.batch.jobs)

@@ -9,9 +9,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
-from ringmaster.model_lineage import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import unfit_parents

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.output import AsJson, output_console, print_json
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     Where the file has jobs, also what is wrong with the parts that they read: windows, and rows that are both trained
     and evaluated on. Exit 0 where all is well, 2 where something is not.
     """
-    from ringmaster.tasks.batch import BatchFileError, load_batch
+    from ringmaster.errors import BatchFileError
+    from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.datasets.checking import version_faults
 
     catalogue, raw, faults = _catalogue(file)

@@ -345,13 +345,13 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.model_lineage.graph.snapshot import UnknownName, close_names
+    from ringmaster.model_lineage.graph.snapshot import UnknownModel, close_names
 
     snapshot = home.snapshot
     trained = snapshot.trained_on(what)
     try:
         node = None if is_data else snapshot.find(what)
-    except UnknownName as error:
+    except UnknownModel as error:
         if not trained:
             sets = close_names(what, snapshot.dataset_names())
             raise InputError([f"{error} And no model was trained on data of that name or digest. {sets}"]) from error

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from ringmaster.errors import InputError, input_errors
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
 
 if TYPE_CHECKING:

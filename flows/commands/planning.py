@@ -161,8 +161,9 @@ def _registered(objective: str) -> str:
 
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
+    from ringmaster.errors import NoRoomError
+
     from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
-    from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 
     makespans = {}
     for rule in (current_practice, even_split, optimus_greedy):

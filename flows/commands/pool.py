@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from ringmaster.errors import InputError
 
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, print_json
 from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 

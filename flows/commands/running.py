@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from ringmaster.errors import InputError
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import (
     AsJson,
     Verbose,

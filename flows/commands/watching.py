@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.table import Table
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
 
 FOLLOW_EVERY_S = 0.5

@@ -14,10 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console
-from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
+from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
 from ringmaster.techniques.models.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class LineageHome:
 
     def find(self, name: str) -> Node:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
-        from ringmaster.model_lineage.graph.snapshot import UnknownName
+        from ringmaster.errors import UnknownModel
 
-        with input_errors(UnknownName):
+        with input_errors(UnknownModel):
             return self.snapshot.find(name)
 
     def mark_culprit(self, id: str, *, test: str) -> None:
@@ -127,14 +127,13 @@ class LineageHome:
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1)."""
-    from ringmaster.model_lineage.graph.graph import Circle
-    from ringmaster.model_lineage.tensors import StoreFault
+    from ringmaster.errors import LineageCycle, TensorStoreError
 
     try:
         yield LineageHome(folder=settings.home(), is_fresh=is_fresh)
-    except Circle as error:
+    except LineageCycle as error:
         raise InputError([f"{error}. To fix: correct the tag ringmaster.parents of one of them in MLflow"]) from error
-    except (LedgerError, StoreFault) as error:
+    except (LedgerError, TensorStoreError) as error:
         if isinstance(error, LedgerError) and not error.may_pass:
             raise InputError([str(error)]) from error
         error_console().print(str(error), style="red")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.model_lineage.graph.snapshot import Node
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {

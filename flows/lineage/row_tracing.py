@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.model_lineage import LedgerError
 from ringmaster.tasks.datasets.recording import ROWS
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.rows import content_hash, read_rows

@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.pool.handed_over import unsubmitted
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions

@@ -16,7 +16,7 @@ from prefect.events.actions import ActionTypes, DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
 

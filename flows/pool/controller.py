@@ -12,10 +12,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
+from ringmaster.errors import input_errors
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
@@ -160,7 +160,10 @@ def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
 
 
 def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
-    """Waits for the lead. Raises OtherRelease if a controller of another release has it, which it would not give up."""
+    """Waits for the lead.
+
+    Raises ReleaseMismatch if a controller of another release has it, which it would not give up.
+    """
     is_told = False
     while not leadership.claim():
         database.read(check_release)

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
+from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
 
 from ringmaster.flows import settings
-from ringmaster.flows.faults import input_errors
 from ringmaster.flows.pool.node_options import NodeOptions
 from ringmaster.flows.pool.own_node import fork_server_of
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
@@ -24,10 +24,10 @@ from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.tasks.pool.node_agent import NodeAgent
-from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
+from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.releases import OtherRelease, check_release
+from ringmaster.tasks.storage.releases import check_release
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0
@@ -53,8 +53,8 @@ def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
 def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     """Serves until SIGTERM or SIGINT; returns False if another worker has taken the node over.
 
-    Raises InputError if another worker holds the devices, OtherRelease if the pool is of another release, at the start
-    or later.
+    Raises InputError if another worker holds the devices, ReleaseMismatch if the pool is of another release, at the
+    start or later.
     """
     log_to_stderr(Role.NODE)
     _hold(options, notice)
@@ -122,18 +122,19 @@ def _pass_on(event: threading.Event, other: threading.Event) -> None:
 
 @contextmanager
 def _watched_release(database: Database, *, stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` once a controller of another release leads the pool; raises OtherRelease at the end of the context.
+    """Calls `stop` once a controller of another release leads the pool; raises ReleaseMismatch at the end of the
+    context.
 
     A worker may be forgotten in an upgrade: it leaves in order, and its jobs resume from their checkpoints elsewhere.
     """
-    found = list[OtherRelease]()
+    found = list[ReleaseMismatch]()
 
     def watch(over: threading.Event) -> None:
         with suppress(DatabaseClosed):
             while not over.wait(RELEASE_EVERY_S):
                 try:
                     database.read(check_release)
-                except OtherRelease as error:
+                except ReleaseMismatch as error:
                     found.append(error)
                     stop()
                     return
@@ -144,7 +145,7 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
         raise found[0]
 
 
-@input_errors(AlreadyServed)
+@input_errors(NodeAlreadyServed)
 def _hold(options: NodeOptions, notice: Notice) -> None:
     hold_devices(
         leases_of(options.home, options.cluster),

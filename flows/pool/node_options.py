@@ -6,7 +6,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, detect

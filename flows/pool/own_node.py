@@ -11,13 +11,13 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ringmaster.errors import DevicesBusy, NodeUnavailable
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
+from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 
 IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices
@@ -43,7 +43,7 @@ class PoolNode:
     def lent(self, whose: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
         """Yields idle devices of the node that no ready job waits for.
 
-        Raises DevicesBusy if there are too few for too long, NodeGone if the controller refuses.
+        Raises DevicesBusy if there are too few for too long, NodeUnavailable if the controller refuses.
         """
         with lent(self.requests, self.record, whose=whose, wanted=wanted) as devices:
             yield devices
@@ -79,10 +79,6 @@ def healthy(node: NodeRecord) -> Node:
     )
 
 
-class NodeGone(InputError):
-    """The devices of a node are not available, as it has left the pool, for good or for a moment."""
-
-
 @contextmanager
 def lent(
     requests: Requests,
@@ -104,7 +100,7 @@ def lent(
     idle_within_s: seconds after which the request is given up; None for the trials' default, or for no limit if
         `wanted.presses`.
 
-    Raises DevicesBusy if the devices are not idle in time, NodeGone if the controller refuses.
+    Raises DevicesBusy if the devices are not idle in time, NodeUnavailable if the controller refuses.
     """
     beat_every_s = (timeouts or Timeouts.of_environment()).beat_every_s
     if idle_within_s is None:
@@ -120,7 +116,7 @@ def lent(
             raise DevicesBusy(f"{wanted.least} devices of {node.name} were not idle within {idle_within_s:.0f} s")
         if answer.status != wishes.RequestStatus.GRANTED:
             why = answer.answer.get("message", answer.status)
-            raise NodeGone([f"the devices of {node.name} cannot be had for trials: {why}"])
+            raise NodeUnavailable([f"the devices of {node.name} cannot be had for trials: {why}"])
         yield tuple(node.devices[int(name.rpartition(":")[2])] for name in answer.answer["devices"])
 
 

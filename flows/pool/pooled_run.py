@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.errors import BatchCancelled
+
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import RunOptions
@@ -31,7 +33,6 @@ from ringmaster.flows.batch.flow_runs import (
 from ringmaster.flows.batch.group_choice import choose_together
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect, tell_refused
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
-from ringmaster.flows.faults import BatchCancelled
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
@@ -100,8 +101,8 @@ def open_pooled_run(
     profile, open_ledger, shown: parts that tests replace.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
 
-    Raises InputError if devices, base models or a batch to resume do not exist, OtherRelease if the pool is of another
-    release.
+    Raises InputError if devices, base models or a batch to resume do not exist, ReleaseMismatch if the pool is of
+    another release.
     """
     home = settings.home()
     for name, value in settings.MLFLOW_PATIENCE.items():

@@ -17,13 +17,13 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
+from ringmaster.errors import InputError, NodeUnavailable
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.flow_runs import for_prefect, notices
-from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
+from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
@@ -60,7 +60,7 @@ def profile_node(node: str, key: str) -> None:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
             try:
                 journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
-            except NodeGone:
+            except NodeUnavailable:
                 return cast(None, Cancelled(message=GONE))
 
 
@@ -100,7 +100,7 @@ def _measure_here(batch: Batch, journal: Journal) -> dict[str, str]:
             return {platform.node(): GONE}
         try:
             journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
-        except NodeGone as error:
+        except NodeUnavailable as error:
             return {node_context.cluster.nodes[0].name: str(error)}
     return {}
 

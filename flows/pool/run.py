@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest
+from ringmaster.errors import InputError
 from ringmaster.flows.batch.flow_runs import root_run, runs_fact
 from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_started
-from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION

@@ -17,11 +17,10 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
+from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console, message
-from ringmaster.tasks.messages import first_of, listed
-from ringmaster.text import printable, printable_lines
+from ringmaster.text import first_of, listed, printable, printable_lines
 
 LOG_FORMAT = "RINGMASTER_LOG_FORMAT"
 """Environment variable for the format of the logs, `text` or `json`."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.pool.own_node import own_node
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.data_schema import Data

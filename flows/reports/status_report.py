@@ -13,8 +13,8 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
 from ringmaster.flows.pool.asking import open_database
 from ringmaster.flows.process.process_log import report_faults
@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.handed_over import Pending, pending
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
-from ringmaster.tasks.storage.database import Database, DatabaseFault, file_url
+from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import (
     LEADER,
     JobRecord,
@@ -81,7 +81,7 @@ def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
             lines = _lines_here(file, batch) if has_figures and _is_running(records) else {}
             rows = _rows(records, batch, folder.name, options=options, lines=lines)
             yield StatusRun(batch=batch, folder=folder, rows=rows)
-        except DatabaseFault as error:  # the other batches are shown
+        except DatabaseFileError as error:  # the other batches are shown
             report_faults(error.faults)
 
 
@@ -93,7 +93,7 @@ def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
     try:
         with closing(Database(file_url(file), patience_s=PATIENCE_S)) as database:
             return _lines(TimelineReader(database, name=batch))
-    except (DatabaseFault, SQLAlchemyError):
+    except (DatabaseFileError, SQLAlchemyError):
         return {}
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from ringmaster.errors import InputError, input_errors
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.output import error_console, output_console, styled
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ringmaster.codec import from_json
+from ringmaster.errors import PromotionRefused
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.promotion.approval import ask
 from ringmaster.flows.reports.progress import current_view
@@ -19,7 +20,6 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.promotion import decisions
-from ringmaster.tasks.promotion.moves import PromotionRefused
 from ringmaster.tasks.promotion.policy import PLAIN_RULE, Decision
 from ringmaster.tasks.promotion.stage import ServingVersions, leave_waiting
 from ringmaster.tasks.promotion.task import promote_task

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import BatchFileError, LedgerError
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.model_lineage import LedgerError, ModelRecord
-from ringmaster.tasks.batch import BatchFileError
+from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.evaluation.assertions.assertions import check, importable
 from ringmaster.tasks.evaluation.assertions.logs import Log
 from ringmaster.tasks.evaluation.suite import load_suite

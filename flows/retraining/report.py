@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
+from ringmaster.errors import LedgerError
 
 from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import Chosen
-from ringmaster.model_lineage import LedgerError, MetricPoint
+from ringmaster.model_lineage import MetricPoint
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.promotion.stage import version_of
 from ringmaster.tasks.retraining import webhook

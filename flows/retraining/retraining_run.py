@@ -11,10 +11,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, lent_server, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
-from ringmaster.flows.faults import InputError, input_errors
 from ringmaster.flows.promotion.moves import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
@@ -24,7 +24,7 @@ from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.stage import ServingVersions, standings
 from ringmaster.tasks.retraining.dates import Clock
 from ringmaster.tasks.retraining.production import Production, with_tagged
-from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunHeld, RunRecord
+from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
 from ringmaster.tasks.storage.database import Database, file_url
 
 LEASE_RETRY_S = 1.0
@@ -129,7 +129,7 @@ def open_run(
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:
             yield answered
             return
-        with input_errors(RunHeld):
+        with input_errors(RetrainingInProgress):
             stack.enter_context(runs.held(production.name, key))
         # The process that held the run until now may have finished it meanwhile.
         if (answered := _answered(runs, production, key, is_forced=bool(force))) is not None:

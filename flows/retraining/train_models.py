@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.run import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import TRAINED, Checked, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import Chosen
 from ringmaster.flows.train_batch import train_batch
-from ringmaster.model_lineage import LedgerError, ModelRecord
+from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.compare import ranked
 from ringmaster.tasks.retraining.observing import Trained, input_features, references_of

@@ -10,7 +10,7 @@ from prefect.settings import get_current_settings
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.model_lineage.sqlite_files import path_of, sqlite_url
 
 if TYPE_CHECKING:

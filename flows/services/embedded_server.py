@@ -20,10 +20,10 @@ from prefect.context import refresh_global_settings_context
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.utilities.callables import get_call_parameters
+from ringmaster.errors import ServerStartError
 
 from ringmaster.flows.batch.batch_input import as_parameter
 from ringmaster.flows.batch.flow_runs import run_with_cancel
-from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
@@ -40,10 +40,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class ServerNotStarted(RingmasterError):
-    """Prefect's embedded server does not answer."""
-
-
 _starting = threading.Lock()
 _shared: ServerProcess | None = None
 
@@ -54,7 +50,7 @@ def embedded_server() -> Iterator[None]:
 
     The first call starts the server, which all later runs of this process use.
 
-    Raises InputError where its database cannot be used, ServerNotStarted where it does not answer.
+    Raises InputError where its database cannot be used, ServerStartError where it does not answer.
     """
     if PREFECT_API_URL.value() is not None:
         yield
@@ -124,7 +120,7 @@ def _answering_server() -> ServerProcess:
         server = ServerProcess.start(user=PREFECT_API_AUTH_STRING.value() or "", settings=variables)
     try:
         _wait_until_it_answers(f"{server.api}/health", server.process)
-    except ServerNotStarted:
+    except ServerStartError:
         server.stop()
         raise
     return server
@@ -146,7 +142,7 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
-    """Waits for the server, and reports this every TOLD_EVERY_S. Raises ServerNotStarted."""
+    """Waits for the server, and reports this every TOLD_EVERY_S. Raises ServerStartError."""
     began_s = told_s = time.monotonic()
     answer = "nothing"
     with httpx.Client() as client:
@@ -160,12 +156,12 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 answer = str(error)
             if process.poll() is not None:
                 what = f"Prefect's server ended with exit code {process.returncode}; what it said stands above"
-                raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
+                raise ServerStartError(f"{what}. To fix: {REMEDY}")
             waited_s = time.monotonic() - began_s
             if waited_s > LONGEST_START_S:
                 what = f"Prefect's server has not answered at {url} for {waited_s:.0f} s (last answer: {answer})"
                 remedy = f"see that this machine is not too busy and its disk not full; then {REMEDY}"
-                raise ServerNotStarted(f"{what}. To fix: {remedy}")
+                raise ServerStartError(f"{what}. To fix: {remedy}")
             if time.monotonic() - told_s > TOLD_EVERY_S:
                 told_s = time.monotonic()
                 announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")

@@ -17,11 +17,11 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
+from ringmaster.errors import InputError
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import announce, error_console, styled
 from ringmaster.flows.process.environment import open_directly
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config

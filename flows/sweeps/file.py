@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from ringmaster.errors import BatchFileError
 
 from ringmaster.flows.settings import located
 from ringmaster.flows.sweeps.form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
-from ringmaster.tasks.batch import BatchFileError, Fault, document, load_batch
+from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.faults import got, place_text
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.tasks.datasets.naming import NamedData

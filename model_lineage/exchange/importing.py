@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
 from ringmaster.model_lineage.exchange.hub_cards import CARD, CardMetadata, card_text, read_card
 from ringmaster.model_lineage.exchange.model_folder import MODEL_FILES, Fetch, base_fault, inspect
-from ringmaster.model_lineage.faults import LedgerError
-from ringmaster.model_lineage.graph.snapshot import Snapshot, UnknownName
+from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord, Origin
-from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 
 MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
 MOST_BASES = 32  # the most base models on one card
@@ -45,7 +45,8 @@ def import_model(
     returns the same node. All inputs are checked before anything is copied, and weights and descriptions alone are
     (`model_folder.inspect`); if a later step fails, what was recorded is removed again.
 
-    Raises ValueError (LedgerError, StoreFault) if there is no valid model, and OSError if the hub cannot be reached.
+    Raises ValueError (LedgerError, TensorStoreError) if there is no valid model, and OSError if the hub cannot be
+    reached.
     """
     place = Path(source).expanduser()
     if place.is_dir():
@@ -156,7 +157,7 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
 def _by_name(snapshot: Snapshot, base: str) -> str | None:
     try:
         node = snapshot.find(base)
-    except UnknownName:
+    except UnknownModel:
         return None
     return node.id if node.is_ready else None
 
@@ -225,7 +226,7 @@ def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[Atte
             for run_id in reversed(attempt.runs):
                 ledger.take_back(run_id)
         if store is not None:
-            with suppress(StoreFault, OSError):
+            with suppress(TensorStoreError, OSError):
                 store.gc(drop=[attempt.owner, *ledger.gone(store.owners(), but=())], waits=False)
         raise
     if store is not None:

@@ -84,7 +84,10 @@ def tensors_of_folder(folder: Path) -> dict[str, WeightTensor]:
 
 
 def tensors_of_store(store: TensorStore, id: str) -> dict[str, WeightTensor]:
-    """Returns the tensors of a stored model, with digests that reveal equal ones without reading. Raises StoreFault."""
+    """Returns the tensors of a stored model, with digests that reveal equal ones without reading.
+
+    Raises TensorStoreError.
+    """
     return {
         name: WeightTensor(
             dtype=stored.dtype, shape=stored.shape, load=partial(store.tensor, stored), digest=stored.digest

@@ -5,7 +5,7 @@ import graphlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.errors import LineageCycle
 from ringmaster.model_lineage.records import DatasetInput
 
 
@@ -24,15 +24,11 @@ class Adaptation:
     datasets: tuple[DatasetInput, ...] = ()
 
 
-class Circle(RingmasterError, ValueError):
-    """Records state that a model is its own ancestor."""
-
-
 class Graph:
     """The models and the adaptations between them.
 
     A model may have several adaptations (it was distilled from one model, then merged with another). A parent that no
-    adaptation made is a node too. Raises Circle if a model would be its own ancestor.
+    adaptation made is a node too. Raises LineageCycle if a model would be its own ancestor.
     """
 
     def __init__(self, adaptations: Iterable[Adaptation]) -> None:
@@ -51,7 +47,7 @@ class Graph:
             self.models = tuple(graphlib.TopologicalSorter(self._parents).static_order())
         except graphlib.CycleError as error:
             path = " -> ".join(error.args[1])
-            raise Circle(f"these models would be their own ancestors: {path}") from error
+            raise LineageCycle(f"these models would be their own ancestors: {path}") from error
 
     def made_by(self, model: str) -> tuple[Adaptation, ...]:
         """Returns the adaptations that made `model`; none for a root."""

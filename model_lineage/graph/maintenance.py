@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import COMPONENT
@@ -48,7 +48,7 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
     A node leaves the registry before its files are deleted, so an interruption at any moment leaves no version without
     its files. A repeated call completes an interrupted one: it also removes from the store what models that no longer
     exist have left there, whoever deleted them. Models of other lineages in the same store stay. Raises LedgerError, or
-    StoreFault if the store is damaged.
+    TensorStoreError if the store is damaged.
     """
     for node in nodes:
         for each in node.versions:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.errors import UnknownModel
 from ringmaster.model_lineage.graph.graph import Adaptation, Graph
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CULPRIT, record_of, versions_of
@@ -17,10 +17,6 @@ from ringmaster.model_lineage.ledger.rows import Aliases, Row, read_rows
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
 
 _SHORTEST_ID = 6  # the shortest prefix of a model's id or a data set's digest that is accepted
-
-
-class UnknownName(RingmasterError, ValueError):
-    """No model, component or data set has that name, or several have; the message lists similar names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +99,7 @@ class Snapshot:
     def find(self, name: str) -> Node:
         """Returns the node for NAME@ALIAS, NAME/VERSION, NAME, a model id or a prefix of one, with or without models:/.
 
-        A name alone stands for its champion, or for its newest version if it has no champion. Raises UnknownName.
+        A name alone stands for its champion, or for its newest version if it has no champion. Raises UnknownModel.
         """
         text = name.removeprefix("models:/")
         if text in self.nodes:
@@ -113,7 +109,7 @@ class Snapshot:
             if len(begun) == 1:
                 return begun[0]
             if begun and text not in self._by_name:
-                raise UnknownName(_ambiguous(text, begun))
+                raise UnknownModel(_ambiguous(text, begun))
         base, alias, version = _parts(text)
         versions = self._by_name.get(base, [])
         if alias is not None:
@@ -121,7 +117,7 @@ class Snapshot:
         elif version is not None:
             versions = [node for node in versions if node.record.version == version]
         if not versions:
-            raise UnknownName(self._unknown(name, base))
+            raise UnknownModel(self._unknown(name, base))
         champions = [node for node in versions if CHAMPION in node.aliases]
         return max(champions or versions, key=lambda node: (node.record.version or 0, node.created_ms))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.exchange.hub_cards import CARD, read_card
 from ringmaster.model_lineage.exchange.importing import (
     fetch_from_hub,
@@ -26,7 +27,7 @@ from ringmaster.model_lineage.exchange.model_folder import (
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord
-from ringmaster.model_lineage.tensors import StoredModel, StoreFault, TensorStore
+from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 
 MOST_SAID_BYTES = 50_000_000  # for one file: anything larger than a large vocabulary is not a description
 
@@ -44,7 +45,7 @@ def record_base(
     copied into MLflow; they are added to the tensor store, if there is one and safetensors are on this machine. Files
     that may be code are left out, as `import_model` does.
 
-    Raises ValueError (LedgerError, StoreFault) and OSError as `import_model` does.
+    Raises ValueError (LedgerError, TensorStoreError) and OSError as `import_model` does.
     """
     fetch, cached = fetch or fetch_from_hub, cached or cached_from_hub
     place = Path(source).expanduser()
@@ -106,7 +107,7 @@ def _has_files(node: Node, stored: StoredModel, store: TensorStore) -> bool:
     id = node.record.tensors_id
     if id is None or id == stored.id:
         return id is not None
-    with suppress(StoreFault):  # the store belongs to another home folder, or was cleared
+    with suppress(TensorStoreError):  # the store belongs to another home folder, or was cleared
         return tuple(file for file in store.model(id).files if is_model_file(file.path)) == stored.files
     return False
 

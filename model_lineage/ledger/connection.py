@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ringmaster.model_lineage.faults import Guarded, LedgerError, redacted
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger import database
+from ringmaster.model_lineage.mlflow_calls import Guarded, redacted
 from ringmaster.model_lineage.waiting import Waiting
 
 QUIET_ENVIRONMENT = {

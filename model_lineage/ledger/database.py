@@ -16,8 +16,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
-from ringmaster.model_lineage.faults import LedgerError, redacted
+from ringmaster.model_lineage.mlflow_calls import redacted
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 _MEMORY = Path("/dev/shm")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.model_lineage.faults import redacted
 from ringmaster.model_lineage.ledger.models import Models
 from ringmaster.model_lineage.ledger.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
+from ringmaster.model_lineage.mlflow_calls import redacted
 from ringmaster.model_lineage.pages import cards, links
 from ringmaster.model_lineage.records import COMPONENT, ModelRecord
 from ringmaster.text import code_span, markdown
@@ -46,8 +46,8 @@ class Keeping(Models):
         """Adds the files of a recorded model to `store`, as a difference to its first parent if the store has that.
 
         The model's page then shows the space that it takes, and the parts that it shares with its parents and siblings.
-        Each such part becomes a node of kind "component". A repeated call changes nothing. Raises StoreFault, OSError
-        or LedgerError.
+        Each such part becomes a node of kind "component". A repeated call changes nothing. Raises TensorStoreError,
+        OSError or LedgerError.
 
         components: named parts and the prefix of each one's parameter names. They become nodes too, whether or not
         another model has them yet. Raises ValueError, after all other work is done, if a prefix matches no parameter.
@@ -101,13 +101,13 @@ class Keeping(Models):
 
     def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
         """Returns a model of the ledger from the store, or None if the store does not have it."""
-        from ringmaster.model_lineage.tensors import StoreFault
+        from ringmaster.errors import TensorStoreError
 
         model = self._logged_model(model_id)
         id = None if model is None else model.tags.get(TENSORS)
         try:
             return None if id is None else store.model(id)
-        except StoreFault:  # the store belongs to another home folder, or was cleared
+        except TensorStoreError:  # the store belongs to another home folder, or was cleared
             return None
 
     def _relatives(self, record: ModelRecord, store: TensorStore) -> Iterator[tuple[str, StoredModel]]:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.exchange.hub_cards import CARD, hub_card
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.graph.graph import Adaptation, Graph
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import is_of_ledger, paged
 from ringmaster.model_lineage.ledger.database import fault_of
 from ringmaster.model_lineage.ledger.ledger import Ledger

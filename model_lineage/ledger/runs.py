@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import Connection, batch_experiment
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.text import storable

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import CULPRIT, Registry, children_of, record_of
 from ringmaster.model_lineage.pages.cards import family_path, with_culprit

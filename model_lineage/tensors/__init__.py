@@ -10,7 +10,8 @@ content's digest), `layout` (the parts of a safetensors file), `lists` (the list
 `store` (adding and restoring models, `gc` and `fsck`).
 """
 
+from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.tensors.lists import StoredModel
-from ringmaster.model_lineage.tensors.store import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.store import TensorStore
 
-__all__ = ["StoreFault", "StoredModel", "TensorStore"]
+__all__ = ["StoredModel", "TensorStore", "TensorStoreError"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.errors import TensorObjectError
 from ringmaster.model_lineage.tensors.planes import Packed, needs_parent, pack, unpack
 
 DEEPEST = 4  # the longest chain of differences; each link costs another read
@@ -18,10 +18,6 @@ _DIGEST_BYTES = 32
 _HEAD_BYTES = 4 + 1 + _DIGEST_BYTES
 _MAGIC = b"RMT1"
 _NOBODY = bytes(_DIGEST_BYTES)
-
-
-class ObjectFault(RingmasterError, ValueError):
-    """An object is missing, or its content does not match its name."""
 
 
 def digest_of(content: memoryview | bytes) -> str:
@@ -38,7 +34,8 @@ class Objects:
     def put(self, content: memoryview, *, item_bytes: int, parent: str | None = None) -> str:
         """Stores content (items of `item_bytes` each), as a difference to the object `parent` if that is smaller.
 
-        Returns the digest. An object that exists is not written again. Raises ObjectFault if the parent is damaged.
+        Returns the digest. An object that exists is not written again. Raises TensorObjectError if the parent is
+        damaged.
         """
         digest = digest_of(content)
         if digest in self:
@@ -50,7 +47,7 @@ class Objects:
         return digest
 
     def get(self, digest: str) -> memoryview:
-        """Returns the content of that digest. Raises ObjectFault if it is missing or damaged.
+        """Returns the content of that digest. Raises TensorObjectError if it is missing or damaged.
 
         A parent needs no verification of its own: if it were damaged, the result would have another digest.
         """
@@ -59,7 +56,7 @@ class Objects:
             parent = self.parent(digest)
             if parent is not None:
                 self._needed(parent, digest, self.get)  # raises for the parent if that is the damaged one
-            raise ObjectFault(f"object {digest} is damaged: its content has another digest")
+            raise TensorObjectError(f"object {digest} is damaged: its content has another digest")
         return content
 
     def parent(self, digest: str) -> str | None:
@@ -94,13 +91,13 @@ class Objects:
         try:
             return unpack(data, parent=parent)
         except ValueError as error:
-            raise ObjectFault(f"object {digest} is damaged: {error}") from error
+            raise TensorObjectError(f"object {digest} is damaged: {error}") from error
 
     def _needed(self, parent: str, digest: str, read: Callable[[str], memoryview]) -> memoryview:
         try:
             return read(parent)
-        except ObjectFault as error:
-            raise ObjectFault(f"object {digest} cannot be read without another one: {error}") from error
+        except TensorObjectError as error:
+            raise TensorObjectError(f"object {digest} cannot be read without another one: {error}") from error
 
     def _path(self, digest: str) -> Path:
         return self.root / digest[:2] / digest[2:]
@@ -110,12 +107,12 @@ class Objects:
             with self._path(digest).open("rb") as file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
-            raise ObjectFault(f"object {digest} is not in {self.root}") from None
+            raise TensorObjectError(f"object {digest} is not in {self.root}") from None
         except ValueError:  # nothing to map
-            raise ObjectFault(f"object {digest} is damaged: it is empty") from None
+            raise TensorObjectError(f"object {digest} is damaged: it is empty") from None
         head = bytes(mapped[:_HEAD_BYTES])
         if len(mapped) <= _HEAD_BYTES or head[:4] != _MAGIC:
-            raise ObjectFault(f"object {digest} is damaged: it does not begin as objects do")
+            raise TensorObjectError(f"object {digest} is damaged: it does not begin as objects do")
         return head, mapped[_HEAD_BYTES:]
 
     def _write(self, digest: str, packed: Packed, *, parent: str | None, depth: int) -> None:

@@ -18,19 +18,15 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.errors import TensorObjectError, TensorStoreError
 from ringmaster.model_lineage.tensors.folders import files_of
 from ringmaster.model_lineage.tensors.layout import Layout, TensorPart, full_name, plain_layout, read_layout
 from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor, files_in, odd_tensors
-from ringmaster.model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
+from ringmaster.model_lineage.tensors.objects import Objects, digest_of, write_once
 
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy release the GIL
 WEIGHTS = ".safetensors"
 SOMEBODY = "somebody"  # owner of models from before owners were marked; never dropped
-
-
-class StoreFault(RingmasterError, ValueError):
-    """A model cannot be added or read; the message names the file or object, and the reason."""
 
 
 class TensorStore:
@@ -54,15 +50,15 @@ class TensorStore:
         owner: the name that owns the model until `gc` drops it; a model without any owner is never deleted.
         only: whether a file of that relative name belongs to the model; None where all do.
 
-        Raises StoreFault if a file is damaged or lies outside of the folder, or if the parent does not exist. A failed
-        call leaves nothing of the model behind.
+        Raises TensorStoreError if a file is damaged or lies outside of the folder, or if the parent does not exist. A
+        failed call leaves nothing of the model behind.
         """
         related = {} if parent is None else self.model(parent).tensors
         layouts = _layouts(model_dir, only or bool)
         try:
             return self._added(layouts, related, owner=owner)
         except BaseException:
-            with suppress(StoreFault, OSError):  # damage or another writer; the next `gc` cleans up
+            with suppress(TensorStoreError, OSError):  # damage or another writer; the next `gc` cleans up
                 self.gc(drop=(), waits=False)
             raise
 
@@ -85,8 +81,8 @@ class TensorStore:
     def restore(self, id: str, folder: Path) -> None:
         """Writes the files of a model into a folder, bit for bit; each appears complete or not at all.
 
-        Raises StoreFault if something is missing or damaged. Nothing is written under its name then, and a folder that
-        was created is removed.
+        Raises TensorStoreError if something is missing or damaged. Nothing is written under its name then, and a folder
+        that was created is removed.
         """
         model = self.model(id)
         with (
@@ -104,21 +100,21 @@ class TensorStore:
                 target = folder / file.path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.parent.resolve().is_relative_to(folder.resolve()):
-                    raise StoreFault(f"{target} leads out of {folder}, by a link. To fix: name a new folder")
+                    raise TensorStoreError(f"{target} leads out of {folder}, by a link. To fix: name a new folder")
                 (Path(aside) / str(number)).replace(target)
 
     def model(self, id: str) -> StoredModel:
-        """Returns a stored model. Raises StoreFault if there is none of that id, or if its list is damaged."""
+        """Returns a stored model. Raises TensorStoreError if there is none of that id, or if its list is damaged."""
         try:
             content = self._path(id).read_bytes()
         except (OSError, ValueError):
-            raise StoreFault(f"there is no model {id!r} in {self.folder}; it has {len(self.ids())}") from None
+            raise TensorStoreError(f"there is no model {id!r} in {self.folder}; it has {len(self.ids())}") from None
         try:
             if digest_of(content)[:32] != id:
                 raise ValueError("its content has another digest")
             return StoredModel(id=id, files=files_in(json.loads(content)))
         except (ValueError, RecursionError) as error:
-            raise StoreFault(f"the list of model {id} is damaged: {error}. {self._remedy}") from error
+            raise TensorStoreError(f"the list of model {id} is damaged: {error}. {self._remedy}") from error
 
     def ids(self) -> list[str]:
         """Returns the ids of all stored models."""
@@ -134,7 +130,7 @@ class TensorStore:
         return {mark.name for mark in (self.folder / "owners").glob("*/*")}
 
     def tensor(self, stored: StoredTensor) -> memoryview:
-        """Returns the bytes of a tensor. Raises StoreFault if they are missing or damaged."""
+        """Returns the bytes of a tensor. Raises TensorStoreError if they are missing or damaged."""
         return self._content(stored.digest)
 
     def size_bytes(self, ids: Collection[str] | None = None) -> int:
@@ -149,8 +145,8 @@ class TensorStore:
         """Drops owners, then the models that nobody else owns, and every object that no remaining model needs.
 
         waits: whether to wait for writers; otherwise raises BlockingIOError if there are any. Returns the number of
-        bytes freed. Raises StoreFault, without deleting anything, if damage makes it impossible to determine what is
-        needed.
+        bytes freed. Raises TensorStoreError, without deleting anything, if damage makes it impossible to determine what
+        is needed.
         """
         gone = set(drop)
         with self._locked(fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -182,7 +178,7 @@ class TensorStore:
         for id in self.ids():
             try:
                 model = self.model(id)
-            except StoreFault as error:
+            except TensorStoreError as error:
                 faults.append(str(error))
                 continue
             needs = model.digests
@@ -213,20 +209,22 @@ class TensorStore:
                 item_bytes=tensor.item_bytes,
                 parent=like.digest if is_like and like is not None else None,
             )
-        except ObjectFault as error:
-            raise StoreFault(f"{tensor.name} cannot be stored as a difference to its parent's: {error}") from error
+        except TensorObjectError as error:
+            raise TensorStoreError(
+                f"{tensor.name} cannot be stored as a difference to its parent's: {error}"
+            ) from error
         return StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
 
     def _content(self, digest: str) -> memoryview:
         try:
             return self.objects.get(digest)
-        except ObjectFault as error:
-            raise StoreFault(f"{error}. {self._remedy}") from error
+        except TensorObjectError as error:
+            raise TensorStoreError(f"{error}. {self._remedy}") from error
 
     def _fault(self, digest: str) -> tuple[str, str]:
         try:
             self.objects.get(digest)
-        except ObjectFault as error:
+        except TensorObjectError as error:
             return digest, str(error)
         return digest, ""
 
@@ -237,8 +235,8 @@ class TensorStore:
             needed.update(todo)
             try:
                 parents = {self.objects.parent(digest) for digest in todo if digest in self.objects}
-            except ObjectFault as error:
-                raise StoreFault(f"{error}. {self._remedy}") from error
+            except TensorObjectError as error:
+                raise TensorStoreError(f"{error}. {self._remedy}") from error
             todo = [parent for parent in parents if parent is not None and parent not in needed]
         return needed
 
@@ -282,9 +280,9 @@ def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, Layout]:
             if only(name)
         }
     except ValueError as error:
-        raise StoreFault(str(error)) from error
+        raise TensorStoreError(str(error)) from error
     if not found:
-        raise StoreFault(f"{model_dir} holds no files. To fix: give the folder of a model")
+        raise TensorStoreError(f"{model_dir} holds no files. To fix: give the folder of a model")
     return found
 
 

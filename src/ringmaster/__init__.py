@@ -20,11 +20,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmaster.errors import BatchFailed, RingmasterError
+
     from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.batch.result import BatchResult
-    from ringmaster.flows.faults import BatchFailed
     from ringmaster.flows.train_batch import train_batch
-    from ringmaster.model_lineage.faults import RingmasterError
     from ringmaster.tasks.batch import Batch
     from ringmaster.techniques import (
         AdaptationSpec,
@@ -68,10 +68,10 @@ __all__ = [
 
 _MODULES = {
     "Batch": "ringmaster.tasks.batch",
-    "BatchFailed": "ringmaster.flows.faults",
+    "BatchFailed": "ringmaster.errors",
     "BatchResult": "ringmaster.flows.batch.result",
     "DataParallel": "ringmaster.techniques.interface.data_parallel",
-    "RingmasterError": "ringmaster.model_lineage.faults",
+    "RingmasterError": "ringmaster.errors",
     "RowSource": "ringmaster.techniques.data.row_samples.row_source",
     "profile_batch": "ringmaster.flows.batch.dry_run",
     "train_batch": "ringmaster.flows.train_batch",

@@ -10,9 +10,10 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.data_kinds import with_kinds
-from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.batch.job_rules.adaptations import with_parents_said
 from ringmaster.tasks.batch.references import loss_parts

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ringmaster.tasks.batch.faults import Finding, Place
-from ringmaster.tasks.messages import shortened
+from ringmaster.text import shortened
 
 MAX_DEPTH = 50
 """The deepest nesting of lists and mappings; a batch file needs about six levels."""

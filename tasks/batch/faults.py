@@ -1,11 +1,8 @@
 """Faults of a batch file, each with place, line, message and remedy, reported all at once."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringmaster.model_lineage.faults import InputFault
-from ringmaster.tasks.messages import listed, shortened
-from ringmaster.text import printable
+from ringmaster.text import printable, shortened
 
 MOST_PLACE, MOST_SAID = 200, 1000
 """The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""
@@ -41,17 +38,6 @@ class Fault:
         where = ": ".join(part for part in (source, shortened(self.place, MOST_PLACE)) if part)
         what = f"{shortened(self.message, MOST_SAID)}. To fix: {shortened(self.remedy, MOST_SAID)}."
         return printable(f"{where}: {what}" if where else what)
-
-
-class BatchFileError(InputFault):
-    """A batch that cannot be run. `faults` are all of its faults, in file order; the error's text lists the first."""
-
-    faults: tuple[Fault, ...]
-
-    def __init__(self, faults: Iterable[Fault]) -> None:
-        self.faults = tuple(faults)
-        assert self.faults, "an error without a fault"
-        super().__init__(listed(self.faults))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ringmaster.tasks.batch.data_schema import Section
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
 from ringmaster.tasks.batch.schema import BatchEntry
 from ringmaster.tasks.files import MAX_BYTES
-from ringmaster.tasks.messages import MOST_FAULTS
+from ringmaster.text import MOST_FAULTS
 
 INTRODUCTION = f"""# Batch files
 

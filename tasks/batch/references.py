@@ -22,7 +22,6 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
-from ringmaster.tasks.messages import shortened
 from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
@@ -35,6 +34,7 @@ from ringmaster.techniques.losses.registry import loss_names
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.text import shortened
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ringmaster.tasks.batch import BatchFileError, Fault, document
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Fault, document
 from ringmaster.tasks.batch.data_schema import Section
 from ringmaster.tasks.batch.faults import Finding, place_text
 from ringmaster.tasks.batch.wording import findings

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.objectives.objective import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
@@ -217,8 +217,9 @@ class PlanSearch:
         return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
 
     def _simple(self) -> Plan:
+        from ringmaster.errors import NoRoomError
         from ringmaster.tasks.planning.plans.baselines import BASELINES
-        from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+        from ringmaster.tasks.planning.plans.list_scheduling import schedule
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:

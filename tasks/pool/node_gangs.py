@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.errors import NodeAlreadyServed
 from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.storage.message_store import KILL, Share
 from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
@@ -19,10 +19,6 @@ from ringmaster.techniques.runtime.processes.reporter import STOP
 
 LOOK_EVERY_S = 1.0
 WORKER = "worker "
-
-
-class AlreadyServed(RingmasterError, ValueError):
-    """Raised if a worker of the same name serves this machine already."""
 
 
 def hold_devices(
@@ -40,13 +36,13 @@ def hold_devices(
         that runs several nodes.
     wait: sleeps that many seconds.
 
-    Raises AlreadyServed.
+    Raises NodeAlreadyServed.
     """
     told = ""
     while not leases.take(devices, holder=WORKER + worker):
         holders = {holder for device, holder in leases.held().items() if device in devices}
         if WORKER + worker in holders:
-            raise AlreadyServed(
+            raise NodeAlreadyServed(
                 f"worker {worker} serves this machine already. To fix: end it, or choose another --name"
             )
         if may_share and holders and all(holder.startswith(WORKER) for holder in holders):

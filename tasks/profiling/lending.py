@@ -37,7 +37,3 @@ class DevicesWanted:
 
 Lend = Callable[[DevicesWanted], AbstractContextManager[tuple[Device, ...]]]
 """Lends devices while the context is open, and waits until they are idle. Raises DevicesBusy after too long a wait."""
-
-
-class DevicesBusy(Exception):
-    """Raised if others used a node's devices for longer than trials may wait."""

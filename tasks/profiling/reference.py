@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from ringmaster.tasks.profiling.groups.candidates import Group, classes
@@ -88,14 +89,6 @@ class Profiled:
         return [] if preflight is None else to_json(preflight.refusals)
 
 
-class UnfitJobs(ValueError):
-    """Raised for jobs that cannot take a single step; `faults` holds the causes, by job."""
-
-    def __init__(self, faults: Mapping[str, str]) -> None:
-        super().__init__("; ".join(f"job {name}: {why}" for name, why in faults.items()))
-        self.faults = dict(faults)
-
-
 class TrialPolicy(StrEnum):
     """Which trials may be made: none, only those without which nothing is known, or a thorough search."""
 
@@ -125,14 +118,14 @@ def profile_jobs(
     num_nodes: the nodes like this one over which a gang may be spread if a job needs it.
     policy: which trials may be made.
     failed: called for each job that cannot be trained.
-    all_or_none: whether to raise UnfitJobs, before the first trial, if one of the jobs cannot take a step.
+    all_or_none: whether to raise UntrainableJobs, before the first trial, if one of the jobs cannot take a step.
     share: the share of the batch's predicted time that needed trials may take.
     """
     known = known or ProfileStore()
     told = untold if all_or_none else failed
     preflights, faults = preflight_jobs(jobs, environment=environment, cluster=cluster, notice=notice, failed=told)
     if all_or_none and faults:
-        raise UnfitJobs(faults)
+        raise UntrainableJobs(faults)
     for line in data_lines(jobs, preflights):
         notice(line)
     for name, preflight in preflights.items():

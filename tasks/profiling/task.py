@@ -8,12 +8,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
-from ringmaster.tasks.profiling.stage import UnfitJobs, profile_jobs
+from ringmaster.errors import UntrainableJobs
+from ringmaster.tasks.profiling.stage import profile_jobs
 
 
 def _may_go_well_again(_: Any, __: Any, state: State[Any]) -> bool:
     """Returns whether a retry can help: jobs that cannot take a step stay unfit."""
-    return not isinstance(state.result(raise_on_failure=False), UnfitJobs)
+    return not isinstance(state.result(raise_on_failure=False), UntrainableJobs)
 
 
 # Measurements from before a failure are stored, so that a retry makes only the other trials.

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
+from ringmaster.errors import DevicesBusy
+from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
 from ringmaster.tasks.profiling.preflight import MAX_ATTEMPTS, Notice
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.search import KILLED, ConfigSearch, Failure, Result, worthwhile

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.model_lineage import Ledger, LedgerError, ModelRecord
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import Ledger, ModelRecord
 
 TAG = "ringmaster.decision"
 TABLE = "promotion/decisions.json"

@@ -33,8 +33,8 @@ from sqlalchemy import (
 )
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger
-from ringmaster.model_lineage.faults import RingmasterError
 from ringmaster.tasks.promotion import decisions
 from ringmaster.tasks.promotion.decisions import DecisionRecord
 from ringmaster.tasks.promotion.names import CHAMPION
@@ -54,10 +54,6 @@ MOVES = Table(
     Column("since_s", Float, nullable=False),
 )
 STRANGER_S = 600.0  # the age at which a row of another machine counts as abandoned; moves take a second
-
-
-class PromotionRefused(RingmasterError, ValueError):
-    """Another promotion of the same model is in progress, or was faster."""
 
 
 @dataclass(frozen=True, kw_only=True)

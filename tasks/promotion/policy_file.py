@@ -9,8 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch.data_schema import Section
-from ringmaster.tasks.batch.faults import BatchFileError, Finding
+from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.field_types import Metric, Name, Positive, Whole
 from ringmaster.tasks.evaluation import declared
 from ringmaster.tasks.evaluation.suite import Suite, load_suite

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.alarms import Alarm, promotion_refused
 from ringmaster.tasks.promotion import decisions
 from ringmaster.tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
-from ringmaster.tasks.promotion.moves import Move, MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.moves import Move, MoveLog
 from ringmaster.tasks.promotion.names import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.promotion.policy import Decision
 

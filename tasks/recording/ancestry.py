@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.bases import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
@@ -83,7 +83,7 @@ class Ancestry:
             return known
         try:
             known = record_base(self.ledger, source, store=self.tensors)
-        except (ValueError, OSError) as error:  # LedgerError and StoreFault are among them
+        except (ValueError, OSError) as error:  # LedgerError and TensorStoreError are among them
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
             self.lost[source] = f"{source} is not in the lineage: {error}"

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import Waiting

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
-from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.code_version import code_version
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
@@ -386,7 +386,7 @@ class MlflowWriter:
         except (ValueError, OSError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
-            is_kept = not isinstance(error, (StoreFault, LedgerError, OSError))
+            is_kept = not isinstance(error, (TensorStoreError, LedgerError, OSError))
             what = "lacks a component" if is_kept else "is not in the tensor store"
             self._notice(f"{model.registered_name} {what}: {error}")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ringmaster.tasks.batch import BatchFileError, Fault, document
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Fault, document
 from ringmaster.tasks.batch.faults import Finding, place_text
 from ringmaster.tasks.batch.wording import findings as told
 from ringmaster.tasks.cluster import Devices

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.batch.faults import Finding, Place
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 

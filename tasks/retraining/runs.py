@@ -23,7 +23,7 @@ import psutil
 from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.errors import RetrainingInProgress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.retraining.dates import Clock
 from ringmaster.tasks.storage.database import Database
@@ -67,10 +67,6 @@ class RetrainingStatus(StrEnum):
 OVER = (RetrainingStatus.DONE, RetrainingStatus.FAILED)
 BEAT_S = 5.0
 SILENCE_S = 20.0  # the time without a heartbeat after which a holder on another machine counts as dead
-
-
-class RunHeld(RingmasterError, ValueError):
-    """Another process works on a run of the same models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +134,8 @@ class RetrainingRuns:
 
     @contextmanager
     def held(self, name: str, run_date: str, *, silence_s: float = SILENCE_S, beat_s: float = BEAT_S) -> Iterator[None]:
-        """Context manager that holds the runs of a name for this process. Raises RunHeld if another process holds them.
+        """Context manager that holds the runs of a name for this process. Raises RetrainingInProgress if another
+        process holds them.
 
         A dead holder is ignored: on this machine its process has ended, on another one it sends no heartbeat for
         `silence_s`.
@@ -154,7 +151,7 @@ class RetrainingRuns:
         mine = _holder() | {"name": name, "night": run_date}
         while (found := self._holder_of(name)) is not None:
             if self._lives(found, silence_s=silence_s):
-                raise RunHeld(
+                raise RetrainingInProgress(
                     f"the run {found['night']} of {name} is in progress in process {found['pid']} on {found['host']}. "
                     "To fix: wait for its end"
                 )
@@ -163,7 +160,7 @@ class RetrainingRuns:
             self._database.write(lambda connection: connection.execute(insert(HOLDERS).values(**mine)))
         except IntegrityError:  # another process was faster, or a commit whose answer was lost is retried
             if (now := self._holder_of(name)) is None or now["token"] != mine["token"]:
-                raise RunHeld(f"a run of {name} was begun by another process just now") from None
+                raise RetrainingInProgress(f"a run of {name} was begun by another process just now") from None
         return str(mine["token"])
 
     def _lives(self, row: Mapping[str, Any], *, silence_s: float) -> bool:

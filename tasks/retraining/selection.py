@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.retraining.dates import day_text
 

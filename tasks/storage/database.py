@@ -23,8 +23,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
+from ringmaster.errors import DatabaseFileError
 from ringmaster.extras import missing_extra
-from ringmaster.model_lineage.faults import InputFault
 from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
 from ringmaster.tasks.storage.releases import check_tables
 from ringmaster.tasks.storage.schema import METADATA, UNREADABLE
@@ -45,8 +45,8 @@ class Database:
     """Transactions on the database at `url`, each retried while the database is unavailable.
 
     The functions passed to `read` and `write` may run several times and must tolerate that: a commit whose reply was
-    lost is retried. Safe to use from several threads. Raises OtherRelease if the database has tables of another
-    release's form, DatabaseFault if a SQLite file cannot be used.
+    lost is retried. Safe to use from several threads. Raises ReleaseMismatch if the database has tables of another
+    release's form, DatabaseFileError if a SQLite file cannot be used.
 
     url: `sqlite:///FILE` or `postgresql://...`.
     patience_s: seconds after which a transaction gives up and raises the last database error.
@@ -63,7 +63,7 @@ class Database:
         except DBAPIError as error:
             file = path_of(url) if url.startswith("sqlite:") else ""
             if fault := file and fault_of(Path(file), contents="what it says of runs"):
-                raise DatabaseFault(fault) from error
+                raise DatabaseFileError([fault]) from error
             raise
 
     def write(self, act: Callable[[Connection], T]) -> T:
@@ -124,14 +124,6 @@ class Database:
     def _wait(self, wait_s: float) -> None:
         if self._closing.wait(wait_s):
             raise DatabaseClosed(f"{self.url} was closed while it was away")
-
-
-class DatabaseFault(InputFault):
-    """A SQLite file is damaged, cannot be written, or is none; or the driver of PostgreSQL is missing."""
-
-    def __init__(self, fault: str) -> None:
-        self.faults = (fault,)
-        super().__init__(fault)
 
 
 def _prepare(connection: Connection) -> None:
@@ -286,7 +278,7 @@ def _sqlite(url: str, *, synced: bool) -> Engine:
 
 def _postgresql(url: str) -> Engine:
     if fault := missing_extra("pool", feature="a database on PostgreSQL"):
-        raise DatabaseFault(fault)
+        raise DatabaseFileError([fault])
     return create_engine(
         url.replace("postgresql://", "postgresql+psycopg://", 1),
         pool_size=4,

@@ -20,8 +20,9 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Select, bindparam, delete, insert, select, tuple_, update
 
+from ringmaster.errors import DatabaseFileError
 from ringmaster.model_lineage.sqlite_files import fault_of
-from ringmaster.tasks.storage.database import Database, DatabaseFault, JoinableWrite, file_url, insert_all_once
+from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
@@ -244,7 +245,7 @@ class Journal:
 def jobs_of_file(file: Path) -> list[JobRecord]:
     """Returns the jobs in the journal of a batch that runs on this machine alone, as `Journal.jobs` does.
 
-    Raises DatabaseFault.
+    Raises DatabaseFileError.
     """
     rows = _rows_of_file(file, "jobs", order="number", content="details")
     return [_job_record(row["name"], row) for row in rows]
@@ -253,7 +254,7 @@ def jobs_of_file(file: Path) -> list[JobRecord]:
 def segments_of_file(file: Path) -> list[SegmentRecord]:
     """Returns the segments in the journal of a batch that runs on this machine alone, without their outcomes.
 
-    Raises DatabaseFault.
+    Raises DatabaseFileError.
     """
     rows = _rows_of_file(file, "segments", order="id", content="what")
     return [
@@ -280,7 +281,7 @@ def _rows_of_file(file: Path, table: str, *, order: str, content: str) -> list[d
         return [{**dict(row), content: json.loads(row[content])} for row in rows]
     except (sqlite3.Error, ValueError) as error:
         fault = fault_of(file, contents="what it says of runs")
-        raise DatabaseFault(fault or f"{file}: {error}. To fix: restore the file") from error
+        raise DatabaseFileError([fault or f"{file}: {error}. To fix: restore the file"]) from error
 
 
 class JobChanges(JoinableWrite):

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from sqlalchemy import Connection, delete, insert, inspect, select, text, update
 
-from ringmaster.model_lineage.faults import InputFault
+from ringmaster.errors import ReleaseMismatch
 from ringmaster.tasks.storage.schema import ABOUT, NODES
 
 TABLES = "2"
@@ -21,16 +21,6 @@ UPGRADES = {"1": ("ALTER TABLE nodes ADD COLUMN allocation TEXT NOT NULL DEFAULT
 _TABLES, _RELEASE = "tables", "release"
 
 
-class OtherRelease(InputFault):
-    """Raised for a database or a pool of another release of Ringmaster; nothing was started."""
-
-    faults: tuple[str, ...]
-
-    def __init__(self, message: str) -> None:
-        self.faults = (message,)
-        super().__init__(message)
-
-
 def own_release() -> str:
     """Returns the release of this process."""
     return version("ringmaster")
@@ -39,7 +29,7 @@ def own_release() -> str:
 def check_tables(connection: Connection) -> None:
     """Stores the form of the tables in a new database, and brings those of an earlier release to this release's form.
 
-    Raises OtherRelease if the tables have the form of a later release.
+    Raises ReleaseMismatch if the tables have the form of a later release.
     """
     found = _said(connection, _TABLES)
     if found is None:
@@ -51,10 +41,12 @@ def check_tables(connection: Connection) -> None:
         _upgrade(connection, found)
     elif found != TABLES:
         made_by = f" and was led by Ringmaster {release}" if (release := _said(connection, _RELEASE)) else ""
-        raise OtherRelease(
-            f"this database has tables of form {found}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
-            "To fix: install one release on all machines, or give the pool a new database; CHANGELOG.md says when "
-            "the form changes"
+        raise ReleaseMismatch(
+            [
+                f"this database has tables of form {found}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
+                "To fix: install one release on all machines, or give the pool a new database; CHANGELOG.md says when "
+                "the form changes"
+            ]
         )
 
 
@@ -77,12 +69,14 @@ def note_release(connection: Connection) -> None:
 
 
 def check_release(connection: Connection) -> None:
-    """Raises OtherRelease if the executor that last led the pool is of another release than this process."""
+    """Raises ReleaseMismatch if the executor that last led the pool is of another release than this process."""
     found = _said(connection, _RELEASE)
     if found is not None and found != own_release():
-        raise OtherRelease(
-            f"the pool's controller is of Ringmaster {found}, and this machine has {own_release()}: they would misread "
-            "each other. To fix: install one release on all machines, and start the executor first"
+        raise ReleaseMismatch(
+            [
+                f"the pool's controller is of Ringmaster {found}, and this machine has {own_release()}: they would "
+                "misread each other. To fix: install one release on all machines, and start the executor first"
+            ]
         )
 
 

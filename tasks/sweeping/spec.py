@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch import Batch, BatchFileError, Fault, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.faults import Finding, place_text
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.sampling import GRID, TPE, Tried, num_startup, propose

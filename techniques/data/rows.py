@@ -67,10 +67,6 @@ class RowFault:
     remedy: str
 
 
-class DataFault(ValueError):
-    """Something is wrong with the data as a whole, and not with a single row."""
-
-
 class FaultyRows(ValueError):
     """Some rows of a file are wrong; the message has the first few of them, each with its line."""
 

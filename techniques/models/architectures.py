@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.decoders import CAUSAL
 from ringmaster.techniques.interface.job import ModelSpec
@@ -151,16 +152,12 @@ def _check_sizes(fields: Any, place: str = "model.config") -> None:
 def instantiate(config: Any) -> nn.Module:
     """The model of `config`, with fresh weights. Raises ValueError if the architecture refuses the config.
 
-    Raises TooLarge where it has too many modules, or takes too long to be built.
+    Raises ModelTooLarge where it has too many modules, or takes too long to be built.
     """
     name = config.architectures[0]
     with _limited(name):
         made: nn.Module = _made(architecture(name), name, config)
     return made
-
-
-class TooLarge(ValueError):
-    """Raised for a model that is too large to be built here."""
 
 
 @contextmanager
@@ -174,7 +171,7 @@ def _limited(name: str) -> Iterator[None]:
         nonlocal num_modules
         num_modules += 1
         if num_modules > MOST_MODULES or time.monotonic() - began_s > MOST_BUILD_S:
-            raise TooLarge(
+            raise ModelTooLarge(
                 f"model: {name} has more than {num_modules:,} modules by its config, and was no longer built after "
                 f"{time.monotonic() - began_s:.0f} s. To fix: lower the numbers of layers and experts in model.config"
             )
@@ -192,7 +189,7 @@ def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
     try:
         return cls(*args, **kwargs)
-    except TooLarge:
+    except ModelTooLarge:
         raise
     except (
         StrictDataclassError,

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.runtime.processes.channel import HANG_UP, Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import HANG_UP, Channel
 from ringmaster.techniques.runtime.processes.launcher import rank_environment
 from ringmaster.techniques.runtime.processes.order import GangOrder
 

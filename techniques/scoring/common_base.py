@@ -3,7 +3,7 @@
 One forward pass serves many questions (`fused.base.shared_base`): of different adapters, of different rows, and for a
 causal language model of different lengths. On a CPU in fp32 each output equals the adapter's separate output bit by
 bit. For this reason a question whose products have fewer than eight rows runs alone, because such products use another
-kernel. Models whose products depend on the other rows of the batch are refused (`NotTogether`).
+kernel. Models whose products depend on the other rows of the batch are refused (`NoCommonBase`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
+from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.models.adapters.attaching import first_state, pretrained_state, sites
 from ringmaster.techniques.models.adapters.leaves import own_leaves
 from ringmaster.techniques.models.adapters.peft_format import is_adapter, read_adapter
@@ -28,10 +29,6 @@ from ringmaster.techniques.training.fused.batches import Part
 from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
-
-
-class NotTogether(ValueError):
-    """Raised if models or rows cannot be computed over one base. The caller then runs one model after another."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,15 +61,15 @@ class CommonBase:
 
     model: the base without an adapter; it is changed in place.
     loss: the loss that will be computed from the outputs.
-    Raises NotTogether if the model cannot serve several adapters at once.
+    Raises NoCommonBase if the model cannot serve several adapters at once.
     """
 
     def __init__(self, model: nn.Module, *, loss: Loss) -> None:
         if loss.compute not in (next_token_loss, classification_loss):
-            raise NotTogether(f"the loss of {type(model).__name__} needs more than logits")
+            raise NoCommonBase(f"the loss of {type(model).__name__} needs more than logits")
         config: Any = getattr(model, "config", None)
         if has_experts(model):
-            raise NotTogether(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
+            raise NoCommonBase(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
         self._device = next(model.parameters()).device
         self._num_logits = (getattr(config, "vocab_size", None) or 1) if loss.shifted else 0
         self._stem = Stem(model.eval())
@@ -99,7 +96,7 @@ class CommonBase:
     def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
         """Yields each question with its logits, in order; reads ahead by no more than one forward pass.
 
-        Raises NotTogether if the base packs samples and a question has padded rows.
+        Raises NoCommonBase if the base packs samples and a question has padded rows.
         """
         waiting: list[Question] = []
         for question in questions:
@@ -137,7 +134,7 @@ class CommonBase:
         if not self._packs:
             return question.inputs
         if not question.inputs.keys() <= {"input_ids", "attention_mask"} or _is_padded(question):
-            raise NotTogether("rows that are padded, or more than tokens, cannot be packed")
+            raise NoCommonBase("rows that are padded, or more than tokens, cannot be packed")
         return {"input_ids": question.inputs["input_ids"]}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.scoring.likeness import base_key, tokenizer_digest, tokenizer_of
 from ringmaster.techniques.scoring.rows import Rows, Texts
@@ -93,7 +94,6 @@ def score_each(
 ) -> Iterator[tuple[str, RowScores | str]]:
     """Yields each model's scores, or its error message, as soon as available; models of one base run together."""
     from ringmaster.techniques.scoring.asking import ask_alone
-    from ringmaster.techniques.scoring.common_base import NotTogether
 
     done = _Done(progress, num_models=len(models), rows=rows)
     for names in _groups(models, rows) if together else [[name] for name in models]:
@@ -101,7 +101,7 @@ def score_each(
         if len(names) > 1:
             try:
                 found = _ask_together({name: models[name] for name in names}, rows, device=device, done=done)
-            except NotTogether:
+            except NoCommonBase:
                 pass
             except Exception:  # noqa: BLE001 - such as too little memory: reported when each model runs alone
                 traceback.print_exc()
@@ -130,7 +130,7 @@ def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
 
 
 def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
-    """The scores of models of one base, without those whose adapter does not fit. Raises NotTogether."""
+    """The scores of models of one base, without those whose adapter does not fit. Raises NoCommonBase."""
     from ringmaster.techniques.scoring.asking import Collected, built, metrics_of, said
     from ringmaster.techniques.scoring.common_base import CommonBase, Question
     from ringmaster.techniques.training.losses import loss_of, losses_by_row

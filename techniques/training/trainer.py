@@ -353,8 +353,8 @@ class Trainer:
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps.
 
-        Raises ValueError where the checkpoint belongs to a job that would train other weights. Raises MissingCheckpoint
-        where there is none although one of `known_step` was stored.
+        Raises ValueError where the checkpoint belongs to a job that would train other weights. Raises
+        CheckpointNotFound where there is none although one of `known_step` was stored.
         """
         store = self.store(root)
         checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)

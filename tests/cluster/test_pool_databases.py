@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.services.databases import make_databases
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT, COMMAND
-from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import SlurmRefused, comment_of, infrastructure_of
+from ringmaster.tasks.pool.providers.provider import AllocationStatus
+from ringmaster.tasks.pool.providers.slurm.commands import comment_of, infrastructure_of
 from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, SlurmMachines, faults
 from tests.cluster.waiting import until
 
@@ -113,7 +114,7 @@ def test_slurm_that_is_away_says_nothing_of_jobs(cluster, machines, pilot):
     assert status(machines, job) == AllocationStatus.RUNNING
     cluster.wait_until_saved(job)
     cluster.kill("slurmctld")
-    with pytest.raises(EngineAway, match="does not answer"):
+    with pytest.raises(EngineUnavailable, match="does not answer"):
         machines.look([])
     cluster.start_controller()
     until("slurmctld answers", lambda: cluster.command("scontrol", "ping", check=False).returncode == 0)
@@ -133,7 +134,7 @@ def test_a_node_whose_daemon_dies_is_lost_although_its_processes_live(cluster, m
 
 
 def test_options_that_slurm_refuses_are_named_before_anything_starts(cluster):
-    with pytest.raises(SlurmRefused, match="nope"):
+    with pytest.raises(SlurmError, match="nope"):
         cluster.slurm.check(["--partition=nope"])
     cluster.slurm.check(["--partition=batch", "--gres=gpu:2", "--time=8:00:00"])
 

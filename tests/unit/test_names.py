@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
+from ringmaster.errors import BatchFileError, InputError, ProblemError
 
 from ringmaster.flows.batch.batch_input import as_batch
 from ringmaster.flows.commands.lineage import import_
 from ringmaster.flows.commands.pool import submit
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.node_options import node_name
-from ringmaster.tasks.batch import Batch, BatchFileError
+from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.field_types import is_name
 from ringmaster.tasks.datasets.catalogue import catalogue_of
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, ProblemError
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.text import MOST_IN_NAME, is_printable_name
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.flows.diagnosis.bundle import Part, collect
-from ringmaster.model_lineage.faults import Guarded
+from ringmaster.model_lineage.mlflow_calls import Guarded
 from ringmaster.text import MOST_CHARACTERS, code_span, markdown, printable, printable_lines, storable, xml
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))

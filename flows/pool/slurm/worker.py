@@ -32,17 +32,17 @@ from prefect.exceptions import InfrastructureNotAvailable, InfrastructureNotFoun
 from prefect.states import Cancelled, Crashed
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 
+from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.slurm.configuration import GRACE_S, SlurmJobConfiguration, SlurmVariables
 from ringmaster.flows.pool.slurm.verdicts import Decision, JobRun, Verdict, decide, jobs_by_run
-from ringmaster.tasks.pool.providers.provider import EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused, infrastructure_of, job_number
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, infrastructure_of, job_number
 
 LOOK_EVERY_S = 3.0
 RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 # What passes. RuntimeError: Prefect's server has not described the work pool yet.
-_AWAY = (EngineAway, httpx.HTTPError, PrefectException, RuntimeError)
+_AWAY = (EngineUnavailable, httpx.HTTPError, PrefectException, RuntimeError)
 
 
 class SlurmWorkerResult(BaseWorkerResult):
@@ -88,7 +88,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
     ) -> SlurmWorkerResult:
         """Submits the job of a flow run, and returns without waiting for its end, which `look` reports.
 
-        Waits while Slurm does not answer. Raises SlurmRefused.
+        Waits while Slurm does not answer. Raises SlurmError.
         """
         log_dir = Path(configuration.log_dir or settings.home() / "slurm")
         options = configuration.arguments(flow_run=str(flow_run.id), log_dir=log_dir)
@@ -107,7 +107,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         return SlurmWorkerResult(identifier=infrastructure_of(job), status_code=0)
 
     async def _submit(self, flow_run: FlowRun, configuration: SlurmJobConfiguration, options: Sequence[str]) -> int:
-        """Returns the number of the run's job. Raises SlurmRefused.
+        """Returns the number of the run's job. Raises SlurmError.
 
         An answer of sbatch may be lost after Slurm has accepted the job, which is then found by its comment.
         """
@@ -121,7 +121,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
                         return job.id
                 may_be_there = True
                 return await asyncio.to_thread(self._slurm.submit, options, script=script, environment=environment)
-            except EngineAway as error:
+            except EngineUnavailable as error:
                 self.get_flow_run_logger(flow_run).warning("waiting until a job can be submitted: %s", error)
                 await anyio.sleep(LOOK_EVERY_S)
 
@@ -145,7 +145,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
                 await anyio.sleep(1.0)
             if job is None:
                 raise InfrastructureNotFound(f"Slurm job {number} has ended")
-        except (EngineAway, SlurmRefused) as error:
+        except (EngineUnavailable, SlurmError) as error:
             raise InfrastructureNotAvailable(str(error)) from error
 
     async def _find(self, number: int) -> Any:
@@ -181,7 +181,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
                 continue
             try:
                 await self._act(run, decide(_as_job_run(run), jobs))
-            except (SlurmRefused, ObjectNotFound) as error:  # concerns this run alone
+            except (SlurmError, ObjectNotFound) as error:  # concerns this run alone
                 self.get_flow_run_logger(run).warning("its job cannot be ended: %s", error)
 
     async def _unended(self) -> Sequence[FlowRun]:

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from ringmaster.errors import DatabaseFileError
 from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.process_identity import identity
-from ringmaster.tasks.storage.database import DatabaseFault
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (
@@ -52,7 +52,7 @@ class Leases:
                 db.execute(SCHEMA)
         except sqlite3.Error as error:
             if fault := fault_of(file, contents="who holds which device of this machine now"):
-                raise DatabaseFault(fault) from error
+                raise DatabaseFileError([fault]) from error
             raise
 
     def take(self, devices: Sequence[str], *, holder: str) -> bool:

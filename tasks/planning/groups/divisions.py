@@ -8,12 +8,13 @@ milliseconds.
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel
 from ringmaster.tasks.planning.groups.contraction import Contracted, Contraction
 from ringmaster.tasks.planning.objectives.objective import Objective
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -9,12 +9,11 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
+from ringmaster.errors import NoRoomError, ProblemError
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.groups.divisions import Division, DivisionEstimate, Divisions
 from ringmaster.tasks.planning.objectives.objective import Objective
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 from ringmaster.tasks.planning.work import WorkBudget

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.overheads import overhead_s
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
@@ -12,10 +13,6 @@ from ringmaster.tasks.planning.problems.problem import Problem
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option
 Piece = tuple[str, int, float]  # a choice, and the share of the job that it does
-
-
-class NoRoomError(ValueError):
-    """A job fits on no node: the nodes that could hold it become unavailable before it would end."""
 
 
 class DeviceTimeline:

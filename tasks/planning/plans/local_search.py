@@ -4,10 +4,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.objectives.objective import Objective
-from ringmaster.tasks.planning.plans.list_scheduling import Choice, NoRoomError, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import Choice, schedule
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 

@@ -4,19 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.model_lineage.faults import InputFault
-from ringmaster.tasks.messages import listed
-
-
-class ProblemError(InputFault):
-    """A problem cannot be planned; `faults` lists everything that is wrong with it."""
-
-    faults: tuple[str, ...]
-
-    def __init__(self, faults: Iterable[str]) -> None:
-        self.faults = tuple(faults)
-        super().__init__(listed(self.faults, between="; "))
-
 
 @dataclass(frozen=True)
 class Node:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.problems.fair_share import fair_seconds
 from ringmaster.tasks.planning.problems.faults import faults_of
 from ringmaster.tasks.planning.problems.json_form import read_fields, write_fields
-from ringmaster.tasks.planning.problems.parts import Node, PlanningJob, ProblemError
+from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
 
 
 @dataclass(frozen=True)

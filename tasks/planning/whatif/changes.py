@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.order import in_order
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.parts import Node, ProblemError
+from ringmaster.tasks.planning.problems.parts import Node
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.restriction import only
 from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, MoreNodes, Without

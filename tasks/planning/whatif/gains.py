@@ -15,13 +15,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.whatif.changes import changed, type_of, without_prices
 from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, Without

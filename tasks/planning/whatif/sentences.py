@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.charts.drawing import counted, seconds_text
 from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, Verdict, times, unit_of
 from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.kernels.pieces import anneal_pieces
 from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, Piece, schedule_pieces
+from ringmaster.tasks.planning.plans.list_scheduling import Piece, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.with_rules.piece_listing import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules

@@ -10,6 +10,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
@@ -21,7 +22,7 @@ from ringmaster.tasks.execution.events import (
     Waiting,
 )
 from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.planning import Plan, ProblemError
+from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.makespan import Makespan
 from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCompletion

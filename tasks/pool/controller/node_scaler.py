@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import Engine, EngineNode
 from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.planning import Plan, Problem, ProblemError, solve
+from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.plans.checked import bounded
 from ringmaster.tasks.planning.problems.parts import Node as PlanningNode
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob

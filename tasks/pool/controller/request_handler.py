@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
 
+from ringmaster.errors import RequestRefused
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.job_table import SteeringRequest
@@ -14,24 +15,13 @@ from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBa
 from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.nodes import BLIND_S
-from ringmaster.tasks.pool.requests import (
-    MOST_PRIORITY,
-    Request,
-    RequestKind,
-    Requests,
-    RequestStatus,
-    Silences,
-)
+from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, Silences
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
-
-
-class Refused(ValueError):
-    """Raised for a request that cannot be met; the message states the cause, and what is available."""
 
 
 class Servant(Protocol):
@@ -120,9 +110,9 @@ class RequestHandler:
     def _answer(self, request: Request) -> None:
         try:
             if request.kind is None:
-                raise Refused(f"the executor has no such requests. {OTHER_VERSION}")
+                raise RequestRefused(f"the executor has no such requests. {OTHER_VERSION}")
             message = self._acts[request.kind](request.content)
-        except Refused as error:
+        except RequestRefused as error:
             self._refuse(request, str(error))
         else:
             self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
@@ -154,12 +144,12 @@ class RequestHandler:
         if key in self._standing or key not in (names := unsubmitted(self._database)):
             return None
         if content.get("jobs"):
-            raise Refused(
+            raise RequestRefused(
                 f"the jobs of batch {names[key]} are being measured, and cannot be cancelled one by one before they "
                 "are planned. To fix: cancel the whole batch, or wait"
             )
         if not cancel_unsubmitted(self._database, key, why=why):
-            raise Refused(f"batch {names[key]} is measured by now. To fix: cancel it again")
+            raise RequestRefused(f"batch {names[key]} is measured by now. To fix: cancel it again")
         return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
 
     def _pause(self, content: Mapping[str, Any]) -> str:
@@ -187,10 +177,10 @@ class RequestHandler:
         except ValueError as error:  # written by another version
             message = f"the executor cannot read what steers it: {error}. {OTHER_VERSION}"
             self._fail(batch, message)  # as it would never end
-            raise Refused(message) from error
+            raise RequestRefused(message) from error
         names = {*asked.jobs, *asked.goals, *asked.stops}
         if unknown := names - {job.name for job in batch.jobs}:
-            raise Refused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
+            raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
         self._executor.direct(
             SteeringRequest(
                 jobs={batch.qualified(name): job for name, job in asked.jobs.items()},
@@ -205,7 +195,7 @@ class RequestHandler:
         priority = content.get("priority")
         is_number = isinstance(priority, (int, float)) and not isinstance(priority, bool)
         if not is_number or not 0 < float(priority) <= MOST_PRIORITY:  # type: ignore[arg-type]
-            raise Refused(
+            raise RequestRefused(
                 f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f} (1 is usual, 2 counts twice), "
                 f"not {priority!r}"
             )
@@ -225,13 +215,13 @@ class RequestHandler:
         records = Journal(self._database, batch=batch.id).jobs()
         asked = [str(job) for job in content.get("jobs") or ()]
         if unknown := [job for job in asked if job not in records]:
-            raise Refused(f"batch {batch.name} has no job {', '.join(unknown)}. It has: {', '.join(records)}")
+            raise RequestRefused(f"batch {batch.name} has no job {', '.join(unknown)}. It has: {', '.join(records)}")
         if unfit := [f"{job} is {records[job].status}" for job in asked if not fits(records[job])]:
-            raise Refused(f"of batch {batch.name} {', '.join(unfit)}: it cannot be {verb}")
+            raise RequestRefused(f"of batch {batch.name} {', '.join(unfit)}: it cannot be {verb}")
         jobs = asked or [job for job, record in records.items() if fits(record)]
         if not jobs:
             states = ", ".join(f"{job} is {record.status}" for job, record in records.items())
-            raise Refused(f"no job of batch {batch.name} can be {verb}: {states}")
+            raise RequestRefused(f"no job of batch {batch.name} can be {verb}: {states}")
         return batch, jobs
 
     def _batch(self, name: str) -> Submission:
@@ -243,11 +233,11 @@ class RequestHandler:
             return named[0]
         if named:
             ids = ", ".join(batch.id for batch in named)
-            raise Refused(f"several batches are named {name}: {ids}. To fix: say which by its id")
+            raise RequestRefused(f"several batches are named {name}: {ids}. To fix: say which by its id")
         if self._submissions.status(name) is not None:
-            raise Refused(f"batch {name} has ended")
+            raise RequestRefused(f"batch {name} has ended")
         there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
-        raise Refused(f"there is no batch {name!r}. There is: {there or 'none'}")
+        raise RequestRefused(f"there is no batch {name!r}. There is: {there or 'none'}")
 
     # -- requests for nodes ------------------------------------------------------------------------------------------
 

@@ -42,10 +42,6 @@ class Allocation:
     why: str = ""
 
 
-class EngineAway(ConnectionError):
-    """Raised while an engine does not answer."""
-
-
 class NodeProvider(Protocol):
     """Lends machines to a pool. All methods are thread-safe, and none waits for the engine.
 

@@ -29,7 +29,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
 
 
 class Machines(Protocol):
-    """The machines that an engine lends, as it reports them. Calls wait for the engine, and raise EngineAway."""
+    """The machines that an engine lends, as it reports them. Calls wait for the engine, and raise EngineUnavailable."""
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         """Returns what the engine says of all its allocations: those of `runs`, and those that ended lately."""

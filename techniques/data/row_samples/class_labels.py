@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrays import Array
-from ringmaster.techniques.data.rows import DataFault
 from ringmaster.techniques.interface.data_source import MAX_SHOWN
 from ringmaster.techniques.interface.metric import IGNORED
 
@@ -110,9 +110,9 @@ def as_list(value: Any) -> Any:
 
 
 def check_number(num_classes: int, *, column: str) -> None:
-    """Raises DataFault where there are more than MAX_CLASSES."""
+    """Raises DataError where there are more than MAX_CLASSES."""
     if num_classes > MAX_CLASSES:
-        raise DataFault(
+        raise DataError(
             f"column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another label_column, or "
             "set data.kind to text-regression"
         )

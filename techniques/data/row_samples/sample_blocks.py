@@ -10,18 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.data.encoding.progress import Progress
 from ringmaster.techniques.data.row_samples.ragged import Ragged
 from ringmaster.techniques.data.row_samples.row_columns import Columns
 from ringmaster.techniques.data.row_samples.row_kind import RowKind, SampleContext
-from ringmaster.techniques.data.row_samples.sample_arrays import (
-    LABELS,
-    Sample,
-    SampleArrays,
-    SampleForm,
-    with_mask,
-)
-from ringmaster.techniques.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.data.row_samples.sample_arrays import LABELS, Sample, SampleArrays, SampleForm, with_mask
+from ringmaster.techniques.data.rows import MAX_FAULTS, FaultyRows, RowFault
 from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.interface.metric import IGNORED
 
@@ -126,7 +121,7 @@ class BlockMaker:
                 if found is not None and self._kind.label_role is not None:
                     classes[place] = found.add(values[self._kind.label_role])
                 sample = self._sample(values)
-            except DataFault:
+            except DataError:
                 raise
             except ValueError as error:
                 self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file)

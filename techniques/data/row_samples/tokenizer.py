@@ -11,9 +11,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.data.encoding.text_encoder import TextEncoder
 from ringmaster.techniques.data.row_samples.rendered import Ids, Marks, RenderedEncoder, Span
-from ringmaster.techniques.data.rows import DataFault
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -233,7 +233,7 @@ class RowTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         if self._tokenizer.chat_template is None:
-            raise DataFault(
+            raise DataError(
                 "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
                 "instruction-tuned model"
             )

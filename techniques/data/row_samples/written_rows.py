@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrays import ColumnWriter, fingerprint, open_columns
 from ringmaster.techniques.data.encoding.documents import Document
 from ringmaster.techniques.data.encoding.encoders import encoder_of
@@ -30,7 +31,7 @@ from ringmaster.techniques.data.row_samples.sample_arrays import SampleForm
 from ringmaster.techniques.data.row_samples.sample_blocks import BlockMaker, sample_fault
 from ringmaster.techniques.data.row_samples.sample_writer import SampleCounts, SampleWriter
 from ringmaster.techniques.data.row_samples.tokenizer import RowTokenizer, give_padding_token
-from ringmaster.techniques.data.rows import MAX_FAULTS, DataFault, FaultyRows, RowFault
+from ringmaster.techniques.data.rows import MAX_FAULTS, FaultyRows, RowFault
 from ringmaster.techniques.data.training_faults import constant_fault, distinct_labels
 from ringmaster.techniques.interface.data_source import PreparedData, Row, SampleTensor
 from ringmaster.techniques.interface.job import DataSpec
@@ -201,7 +202,7 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
         has_rows = True
         try:
             found.add(row.content[column])
-        except DataFault:
+        except DataError:
             raise
         except ValueError as error:
             faults.append(sample_fault(row.file, row.number, str(error)))

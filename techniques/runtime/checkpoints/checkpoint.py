@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST, Block, Place
-from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.storage import place_of
 
 FORMAT = 1
@@ -35,14 +35,6 @@ Agree = Callable[[bool], bool]
 
 WritePieces = Callable[[str], "Pieces"]
 """Returns a rank's pieces, to be written into the file of the given name."""
-
-
-class CheckpointError(OSError):
-    """Raised when a checkpoint cannot be written (disk), or when a stored one cannot be read (corrupt)."""
-
-
-class MissingCheckpoint(OSError):
-    """Raised when stored checkpoints are not found: their folder is perhaps not mounted on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +135,7 @@ class CheckpointStore:
         """Returns the newest whole checkpoint, checked byte by byte; the ranks divide its files among them.
 
         `known_step` is a step of which a checkpoint was stored, or 0. If it is positive and no checkpoint of any step
-        is found, not even a damaged one, MissingCheckpoint is raised: starting again from step 0 is a person's
+        is found, not even a damaged one, CheckpointNotFound is raised: starting again from step 0 is a person's
         decision.
         """
         self.passed_over = []
@@ -156,7 +148,7 @@ class CheckpointStore:
                 return Checkpoint(place=self._place, name=name, manifest=manifest)
             self.passed_over.append(self._place.location(name))
         if known_step > 0 and not self.passed_over:
-            raise MissingCheckpoint(
+            raise CheckpointNotFound(
                 f"a checkpoint of step {known_step} was stored in {self.root}, and this machine finds none. To fix: "
                 "mount that folder here as on the other machines; where it was removed, train the job in a new run"
             )
@@ -243,15 +235,15 @@ class CheckpointStore:
 def read_manifest(place: Place, name: str) -> Manifest | None:
     """Returns the manifest of a checkpoint's folder, or None where it is missing, unreadable, or not as written.
 
-    A manifest that names files outside of its folder is rejected, as Ringmaster writes none. Raises StoreUnavailable
-    where a store does not answer: the checkpoint may be whole.
+    A manifest that names files outside of its folder is rejected, as Ringmaster writes none. Raises
+    ObjectStoreUnavailable where a store does not answer: the checkpoint may be whole.
     """
     try:
         said = json.loads(place.read(f"{name}/{MANIFEST}"))
         checksum = said.pop("sha256")
         manifest = from_json(Manifest, said)
         is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
-    except StoreUnavailable:
+    except ObjectStoreUnavailable:
         raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
@@ -278,13 +270,13 @@ def _is_within(name: str) -> bool:
 
 
 def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:
-    """Returns whether a file exists with the size and the checksum in the manifest. Raises StoreUnavailable."""
+    """Returns whether a file exists with the size and the checksum in the manifest. Raises ObjectStoreUnavailable."""
     value, num_bytes = sha256(), 0
     try:
         for block in place.blocks(path):
             value.update(block)
             num_bytes += len(block)
-    except StoreUnavailable:
+    except ObjectStoreUnavailable:
         raise
     except OSError:
         return False

@@ -16,7 +16,7 @@ Block = bytes | memoryview
 class Place(Protocol):
     """The folders of one job's checkpoints. Paths are relative to it.
 
-    Failures raise OSError: FileNotFoundError where a file does not exist, StoreUnavailable where a store does not
+    Failures raise OSError: FileNotFoundError where a file does not exist, ObjectStoreUnavailable where a store does not
     answer or refuses, so that nothing is known about the file.
     """
 

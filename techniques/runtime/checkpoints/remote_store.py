@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ringmaster.errors import ObjectStoreUnavailable
 from ringmaster.extras import install_command
 
 # Stores without folders. To make a folder there costs a request, and may create a bucket whose name is a mistake.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "ocs", "r2", "memory"})
 
 CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, on every machine that uses the store"
-
-
-class StoreUnavailable(OSError):
-    """Raised where a store does not answer or refuses. It says nothing about whether a file exists."""
 
 
 def is_url(path: str) -> bool:
@@ -44,13 +41,13 @@ def open_store(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Inside the context, every error of a store's library but FileNotFoundError becomes StoreUnavailable."""
+    """Inside the context, every error of a store's library but FileNotFoundError becomes ObjectStoreUnavailable."""
     try:
         yield
-    except (FileNotFoundError, StoreUnavailable):
+    except (FileNotFoundError, ObjectStoreUnavailable):
         raise
     except Exception as error:  # the libraries of stores have no common base class: refused, unknown host, ...
-        raise StoreUnavailable(_cause(error)) from error
+        raise ObjectStoreUnavailable(_cause(error)) from error
 
 
 def explained(error: OSError, url: str) -> str:
@@ -63,7 +60,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _remedy(error: OSError, url: str) -> str:
-    origin = error.__cause__ if isinstance(error, StoreUnavailable) and error.__cause__ is not None else error
+    origin = error.__cause__ if isinstance(error, ObjectStoreUnavailable) and error.__cause__ is not None else error
     kind = type(origin).__name__  # by name, as the library need not be installed
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
         return CREDENTIALS

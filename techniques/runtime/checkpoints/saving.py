@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointError, CheckpointStore, Pieces, WritePieces
+from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Pieces, WritePieces
 from ringmaster.techniques.runtime.checkpoints.place import Block
-from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.runtime.processes.ranks import Ranks
@@ -64,7 +64,7 @@ class Saved(Protocol):
 
 def takes_nothing(fault: OSError | None) -> bool:
     """Returns whether a fault of a disk or store may pass: it is full, read-only or away. True for no fault."""
-    return fault is None or fault.errno in FULL or isinstance(fault, (CheckpointError, StoreUnavailable))
+    return fault is None or fault.errno in FULL or isinstance(fault, (CheckpointError, ObjectStoreUnavailable))
 
 
 class WriteRetries:

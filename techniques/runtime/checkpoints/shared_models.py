@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from ringmaster.errors import ModelNotFound
 from ringmaster.techniques.data.prepared import locked
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Manifest,
@@ -24,10 +25,6 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import (
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST, Place
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
-
-
-class MissingModel(OSError):
-    """Raised where a finished model is neither on this machine nor whole in the store."""
 
 
 def store_model(folder: Path, url: str) -> None:
@@ -44,7 +41,7 @@ def store_model(folder: Path, url: str) -> None:
 def fetch_model(url: str, folder: Path) -> None:
     """Copies a stored model to `folder`, unless it is there; the processes of a machine do so once.
 
-    Raises MissingModel, or OSError where the store or the disk fails.
+    Raises ModelNotFound, or OSError where the store or the disk fails.
     """
     if folder.exists():
         return
@@ -54,7 +51,7 @@ def fetch_model(url: str, folder: Path) -> None:
         place, name = _place_and_name(url)
         manifest = read_manifest(place, name)
         if manifest is None:
-            raise MissingModel(
+            raise ModelNotFound(
                 f"the model in {folder} is not on this machine, and {url} does not hold it. To fix: share the folder "
                 "between the machines"
             )
@@ -69,7 +66,7 @@ def _checked(place: Place, path: str, stored: StoredFile) -> Iterator[bytes]:
         value.update(block)
         yield block
     if value.hexdigest() != stored.sha256:
-        raise MissingModel(f"{place.location(path)} is damaged. To fix: train the job in a new run")
+        raise ModelNotFound(f"{place.location(path)} is damaged. To fix: train the job in a new run")
 
 
 def _place_and_name(url: str) -> tuple[Place, str]:

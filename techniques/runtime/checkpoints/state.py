@@ -12,14 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    Piece,
-    Pieces,
-    StoredTensor,
-    WritePieces,
-)
+from ringmaster.errors import CheckpointError
+from ringmaster.techniques.runtime.checkpoints.checkpoint import Checkpoint, Piece, Pieces, StoredTensor, WritePieces
 from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
 from ringmaster.techniques.runtime.checkpoints.url_place import UrlPlace
 from ringmaster.techniques.training.gradients import local

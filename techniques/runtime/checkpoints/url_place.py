@@ -14,7 +14,7 @@ from ringmaster.techniques.runtime.checkpoints.remote_store import OBJECT_STORES
 class UrlPlace:
     """A prefix of an object store, where a file appears as a whole when it is closed, or not at all.
 
-    Implements `Place`. Errors of the store's library are raised as StoreUnavailable, and files that do not
+    Implements `Place`. Errors of the store's library are raised as ObjectStoreUnavailable, and files that do not
     exist as FileNotFoundError. Raises ValueError where the library for the URL's protocol is missing.
     """
 

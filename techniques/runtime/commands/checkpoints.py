@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, to_json
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointError, Manifest, StoredFile
+from ringmaster.errors import CheckpointError
+from ringmaster.techniques.runtime.checkpoints.checkpoint import Manifest, StoredFile
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
 
 INCOMING = "incoming"

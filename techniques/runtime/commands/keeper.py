@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIBC = ctypes.CDLL(None)

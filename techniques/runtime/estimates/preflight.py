@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import StepError
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.encoding.progress import progress_to
@@ -26,7 +27,7 @@ from ringmaster.techniques.models.adaptations.support import why_no_adaptation, 
 from ringmaster.techniques.models.adapters.attaching import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
+from ringmaster.techniques.runtime.probing import Probe, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import (
     DataProgress,
@@ -52,7 +53,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         try:
             with progress_to(partial(_report, channel, job)):
                 preflight = preflight_job(job, order)
-        except StepFault as fault:
+        except StepError as fault:
             channel.send(event_to_json(PreflightFailed(job=job.name, message=str(fault))))
         except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
             traceback.print_exc()
@@ -68,12 +69,12 @@ def _report(channel: Channel, job: Job, said: str) -> None:
 
 
 def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
-    """Returns the candidates and refusals of one job. Raises StepFault where it cannot take a step."""
+    """Returns the candidates and refusals of one job. Raises StepError where it cannot take a step."""
     with explained("data: it cannot be read", "correct data"):
         described = describe(job) if order.describe_data else None
         data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
     if job.trains and job.name not in order.evaluated and data.training_faults:
-        raise StepFault([*data.training_faults])
+        raise StepError([*data.training_faults])
     tried: Probe | None = None
     if job.trains and job.model.command is None:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
@@ -130,7 +131,7 @@ def with_probe(facts: ModelFacts, found: Probe) -> ModelFacts:
 
 
 def _check_training(job: Job, data: PreparedData) -> None:
-    """Raises StepFault where the model has no parameters as `freeze` and the optimizer name them."""
+    """Raises StepError where the model has no parameters as `freeze` and the optimizer name them."""
     with explained(f"optimizer {job.optimizer.name}: it cannot be built", "correct its options"):
         check_options(job)
     said = job.optimizer
@@ -146,7 +147,7 @@ def _check_training(job: Job, data: PreparedData) -> None:
 
 
 def _check_weights(job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
-    """Raises StepFault where the files of the job's model, its base or its teacher do not have the model's tensors."""
+    """Raises StepError where the files of the job's model, its base or its teacher do not have the model's tensors."""
     base, how = folders.get(job.name), job.adaptation
     with explained("model: its weights cannot be read", "save the model again"):
         check_weights(job.model, data=data, weights_from=None if base is None else Path(base))

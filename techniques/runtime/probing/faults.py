@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
 from ringmaster.techniques.interface.data_source import PreparedData
@@ -22,27 +23,19 @@ from ringmaster.techniques.training.named_losses import ADDED
 MASKED = "ForMaskedLM"
 
 
-class StepFault(ValueError):
-    """Raised when a job cannot take a step. `faults`: messages, each with the job's key concerned and a remedy."""
-
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = tuple(faults)
-
-
 @contextmanager
 def explained(what: str, remedy: str) -> Iterator[None]:
-    """Converts any error within the context to StepFault, with `what` and `remedy` unless the error has a remedy."""
+    """Converts any error within the context to StepError, with `what` and `remedy` unless the error has a remedy."""
     try:
         yield
-    except StepFault:
+    except StepError:
         raise
     except (Exception, SystemExit) as error:  # a user's function may end its process: other jobs are inspected there
         said = " ".join(str(error).split())
         if isinstance(error, ValueError) and "To fix:" in said:
-            raise StepFault([said]) from error
+            raise StepError([said]) from error
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise StepFault([f"{what}: {kind}{said}. To fix: {remedy}"]) from error
+        raise StepError([f"{what}: {kind}{said}. To fix: {remedy}"]) from error
 
 
 def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.models.architectures import TooLarge, instantiate
+from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.runtime.probing.tiny import tiny_config
 
@@ -22,7 +23,7 @@ def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.M
     If the class refuses thin layers, two layers of the real size are built.
 
     read: a set to which the names of the config's fields that the model reads are added, now and later.
-    Raises ValueError if neither can be built, and `TooLarge` if even the small model would be too large.
+    Raises ValueError if neither can be built, and `ModelTooLarge` if even the small model would be too large.
     """
     if spec.factory is not None:
         return build_model(spec, data=data, seed=0)
@@ -30,7 +31,7 @@ def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.M
     with seeded(0):
         try:
             return _made(tiny_config(config), read)
-        except TooLarge:
+        except ModelTooLarge:
             raise
         except ValueError:
             return _made(tiny_config(config, thin=False), read)
@@ -65,7 +66,7 @@ def _check_size(config: Any) -> None:
     sizes = {name: tensor.numel() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     if sum(sizes.values()) > MOST_PARAMETERS:
         largest = max(sizes, key=lambda name: sizes[name])
-        raise TooLarge(
+        raise ModelTooLarge(
             f"model: two thin layers of it have {sum(sizes.values()):,} numbers, {sizes[largest]:,} of them in "
             f"{largest}; a tiny step takes at most {MOST_PARAMETERS:,}. To fix: lower the sizes in model.config"
         )

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.errors import StepError
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data.sources.registry import installed_source
 from ringmaster.techniques.interface.dotted_names import resolve
@@ -26,7 +27,6 @@ from ringmaster.techniques.models.build import seeded
 from ringmaster.techniques.runtime.probing.batches import cropped, made_up, ragged, rows_of
 from ringmaster.techniques.runtime.probing.division import NUM_SAMPLES, why_undivided
 from ringmaster.techniques.runtime.probing.faults import (
-    StepFault,
     explained,
     faults_of_labels,
     faults_of_samples,
@@ -64,13 +64,13 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
 
     data: the job's prepared data.
     is_there: whether the data can be read; else samples of its shapes are made up.
-    Raises StepFault if the model, the data, the loss or a metric does not work.
+    Raises StepError if the model, the data, the loss or a metric does not work.
     """
 
     with explained("a function of the job cannot be imported", "correct its module, or install what that imports"):
         source_states(job)
     if reason := why_never_packed(job) or why_tokens_are_foreign(job, data):
-        raise StepFault([reason])
+        raise StepError([reason])
 
     def found() -> Probe:
         step = _TinyStep(job, data, cache_dir, is_there=is_there)
@@ -95,7 +95,7 @@ def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites |
 
 
 class _TinyStep:
-    """A job's small model, its loss, and a few samples. Its methods raise StepFault with all faults that they find."""
+    """A job's small model, its loss, and a few samples. Its methods raise StepError with all faults that they find."""
 
     def __init__(self, job: Job, data: PreparedData, cache_dir: Path, *, is_there: bool = True) -> None:
         self._job, self._read, self._data = job, set[str](), data
@@ -103,9 +103,9 @@ class _TinyStep:
         try:
             with explained("model: it cannot be built", "correct model"):
                 self._model = probed_model(job.model, data, read=self._read)
-        except StepFault as fault:
+        except StepError as fault:
             suspects = [misspelt(job.model, self._undeclared)] if self._undeclared else []
-            raise StepFault([*fault.faults, *suspects]) from fault
+            raise StepError([*fault.faults, *suspects]) from fault
         with explained("data: samples cannot be read", "give samples that are dicts of tensors, all of equal shapes"):
             invented = None if is_there else made_up(data, MORE_LABELS)
             self._training: Dataset = (
@@ -129,7 +129,7 @@ class _TinyStep:
             with explained("data: packing: the model takes no packed samples", "set data.packing to false"):
                 faults = [fault for fault in [why_not_apart(self._model, self._batch)] if fault]
         if faults:
-            raise StepFault(faults)
+            raise StepError(faults)
         sites = self.sites()
         output = self._forward(self._batch)
         more = [i * len(self._training) // MORE_LABELS for i in range(MORE_LABELS)]
@@ -139,7 +139,7 @@ class _TinyStep:
         if unread := [name for name in self._undeclared if name not in self._read]:
             faults.append(misspelt(self._job.model, unread))
         if faults:
-            raise StepFault(faults)
+            raise StepError(faults)
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):

@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, LossFunction
 from ringmaster.techniques.runtime.probing.batches import LONGEST
-from ringmaster.techniques.runtime.probing.faults import StepFault, explained
+from ringmaster.techniques.runtime.probing.faults import explained
 from ringmaster.techniques.training.generation.rollout import prompt_seed, prompts_of, rollout_of
 
 MOST_NEW_TOKENS = 8
@@ -24,7 +25,7 @@ def completions_of(
 ) -> dict[str, Tensor]:
     """Returns the batch of a few short completions, with random advantages, which alone have gradients in any case.
 
-    Raises StepFault where the model has too few positions, or where a reward function fails or returns no numbers.
+    Raises StepError where the model has too few positions, or where a reward function fails or returns no numbers.
     """
     generation = function.generation
     assert generation is not None
@@ -51,7 +52,7 @@ def _check_positions(model: nn.Module, job: Job, *, longest: int) -> None:
     config = getattr(model, "config", None)
     has = next((n for key in ("max_position_embeddings", "n_positions") if (n := getattr(config, key, None))), None)
     if isinstance(has, int) and has < longest:
-        raise StepFault(
+        raise StepError(
             [
                 f"loss: prompts and completions have up to {longest} tokens, and the model {has} positions. To fix: "
                 "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"

@@ -9,12 +9,10 @@ import socket
 import threading
 from typing import Any
 
+from ringmaster.errors import ChannelClosed
+
 TELL_S = 1.0  # timeout of sending a process's exit status, where the channel is full
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR  # poll's events when the other end is closed or hung up
-
-
-class ChannelClosed(ConnectionError):
-    """The other end of a channel is closed."""
 
 
 class Channel:

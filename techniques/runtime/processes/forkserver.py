@@ -36,8 +36,9 @@ import sys
 import time
 import traceback
 
+from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.runtime.processes.channel import HANG_UP, TELL_S, Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import HANG_UP, TELL_S, Channel
 from ringmaster.techniques.runtime.processes.events import RankExited, RankStarted, event_to_json
 from ringmaster.techniques.runtime.processes.fence import TICK, Fence
 

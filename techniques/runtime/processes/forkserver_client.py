@@ -16,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.fence import TICK, seconds_since_boot
 from ringmaster.techniques.runtime.processes.launcher import rank_argument, rank_environment
 from ringmaster.techniques.runtime.processes.order import GangOrder

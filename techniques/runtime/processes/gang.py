@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import (
     Event,
     OutcomeStatus,

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ringmaster.codec import from_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model, store_model
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import RankFailed, RankResult
 from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder

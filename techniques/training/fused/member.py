@@ -193,7 +193,7 @@ class Member:
     def restore(self) -> int:
         """Restores the newest checkpoint, whichever technique wrote it; returns the number of steps done.
 
-        Raises ValueError if the checkpoint belongs to a job that would train other weights. Raises MissingCheckpoint
+        Raises ValueError if the checkpoint belongs to a job that would train other weights. Raises CheckpointNotFound
         if the order names a stored checkpoint and none is found.
         """
         store = self.store()

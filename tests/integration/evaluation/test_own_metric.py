@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.batch import BatchFileError, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.tasks.evaluation.drawing import figure

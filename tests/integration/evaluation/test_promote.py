@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from ringmaster.errors import InputError, LedgerError
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import models
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion import examine
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.pages.cards import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import Examined

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.errors import LedgerError, PromotionRefused
+from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.graph.maintenance import DAY_MS, collect, unreached
 from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.promotion import decisions, stage
-from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.policy import Decision
 from ringmaster.tasks.storage.database import Database, file_url
 

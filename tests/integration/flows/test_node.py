@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("prefect")
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from ringmaster.errors import ReleaseMismatch
 
 from ringmaster.flows.pool import node
 from ringmaster.flows.pool.node import _serve
@@ -17,7 +18,6 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.storage import releases
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.releases import OtherRelease
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import DEVICES, Site
 
@@ -52,6 +52,6 @@ def test_a_worker_that_an_upgrade_has_forgotten_is_told_to_leave(tmp_path, monke
                 database.write(releases.note_release)
             assert told.wait(120)
 
-    with pytest.raises(OtherRelease, match=r"controller is of Ringmaster 9.0, and this machine has .*To fix"):
+    with pytest.raises(ReleaseMismatch, match=r"controller is of Ringmaster 9.0, and this machine has .*To fix"):
         serve()
     database.close()

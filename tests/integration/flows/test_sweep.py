@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from ringmaster.errors import BatchFileError
 
 from ringmaster.flows.sweeps.file import load_sweep, spec_of
 from ringmaster.flows.sweeps.form import DeviceChoice, Parameter, Sweep
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.tasks.batch import BatchFileError
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report
 
 MODEL = """

@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows import cli, entry
-from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
 from ringmaster.model_lineage.tensors import TensorStore
 

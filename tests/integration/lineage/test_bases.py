@@ -9,8 +9,9 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from ringmaster.errors import LedgerError
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.exchange.importing import import_model
 from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.ledger.bases import record_base

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger
 from ringmaster.model_lineage.pages import links
 
 TEXT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", num_rows=90)

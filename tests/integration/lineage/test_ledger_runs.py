@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pandas
 import pytest
 
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint
 from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT, valid_key
 from ringmaster.model_lineage.pages import links
 

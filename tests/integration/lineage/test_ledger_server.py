@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint
 from ringmaster.model_lineage.graph.snapshot import Snapshot, node_of
 from ringmaster.model_lineage.ledger import rows
 from ringmaster.model_lineage.ledger.rest import Server

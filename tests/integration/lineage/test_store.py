@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, Origin
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
 from ringmaster.model_lineage.graph.maintenance import collect
 from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.ledger import rows

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.errors import StepError
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment
@@ -16,7 +17,6 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.probing import StepFault
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE, Layout, is_bit_equal, largest_difference
 
 REWARDS = "tests.integration.losses.my_rewards"
@@ -111,19 +111,19 @@ def test_conversations_and_columns(bench, tmp_path):
     ],
 )
 def test_wrong_rewards_are_refused_before_anything_starts(bench, prompts, name, said):
-    with pytest.raises(StepFault, match="To fix") as raised:
+    with pytest.raises(StepError, match="To fix") as raised:
         bench.facts(job_of(bench, prompts, options={"rewards": [f"{REWARDS}:{name}"]}))
     assert said in str(raised.value)
 
 
 def test_too_few_positions_are_refused(bench, prompts):
     model = replace(MODEL, config={**MODEL.config, "max_position_embeddings": 8})
-    with pytest.raises(StepFault, match=r"prompts and completions have up to \d+ tokens, and the model 8 positions"):
+    with pytest.raises(StepError, match=r"prompts and completions have up to \d+ tokens, and the model 8 positions"):
         bench.facts(replace(job_of(bench, prompts), model=model))
 
 
 def test_other_data_is_refused(bench, prompts):
-    with pytest.raises(StepFault, match=r"To fix: set data\.kind to prompt|give data of kind prompt"):
+    with pytest.raises(StepError, match=r"To fix: set data\.kind to prompt|give data of kind prompt"):
         bench.facts(job_of(bench, bench.prose))
 
 

@@ -67,7 +67,7 @@ class Case:
         return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}
 
     def refused(self, run_date: str | None, **asked: Any) -> str:
-        from ringmaster.flows.faults import InputError
+        from ringmaster.errors import InputError
 
         try:
             self.run(run_date, **asked)

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.runtime.processes.caches import CODE_CACHES
-from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient

@@ -11,7 +11,8 @@ from contextlib import closing
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 from ringmaster.techniques.runtime.processes.events import Beat, Steps, event_to_json
 from ringmaster.techniques.runtime.processes.gang import Gang
 from ringmaster.techniques.runtime.processes.process_launcher import RANK, ProcessLauncher

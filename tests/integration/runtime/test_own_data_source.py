@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.batch import BatchFileError, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.registry import installed

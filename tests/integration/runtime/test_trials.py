@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling import stage, trial_runner
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.reference import QuietTimes
-from ringmaster.tasks.profiling.stage import UnfitJobs, profile_jobs
+from ringmaster.tasks.profiling.stage import profile_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
@@ -171,7 +172,7 @@ def test_jobs_that_cannot_take_a_step_are_all_named_before_any_trial(bench, here
         replace(bench.job(data=DataSpec(factory="tests.integration.stubs:points_alone")), name="alone"),
     ]
     notices = []
-    with pytest.raises(UnfitJobs) as refused:
+    with pytest.raises(UntrainableJobs) as refused:
         profile_jobs(jobs, **{**here(), "notice": notices.append}, all_or_none=True)
     assert list(refused.value.faults) == ["lossless", "alone"]
     assert "loss: it cannot be computed" in refused.value.faults["lossless"]

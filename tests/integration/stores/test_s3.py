@@ -12,14 +12,13 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from ringmaster.errors import CheckpointError, InputError, ModelNotFound, ObjectStoreUnavailable
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
-from ringmaster.flows.faults import InputError
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointError, CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
-from ringmaster.techniques.runtime.checkpoints.shared_models import MissingModel, fetch_model, store_model
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model, store_model
 from ringmaster.techniques.runtime.checkpoints.state import Reader, piece_writer
 from ringmaster.techniques.runtime.checkpoints.storage import check_root, place_of
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
@@ -194,11 +193,11 @@ def test_a_model_is_trained_on_by_a_machine_that_has_only_the_store(gangs, bucke
 def test_a_model_that_is_damaged_or_missing_in_the_store_is_refused(server, bucket, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(MissingModel, match="To fix: share the folder"):
+    with pytest.raises(ModelNotFound, match="To fix: share the folder"):
         fetch_model(f"{bucket}/job/model", tmp_path / "copy")
     store_model(tmp_path / "model", f"{bucket}/job/model")
     server.client().put_object(Bucket=bucket.removeprefix("s3://"), Key="job/model/model.safetensors", Body=b"noise")
-    with pytest.raises(MissingModel, match="damaged"):
+    with pytest.raises(ModelNotFound, match="damaged"):
         fetch_model(f"{bucket}/job/model", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     (tmp_path / "model" / "old").touch()
@@ -232,7 +231,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_a_damaged_checkpoint(serv
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     server.fail_first(1, kind="GET")
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(ObjectStoreUnavailable):
         newest(root)
     assert newest(root) == 1
 

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from tests.drawing import draws
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.interface.job import OPTIMIZERS

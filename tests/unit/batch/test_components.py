@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.batch import BatchFileError, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import parse_batch
 from ringmaster.techniques import Job
 
 TEXT = """\

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.errors import BatchFileError, InputError, ProblemError
 from ringmaster.flows.entry import main
-from ringmaster.flows.faults import InputError
-from ringmaster.tasks.batch import Batch, BatchFileError, Fault, load_batch, parse_batch
+from ringmaster.tasks.batch import Batch, Fault, load_batch, parse_batch
 from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.job_rules.adaptations import circles_of
 from ringmaster.tasks.files import MAX_BYTES, beside, is_file, text_of
-from ringmaster.tasks.messages import MOST_FAULTS
-from ringmaster.tasks.planning import ProblemError
+from ringmaster.text import MOST_FAULTS
 
 
 def job(name: str, **more) -> dict:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 TEXT = """

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.batch import BatchFileError, load_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import load_batch
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
 

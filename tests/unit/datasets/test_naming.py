@@ -6,7 +6,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from ringmaster.tasks.batch import Batch, BatchFileError, load_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, load_batch
 
 JOB = """
   - name: {name}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.batch import BatchFileError
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.evaluation.suite import load_suite
 
 GOOD = """\

@@ -2,8 +2,8 @@
 
 from concurrent.futures import Future
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.execution.replanning.replanner import Replanner
-from ringmaster.tasks.planning import ProblemError
 from tests.unit.execution.fakes import Bench
 
 

@@ -9,17 +9,12 @@ import pytest
 from prefect import flow
 from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from ringmaster.errors import InputError, ServerStartError
 
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import embedded_server as module
 from ringmaster.flows.services import first_processes
-from ringmaster.flows.services.embedded_server import (
-    LocalFlow,
-    ServerNotStarted,
-    embedded_server,
-    has_lasting_server,
-)
+from ringmaster.flows.services.embedded_server import LocalFlow, embedded_server, has_lasting_server
 from ringmaster.flows.services.first_processes import ServerProcess
 from ringmaster.flows.services.serving import ALLOWED_HOSTS
 from ringmaster.flows.sweep import sweep
@@ -77,7 +72,7 @@ def test_it_asks_for_the_password_that_its_clients_know_and_checks_who_asks(star
 
 @pytest.mark.parametrize("run", [train_batch, sweep, retrain_daily, sweep.with_options(name="another")])
 def test_a_flow_that_is_called_without_a_server_starts_it(run, started, without_a_server):
-    with pytest.raises(ServerNotStarted, match=r"ended with exit code 7.*To fix: run it again"):
+    with pytest.raises(ServerStartError, match=r"ended with exit code 7.*To fix: run it again"):
         run()
     assert len(started) == 1
 
@@ -116,7 +111,7 @@ def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch, capfd):
     monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     process = SimpleNamespace(poll=lambda: None)
-    with pytest.raises(ServerNotStarted, match=r"for 6.. s .last answer: .*refused.*busy"):
+    with pytest.raises(ServerStartError, match=r"for 6.. s .last answer: .*refused.*busy"):
         module._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process)
     assert capfd.readouterr().err.count("it is waited for") > 3
 

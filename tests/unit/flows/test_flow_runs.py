@@ -4,14 +4,21 @@ import pytest
 from prefect.states import State, get_state_exception
 
 import ringmaster
+from ringmaster.errors import (
+    BatchFailed,
+    BatchFileError,
+    InputError,
+    LedgerError,
+    ProblemError,
+    ReleaseMismatch,
+    RetrainingFailed,
+    RingmasterError,
+    RunInterrupted,
+    SweepFailed,
+    TensorStoreError,
+)
 from ringmaster.flows.batch.flow_runs import ended
-from ringmaster.flows.faults import BatchFailed, InputError, Interrupted, RetrainingFailed, RingmasterError, SweepFailed
 from ringmaster.flows.sweep import sweep_status
-from ringmaster.model_lineage import LedgerError
-from ringmaster.model_lineage.tensors import StoreFault
-from ringmaster.tasks.batch import BatchFileError
-from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.storage.releases import OtherRelease
 
 MESSAGE = "1 of 2 jobs are done; failed: a (its loss is NaN)"
 
@@ -44,7 +51,7 @@ def test_what_was_interrupted_is_cancelled_in_prefect_and_ends_a_program_that_go
     state = end("interrupted")
     assert (state.name, state.message) == ("Cancelled", f"interrupted: {MESSAGE}")
     error = get_state_exception(state)
-    assert isinstance(error, Interrupted) and not isinstance(error, Exception)
+    assert isinstance(error, RunInterrupted) and not isinstance(error, Exception)
     assert not isinstance(error, (KeyboardInterrupt, SystemExit)), "Prefect raises it in an event loop"
     assert error.result == {"status": "interrupted"}
 
@@ -56,6 +63,6 @@ def test_a_sweep_fails_only_where_no_trial_has_won():
 
 
 def test_all_that_is_raised_for_users_has_one_base():
-    raised = (InputError, BatchFailed, BatchFileError, ProblemError, OtherRelease, LedgerError, StoreFault)
+    raised = (InputError, BatchFailed, BatchFileError, ProblemError, ReleaseMismatch, LedgerError, TensorStoreError)
     assert all(issubclass(error, RingmasterError) for error in raised)
     assert ringmaster.RingmasterError is RingmasterError and ringmaster.BatchFailed is BatchFailed

@@ -3,13 +3,12 @@
 import json
 
 import pytest
+from ringmaster.errors import DatabaseFileError, InputError
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.flows.commands import watching
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
-from ringmaster.tasks.storage.database import DatabaseFault
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.events import PhaseStarted, Steps
@@ -104,7 +103,7 @@ def test_logs_read_no_figures(run, monkeypatch):
 
 def test_status_needs_no_write_access_to_a_journal(run, monkeypatch):
     def refuse(url, **options):
-        raise DatabaseFault("it cannot be written")
+        raise DatabaseFileError(["it cannot be written"])
 
     monkeypatch.setattr("ringmaster.flows.reports.status_report.Database", refuse)
     rows = json.loads(invoke("status", "--json").stdout)

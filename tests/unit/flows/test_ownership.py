@@ -5,9 +5,9 @@ import stat
 import sys
 
 import pytest
+from ringmaster.errors import InputError
 
 from ringmaster.flows import entry, settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process import environment
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.errors import InputError
 from ringmaster.flows.batch.run_folder import begun, folder_to_resume, fresh_folder, note_start
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.execution.fakes import job

@@ -4,9 +4,10 @@ import sys
 
 import pytest
 
-from ringmaster.model_lineage import Ledger, LedgerError, waiting
-from ringmaster.model_lineage.faults import RETRY_DELAYS_S, Guarded, redacted
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import Ledger, waiting
 from ringmaster.model_lineage.ledger.runs import flat_params
+from ringmaster.model_lineage.mlflow_calls import RETRY_DELAYS_S, Guarded, redacted
 
 
 class Flaky:

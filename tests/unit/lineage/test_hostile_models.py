@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.exchange.importing import MOST_BASES, MOST_STUBS, import_model
 from ringmaster.model_lineage.exchange.model_folder import inspect
 from ringmaster.model_lineage.graph.snapshot import Snapshot
-from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.objects import digest_of
 
 NOBODY = Snapshot([])
@@ -195,7 +196,7 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_taken_and_no_link_of_it_leads_fur
     (snapshot / "notes.txt").unlink()
     (snapshot / "notes.txt").symlink_to("../../../../secret")
     (tmp_path / "secret").write_text("password")
-    with pytest.raises(StoreFault, match="outside of the model"):
+    with pytest.raises(TensorStoreError, match="outside of the model"):
         store.add(snapshot)
 
 
@@ -237,7 +238,7 @@ def rewritten(store, id: str, **changes) -> str:
 )
 def test_a_list_that_leads_elsewhere_is_not_restored_and_fsck_tells_it(store, tmp_path, changes, says):
     forged = rewritten(store, store.add(model(tmp_path / "m")).id, **changes)
-    with pytest.raises(StoreFault, match=f"the list of model {forged} is damaged: .*{re.escape(says)}.*To fix"):
+    with pytest.raises(TensorStoreError, match=f"the list of model {forged} is damaged: .*{re.escape(says)}.*To fix"):
         store.restore(forged, tmp_path / "deep" / "er" / "out")
     assert not (tmp_path / "deep").exists() and not (tmp_path / "escaped.txt").exists()
     assert any(forged in fault and says in fault for fault in store.fsck())
@@ -247,7 +248,7 @@ def test_a_list_with_another_digest_is_damaged(store, tmp_path):
     id = store.add(model(tmp_path / "m")).id
     path = store.folder / "models" / f"{id}.json"
     path.write_bytes(path.read_bytes().replace(b"config.json", b"conf1g.json"))
-    with pytest.raises(StoreFault, match=r"its content has another digest\. To fix"):
+    with pytest.raises(TensorStoreError, match=r"its content has another digest\. To fix"):
         store.restore(id, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert store.fsck() == [f"the list of model {id} is damaged: its content has another digest. {store._remedy}"]
@@ -263,7 +264,7 @@ def test_fsck_tells_of_tensors_that_older_versions_took_in(store, tmp_path):
 @pytest.mark.parametrize("id", ["../../secret", "", "..", "x" * 300, "a\0b"])
 def test_an_id_that_is_a_path_names_no_model(store, tmp_path, id):
     store.add(model(tmp_path / "m"))
-    with pytest.raises(StoreFault, match="there is no model"):
+    with pytest.raises(TensorStoreError, match="there is no model"):
         store.restore(id, tmp_path / "out")
 
 
@@ -275,7 +276,7 @@ def test_a_restore_does_not_follow_links_in_the_folder_that_it_writes_to(store, 
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "sub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreFault, match="by a link"):
+    with pytest.raises(TensorStoreError, match="by a link"):
         store.restore(id, tmp_path / "out")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -302,7 +303,7 @@ def test_an_addition_that_fails_half_way_leaves_no_object(store, tmp_path):
 def test_a_restore_that_fails_leaves_no_folder(store, tmp_path):
     kept = store.add(model(tmp_path / "m"))
     store.objects.remove(kept.tensors["w"].digest)
-    with pytest.raises(StoreFault):
+    with pytest.raises(TensorStoreError):
         store.restore(kept.id, tmp_path / "a" / "b")
     assert not (tmp_path / "a").exists()
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows import cli
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage.graph.maintenance import DAY_MS, faults, unreached
 from ringmaster.model_lineage.tensors import TensorStore

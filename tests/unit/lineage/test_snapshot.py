@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.model_lineage.graph.snapshot import UnknownName
+from ringmaster.errors import UnknownModel
 from tests.unit.lineage.families import data, node, shop, snapshot
 
 VERSIONS = snapshot(
@@ -42,13 +42,13 @@ def test_every_way_to_name_a_model_finds_it(name, id):
     ],
 )
 def test_an_unknown_name_is_answered_with_close_ones(name, told):
-    with pytest.raises(UnknownName, match=told):
+    with pytest.raises(UnknownModel, match=told):
         VERSIONS.find(name)
 
 
 def test_a_name_alone_means_the_newest_version_where_there_is_no_champion():
     assert snapshot(node("a"), node("a", version=2)).find("a").label == "a/2"
-    with pytest.raises(UnknownName, match="none yet"):
+    with pytest.raises(UnknownModel, match="none yet"):
         snapshot().find("a")
 
 

@@ -145,7 +145,8 @@ def test_the_remedy_of_a_deleted_experiment_helps(tmp_path):
     from click.testing import CliRunner
     from mlflow.cli import cli
 
-    from ringmaster.model_lineage import Ledger, LedgerError
+    from ringmaster.errors import LedgerError
+    from ringmaster.model_lineage import Ledger
 
     home = tmp_path / "it's 100%2F home"
     ledger = Ledger(sqlite_url(home / "mlflow.db"), artifact_root=home / "mlartifacts")

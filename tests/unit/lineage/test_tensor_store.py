@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.errors import TensorStoreError
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.planes import pack, unpack
 from tests.children import in_a_child
 from tests.drawing import draws
@@ -155,7 +156,7 @@ def test_gc_keeps_what_is_needed_and_what_that_differs_from(store, tmp_path):
     assert store.size_bytes() < before
     store.restore(second.id, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "tuned")
-    with pytest.raises(StoreFault, match="there is no model"):
+    with pytest.raises(TensorStoreError, match="there is no model"):
         store.restore(third.id, tmp_path / "gone")
     assert store.fsck() == []
     assert store.owners() == {"m-2"}
@@ -188,7 +189,7 @@ def test_gc_drops_nothing_where_damage_hides_what_is_needed(store, tmp_path):
     path = store.folder / "objects" / digest[:2] / digest[2:]
     content = path.read_bytes()
     path.write_bytes(content[:3])
-    with pytest.raises(StoreFault, match=f"{digest} is damaged.* To fix: "):
+    with pytest.raises(TensorStoreError, match=f"{digest} is damaged.* To fix: "):
         store.gc(drop=["m-1"])
     assert len(store.ids()) == len(store.owners()) == 2
     path.write_bytes(content)
@@ -207,7 +208,7 @@ def test_damage_is_found_named_and_never_restored(store, tmp_path, harm):
     else:
         content[len(content) // 2] ^= 1
         path.write_bytes({"flipped": bytes(content), "cut": bytes(content[:-9]), "empty": b""}[harm])
-    with pytest.raises(StoreFault, match=digest):
+    with pytest.raises(TensorStoreError, match=digest):
         store.restore(base.id, tmp_path / "out")
     assert contents(tmp_path / "out") == {}
     faults = store.fsck()
@@ -218,10 +219,10 @@ def test_a_damaged_file_is_not_taken_in(store, tmp_path):
     folder = model(tmp_path / "m", weights())
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(StoreFault, match=r"model.safetensors is damaged"):
+    with pytest.raises(TensorStoreError, match=r"model.safetensors is damaged"):
         store.add(folder)
     path.write_bytes(b"\x00" * 20)
-    with pytest.raises(StoreFault, match=r"model.safetensors is no safetensors file"):
+    with pytest.raises(TensorStoreError, match=r"model.safetensors is no safetensors file"):
         store.add(folder)
     assert store.ids() == []
 

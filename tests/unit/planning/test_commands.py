@@ -7,8 +7,8 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.planning.families import draw
+from ringmaster.errors import InputError
 from ringmaster.flows.commands import planning
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.planning import Plan, Problem, verify
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -9,25 +9,15 @@ from hypothesis import given
 from typer.testing import CliRunner
 
 from benchmarks.planning.families import draw
+from ringmaster.errors import BatchFileError, NoRoomError, ProblemError
 from ringmaster.flows.cli import app
-from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, parse_batch
-from ringmaster.tasks.planning import (
-    Coefficients,
-    Node,
-    Objective,
-    Option,
-    Plan,
-    PlanningJob,
-    Problem,
-    ProblemError,
-    solve,
-    verify,
-)
+from ringmaster.tasks.batch import Batch, json_schema, parse_batch
+from ringmaster.tasks.planning import Coefficients, Node, Objective, Option, Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.checked import checked_plan
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.terms import Terms
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters

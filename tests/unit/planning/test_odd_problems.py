@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning import Node, Plan, Problem, ProblemError, solve, verify
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Node, Plan, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.objectives.objective import lateness_s

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, Segment, solve, verify
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 

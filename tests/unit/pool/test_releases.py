@@ -1,6 +1,7 @@
 """Detection of another release of Ringmaster on a pool's database, before it can misread any row."""
 
 import pytest
+from ringmaster.errors import ReleaseMismatch
 from sqlalchemy import update
 
 from ringmaster.flows.batch.context import RunOptions
@@ -11,7 +12,6 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.controller.failover import Leadership
 from ringmaster.tasks.storage import releases
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.releases import OtherRelease
 from ringmaster.tasks.storage.schema import ABOUT
 
 
@@ -26,7 +26,7 @@ def test_a_worker_of_another_release_is_refused_until_the_executor_is_of_that_on
     database.write(releases.note_release)
     here = releases.own_release()
     monkeypatch.setattr(releases, "own_release", lambda: "9.0")
-    with pytest.raises(OtherRelease, match=rf"controller is of Ringmaster {here}, and this machine has 9.0.*To fix"):
+    with pytest.raises(ReleaseMismatch, match=rf"controller is of Ringmaster {here}, and this machine has 9.0.*To fix"):
         database.read(releases.check_release)
     database.write(releases.note_release)
     database.read(releases.check_release)
@@ -39,7 +39,7 @@ def test_a_database_of_another_form_is_not_opened(tmp_path):
         database.close()
     database.write(lambda connection: connection.execute(update(ABOUT).values(value="99")))
     database.close()
-    with pytest.raises(OtherRelease, match=r"tables of form 99.*To fix"):
+    with pytest.raises(ReleaseMismatch, match=r"tables of form 99.*To fix"):
         Database(url, synced=False)
 
 
@@ -51,7 +51,7 @@ def test_a_batch_is_not_handed_over_to_a_pool_of_another_release(tmp_path, monke
     address = PoolAddress(database=database.url, prefect_api="http://p/api", mlflow_uri="http://m")
     batch = Batch(name="nightly", jobs=(), folder=tmp_path, text="")
     with (
-        pytest.raises(OtherRelease, match=r"this machine has 9\.0"),
+        pytest.raises(ReleaseMismatch, match=r"this machine has 9\.0"),
         open_pooled_run(batch, address, RunOptions()),
     ):
         pass
@@ -63,5 +63,5 @@ def test_an_executor_does_not_stand_by_for_one_of_another_release(database, monk
     assert leader.claim()
     database.write(releases.note_release)
     monkeypatch.setattr(releases, "own_release", lambda: "9.0")
-    with pytest.raises(OtherRelease, match=r"this machine has 9\.0"):
+    with pytest.raises(ReleaseMismatch, match=r"this machine has 9\.0"):
         _lead(Leadership(database), database, lambda _: None)

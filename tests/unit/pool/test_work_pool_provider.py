@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
+from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S, MachinesOfRuns, WorkPoolProvider
 
 
@@ -38,7 +39,7 @@ class FakeWorkPool:
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         if self.is_engine_away:
-            raise EngineAway("the engine is away")
+            raise EngineUnavailable("the engine is away")
         return dict(self.machines)
 
     def allocation_of(self, run: NodeRun) -> str:
@@ -198,7 +199,7 @@ def test_nothing_changes_while_the_engine_is_away(pool, provider):
     pool.serve()
     provider.look()
     pool.is_engine_away = True
-    with pytest.raises(EngineAway):
+    with pytest.raises(EngineUnavailable):
         provider.look()
     assert [each.status for each in provider.allocations().values()] == [AllocationStatus.RUNNING]
     assert len(pool.runs) == 1

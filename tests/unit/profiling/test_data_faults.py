@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from ringmaster.errors import StepError
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.probing import StepFault
 
 BERT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -37,7 +37,7 @@ def test_all_faults_of_the_data_are_reported_at_once(tmp_path):
     for name, lines in (("both", rows), ("one", rows[::2]), ("held", rows[:4])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     held_out_path = str(tmp_path / "held.jsonl")
-    with pytest.raises(StepFault) as caught:
+    with pytest.raises(StepError) as caught:
         preflight(tmp_path, path=str(tmp_path / "one.jsonl"), held_out_path=held_out_path, labels=("pos", "neg"))
     constant, leak = caught.value.faults
     assert "all 30 rows to train on have the label pos" in constant
@@ -52,6 +52,6 @@ def test_data_of_one_label_is_evaluated_on(tmp_path):
     rows = [json.dumps({"text": f"words {n}", "label": "pos"}) for n in range(20)]
     (tmp_path / "one.jsonl").write_text("\n".join(rows))
     spec = {"path": str(tmp_path / "one.jsonl"), "labels": ("pos", "neg"), "held_out": 0}
-    with pytest.raises(StepFault, match="nothing to learn"):
+    with pytest.raises(StepError, match="nothing to learn"):
         preflight(tmp_path, **spec)
     assert preflight(tmp_path, **spec, evaluated=("a",)).data["num_samples"] == 20

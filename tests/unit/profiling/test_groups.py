@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trial_runner
 from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
-from ringmaster.tasks.profiling.lending import DevicesBusy
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.tasks.profiling.trials import TrialEnvironment

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.reference import (
     Load,
@@ -19,7 +20,6 @@ from ringmaster.tasks.profiling.reference import (
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.runtime.estimates.reference_kernel import standard_error, time_reference
-from ringmaster.techniques.runtime.processes.channel import ChannelClosed
 from ringmaster.techniques.runtime.processes.events import Measured, ReferenceTimed, event_to_json
 
 SECONDS = {"step_s": 0.1, "startup_s": 2.0, "save_s": 1.0, "evaluate_s": 3.0, "export_s": 4.0, "stall_s": None}

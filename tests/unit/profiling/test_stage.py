@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trial_runner
-from ringmaster.tasks.profiling.lending import DevicesBusy
 from ringmaster.tasks.profiling.over_nodes import GUESSED_STEP_S
 from ringmaster.tasks.profiling.profile_store import MOST_STEPS, ProfileStore, combined
 from ringmaster.tasks.profiling.search import Failure

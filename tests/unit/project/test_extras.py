@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from ringmaster.errors import DatabaseFileError, InputError
 
 from ringmaster import extras
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions
 from ringmaster.flows.services.service_definitions import PoolOptions, faults
-from ringmaster.tasks.storage.database import Database, DatabaseFault
+from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.sweeping.space import Range, findings
 from ringmaster.techniques.data.images import read_image
 
@@ -72,7 +72,7 @@ def test_a_pool_without_its_packages_is_refused(package, monkeypatch, tmp_path):
 
 def test_a_database_server_without_its_driver_is_refused(monkeypatch):
     hide(monkeypatch, "psycopg")
-    with pytest.raises(DatabaseFault, match=f"PostgreSQL needs psycopg, {install('pool')}"):
+    with pytest.raises(DatabaseFileError, match=f"PostgreSQL needs psycopg, {install('pool')}"):
         Database("postgresql://me@127.0.0.1:1/pool")
 
 

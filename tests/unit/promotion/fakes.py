@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ringmaster.model_lineage import DatasetInput, LedgerError, ModelRecord
+from ringmaster.errors import LedgerError
+from ringmaster.model_lineage import DatasetInput, ModelRecord
 
 
 class Died(Exception):

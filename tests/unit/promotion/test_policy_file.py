@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.batch import BatchFileError
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.evaluation.assertions.assertions import AssertionResult
 from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import Examined

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import PromotionRefused
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
 from ringmaster.tasks.promotion import decisions, stage
-from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.policy import Decision
 from ringmaster.tasks.promotion.stage import ServingVersions, roll_back, standings, training_digest
 from ringmaster.tasks.storage.database import Database, file_url

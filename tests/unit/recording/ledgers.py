@@ -2,7 +2,7 @@
 
 import threading
 
-from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.records import ModelRecord
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.model_lineage import ADAPTATION_KINDS, LedgerError
-from ringmaster.model_lineage.tensors import StoreFault
+from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.model_lineage import ADAPTATION_KINDS
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
@@ -95,7 +95,7 @@ def test_what_weights_are_read_from_becomes_a_node_once(monkeypatch, tmp_path):
     assert family(Notes()).parents(replace(PLAIN, base="/models/mine")) == ["m-/models/mine"]
 
 
-@pytest.mark.parametrize("fault", [StoreFault("cut off"), OSError("gone"), LedgerError("wrong name")])
+@pytest.mark.parametrize("fault", [TensorStoreError("cut off"), OSError("gone"), LedgerError("wrong name")])
 def test_a_base_that_cannot_be_recorded_is_told_and_loses_no_child(monkeypatch, fault):
     def record_base(*_, **__):
         raise fault

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import waiting
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.batch import BatchFileError
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.drift import DriftRule
 from ringmaster.tasks.retraining.production import load_production, with_tagged, with_tokenizer_of

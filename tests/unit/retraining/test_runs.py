@@ -10,7 +10,8 @@ import psutil
 import pytest
 from sqlalchemy import insert, select, update
 
-from ringmaster.tasks.retraining.runs import HOLDERS, RetrainingRuns, RetrainingStatus, RunHeld, RunRecord
+from ringmaster.errors import RetrainingInProgress
+from ringmaster.tasks.retraining.runs import HOLDERS, RetrainingRuns, RetrainingStatus, RunRecord
 from ringmaster.tasks.storage.database import Database, file_url
 
 NIGHT = "2026-11-20"
@@ -59,7 +60,9 @@ def test_nights_are_in_the_order_of_their_dates(runs):
 
 def test_a_night_is_held_by_one_at_a_time(runs):
     with runs.held("shop", NIGHT):
-        with pytest.raises(RunHeld, match=f"the run {NIGHT} of shop is in progress in process {os.getpid()}"):
+        with pytest.raises(
+            RetrainingInProgress, match=f"the run {NIGHT} of shop is in progress in process {os.getpid()}"
+        ):
             runs.held("shop", "2026-11-21").__enter__()
         with runs.held("other", NIGHT):
             pass
@@ -106,7 +109,7 @@ def test_a_holder_on_another_machine_that_beats_is_respected(runs, database, mon
         return found
 
     monkeypatch.setattr(RetrainingRuns, "_holder_of", beating)
-    with pytest.raises(RunHeld, match="on elsewhere"):
+    with pytest.raises(RetrainingInProgress, match="on elsewhere"):
         runs.held("shop", NIGHT, silence_s=0.01).__enter__()
 
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.settings import PoolAddress
 
 VARIABLES = (

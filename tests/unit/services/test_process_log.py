@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, log_format, logging_config
 
 # A process of a pool, with loggers of ours and of others.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.batch import BatchFileError
+from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.options import num_evaluations
 from ringmaster.tasks.sweeping.sampling import Tried, propose
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler

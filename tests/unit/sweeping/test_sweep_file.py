@@ -2,9 +2,9 @@
 
 import pytest
 
+from ringmaster.errors import BatchFileError
 from ringmaster.flows.sweeps.file import load_sweep
 from ringmaster.flows.sweeps.form import Parameter
-from ringmaster.tasks.batch import BatchFileError
 from ringmaster.tasks.sweeping.space import Choice, Range, findings, num_combinations
 
 JOB = "{model: {from_pretrained: gpt2}, data: {source: digits}, num_steps: 16%s}"

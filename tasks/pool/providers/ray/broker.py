@@ -21,6 +21,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ringmaster.codec import to_json
+from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.ray import actor
 from ringmaster.tasks.pool.providers.ray.options import (
@@ -31,7 +32,7 @@ from ringmaster.tasks.pool.providers.ray.options import (
     node_environment,
     resources,
 )
-from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.channel import Channel
 
 ANSWER_S = 0.5  # how long actors are waited for, each time
 REMEMBERED_S = 600.0  # how long an allocation that is gone is reported

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import from_json
+from ringmaster.errors import EngineUnavailable
 from ringmaster.extras import require_extra
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine, pool_engine
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
+from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, RayOptions
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
 from ringmaster.techniques.runtime.processes.channel import Channel
@@ -51,7 +52,7 @@ class BrokerConnection:
         self._is_closed = False
 
     def ask(self, call: str, *arguments: str) -> Any:
-        """Returns the result of a request. Raises EngineAway where Ray or the broker does not answer."""
+        """Returns the result of a request. Raises EngineUnavailable where Ray or the broker does not answer."""
         with self._asking:
             channel = self._connect()
             try:
@@ -59,9 +60,9 @@ class BrokerConnection:
                 answer = channel.receive()
             except OSError as error:
                 self._hang_up()
-                raise EngineAway(f"Ray does not answer: {error}; {self._log} says more") from error
+                raise EngineUnavailable(f"Ray does not answer: {error}; {self._log} says more") from error
         if "error" in answer:
-            raise EngineAway(answer["error"])
+            raise EngineUnavailable(answer["error"])
         return answer["result"]
 
     def close(self) -> None:
@@ -76,7 +77,7 @@ class BrokerConnection:
     def _connect(self) -> Channel:
         with self._lock:
             if self._is_closed:
-                raise EngineAway("this process is ending")
+                raise EngineUnavailable("this process is ending")
             if self._channel is None:
                 ours, theirs = socket.socketpair()
                 ours.settimeout(self._answer_s)
@@ -116,7 +117,7 @@ class Broker(Protocol):
     """Answers requests about actors; `BrokerConnection` implements it."""
 
     def ask(self, call: str, *arguments: str) -> Any:
-        """Returns the result of a request. Raises EngineAway."""
+        """Returns the result of a request. Raises EngineUnavailable."""
 
     def close(self) -> None:
         """Ends a request that waits."""
@@ -125,7 +126,7 @@ class Broker(Protocol):
 class RayActors:
     """The actors of a pool on a Ray cluster, each of which serves a node; implements `NodeRuns` and `Machines`.
 
-    An actor is its own allocation. All methods but `live`, `allocation_of` and `why_ended` raise EngineAway.
+    An actor is its own allocation. All methods but `live`, `allocation_of` and `why_ended` raise EngineUnavailable.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -231,7 +232,7 @@ def faults(environment: Mapping[str, str], *, log: Path) -> Sequence[str]:
     with closing(broker):
         try:
             broker.ask("look")
-        except EngineAway as error:
+        except EngineUnavailable as error:
             return [f"--address {address}: {str(error).rstrip('.')}. {REMEDY}"]
     return []
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringmaster.tasks.pool.providers.provider import EngineAway
+from ringmaster.errors import EngineUnavailable, SlurmError
 
 _SHORT = re.compile(r"(\d+)\s*([mhd])")
 _MINUTES = {"m": 1, "h": 60, "d": 1440}
@@ -301,10 +301,6 @@ _OVER = re.compile(
 )
 
 
-class SlurmRefused(ValueError):
-    """Raised where Slurm answers, and refuses what was asked."""
-
-
 Run = Callable[[Sequence[str], str | None, Mapping[str, str] | None], subprocess.CompletedProcess[str]]
 """Runs a command with a standard input and an environment (None for those of this process) to its end."""
 
@@ -316,14 +312,14 @@ def _run(command: Sequence[str], input: str | None, env: Mapping[str, str] | Non
 class Slurm:
     """The cluster that the commands of this machine reach, as `SLURM_CONF` or /etc/slurm says. Calls wait for Slurm.
 
-    All methods raise EngineAway while Slurm does not answer.
+    All methods raise EngineUnavailable while Slurm does not answer.
     """
 
     def __init__(self, *, run: Run = _run) -> None:
         self._run = run
 
     def submit(self, options: Sequence[str], *, script: str, environment: Mapping[str, str]) -> int:
-        """Submits a batch job; returns its number. Raises SlurmRefused.
+        """Submits a batch job; returns its number. Raises SlurmError.
 
         options: options of sbatch, which every user of the cluster can read.
         script: the batch script, which is passed through standard input and therefore written to no file here.
@@ -334,7 +330,7 @@ class Slurm:
         return int(number)
 
     def check(self, options: Sequence[str]) -> None:
-        """Raises SlurmRefused where sbatch would refuse a job with those options."""
+        """Raises SlurmError where sbatch would refuse a job with those options."""
         self._answer(["sbatch", "--test-only", *options], input="#!/bin/sh\n", env=environment_of_jobs(os.environ))
 
     def jobs(self) -> Sequence[SlurmJob]:
@@ -344,7 +340,7 @@ class Slurm:
         try:
             return jobs_of(text)
         except Incomplete as error:
-            raise EngineAway(_away(f"squeue: {error}")) from error
+            raise EngineUnavailable(_away(f"squeue: {error}")) from error
 
     def nodes(self, names: Collection[str]) -> Mapping[str, SlurmNode]:
         """Returns nodes by their names."""
@@ -372,7 +368,7 @@ class Slurm:
     def _cancel(self, command: Sequence[str]) -> None:
         try:
             self._answer(command)
-        except SlurmRefused as error:
+        except SlurmError as error:
             if not _OVER.search(str(error)):
                 raise
 
@@ -380,23 +376,23 @@ class Slurm:
         """Returns the output of a command that Slurm has no reason to refuse."""
         try:
             return self._answer(command)
-        except SlurmRefused as error:
-            raise EngineAway(_away(str(error))) from error
+        except SlurmError as error:
+            raise EngineUnavailable(_away(str(error))) from error
 
     def _answer(self, command: Sequence[str], *, input: str | None = None, env: Mapping[str, str] | None = None) -> str:
         name = command[0]
         try:
             done = self._run(command, input, env)
         except subprocess.TimeoutExpired as error:
-            raise EngineAway(_away(f"{name} has waited for {TIMEOUT_S:.0f} s")) from error
+            raise EngineUnavailable(_away(f"{name} has waited for {TIMEOUT_S:.0f} s")) from error
         except OSError as error:
-            raise EngineAway(f"{name} cannot be started here ({error}). {_INSTALL}") from error
+            raise EngineUnavailable(f"{name} cannot be started here ({error}). {_INSTALL}") from error
         if done.returncode == 0:
             return done.stdout
         said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
         if _AWAY.search(said):
-            raise EngineAway(_away(said))
-        raise SlurmRefused(f"Slurm refuses {name}: {said}")
+            raise EngineUnavailable(_away(said))
+        raise SlurmError(f"Slurm refuses {name}: {said}")
 
 
 _INSTALL = (

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
 from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
+from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.slurm.commands import (
     Slurm,
     SlurmJob,
     SlurmNode,
     SlurmPartition,
-    SlurmRefused,
     infrastructure_of,
     job_number,
     lacking_commands,
@@ -101,7 +101,7 @@ class SlurmMachines:
                 self._slurm.end(number)
             else:
                 self._slurm.cancel(number)  # it waits: nothing would receive a signal
-        except SlurmRefused as error:  # concerns this job alone
+        except SlurmError as error:  # concerns this job alone
             logger.warning("Slurm job %d cannot be ended: %s", number, error)
         self._seen[number] = replace(seen, ended_at_s=self._clock())
 
@@ -120,7 +120,7 @@ class SlurmMachines:
         if not job.has_ended and not job.is_completing and (job.num_restarts or is_late):
             try:
                 self._slurm.cancel(job.id)
-            except SlurmRefused as error:
+            except SlurmError as error:
                 logger.warning("Slurm job %d cannot be cancelled: %s", job.id, error)
 
     def _allocation(self, job: SlurmJob, nodes: Mapping[str, SlurmNode]) -> Allocation:
@@ -249,7 +249,7 @@ def faults(
         )
         are_all_there = not any(node.is_drained or node.is_away for node in nodes)
         return [*found, *_refusals(slurm, options(rest), are_all_there=are_all_there)]
-    except EngineAway as error:
+    except EngineUnavailable as error:
         return [str(error)]
 
 
@@ -344,7 +344,7 @@ def _refusals(slurm: Slurm, options: Sequence[str], *, are_all_there: bool) -> S
     """Returns why sbatch would refuse a job. are_all_there: whether no node is drained or down."""
     try:
         slurm.check(options)
-    except SlurmRefused as error:
+    except SlurmError as error:
         # `--test-only` asks for nodes that are there now, whereas a job waits until they are back.
         if UNAVAILABLE in str(error) and not are_all_there:
             return []

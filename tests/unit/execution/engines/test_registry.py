@@ -3,9 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.cli import app
-from ringmaster.flows.faults import InputError
 from ringmaster.tasks.execution.engine import BUILTIN, LOCAL, WORKERS, Engine, EngineContext, build_engine, engine_names
 from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.planning import ProblemError
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.reporter import STOP

@@ -2,9 +2,8 @@
 
 import pytest
 
+from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows.batch.run_folder import base_weights
-from ringmaster.flows.faults import InputError
-from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.storage.journal import Journal
 

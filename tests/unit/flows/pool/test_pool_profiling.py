@@ -12,16 +12,16 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Crashed, Running, Scheduled
 
 from ringmaster.codec import to_json
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import DevicesBusy, InputError, NodeUnavailable
 from ringmaster.flows.pool import profiling
-from ringmaster.flows.pool.own_node import NodeGone, healthy, lent
+from ringmaster.flows.pool.own_node import healthy, lent
 from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
+from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
@@ -141,7 +141,7 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
     """Its worker is killed and restarted more often than profiling of a batch may fail."""
     monkeypatch.setenv("RINGMASTER_NODE", "n1")
     Nodes(database).register(node("n1"))
-    refused = [NodeGone(["the devices of n1 cannot be had"])] * 5
+    refused = [NodeUnavailable(["the devices of n1 cannot be had"])] * 5
     notices = []
 
     @contextmanager

@@ -4,14 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from ringmaster.errors import BatchFileError, InputError
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli, entry
 from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool import asking
 from ringmaster.flows.pool.asking import NO_POOL, ask_about, meant
-from ringmaster.tasks.batch import Batch, BatchFileError
+from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, Piece, schedule_pieces
+from ringmaster.tasks.planning.plans.list_scheduling import Piece, schedule_pieces
 
 SECONDS = st.integers(1, 40).map(float)
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, ProblemError, solve, verify
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.plan import Plan, Segment

@@ -6,6 +6,7 @@ from itertools import combinations, permutations, product
 import pytest
 
 from benchmarks.planning.families import draw
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import (
     Certificate,
     Node,
@@ -13,7 +14,6 @@ from ringmaster.tasks.planning import (
     Plan,
     PlanningJob,
     Problem,
-    ProblemError,
     Segment,
     certified_bound,
     solve,

@@ -7,18 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import (
-    Node,
-    Option,
-    Plan,
-    PlanningJob,
-    Problem,
-    ProblemError,
-    Segment,
-    certified_bound,
-    solve,
-    verify,
-)
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, certified_bound, solve, verify
 from ringmaster.tasks.planning.groups.contraction import Contraction
 from ringmaster.tasks.planning.groups.divisions import Divisions
 from ringmaster.tasks.planning.groups.fusion import (

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.errors import ProblemError
 from ringmaster.flows.entry import main
-from ringmaster.tasks.planning import Plan, Problem, ProblemError, solve, verify
+from ringmaster.tasks.planning import Plan, Problem, solve, verify
 from tests.drawing import draws
 
 

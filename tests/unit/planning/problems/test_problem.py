@@ -4,7 +4,8 @@ import math
 import pytest
 from hypothesis import given
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, ProblemError
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
 from tests.unit.planning.draw import problems, tiny
 
 

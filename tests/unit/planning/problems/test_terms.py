@@ -1,6 +1,7 @@
 import pytest
 
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, solve, verify
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.problems.terms import Terms, plan_giving_up_deadlines
 
 

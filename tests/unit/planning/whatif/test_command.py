@@ -8,9 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.planning.families import draw
+from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows.commands import planning, whatif
-from ringmaster.flows.faults import InputError
-from ringmaster.tasks.planning import ProblemError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(whatif.whatif)

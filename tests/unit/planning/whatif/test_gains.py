@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import (
-    Certificate,
-    Node,
-    Option,
-    PlanningJob,
-    Problem,
-    ProblemError,
-    certified_bound,
-    solve,
-)
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning import Certificate, Node, Option, PlanningJob, Problem, certified_bound, solve
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.whatif import gains
 from ringmaster.tasks.planning.whatif.changes import changed, dependents, without_prices

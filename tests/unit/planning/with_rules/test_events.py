@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
+from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Node, Option, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.baselines import current_practice
-from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 from ringmaster.tasks.planning.with_rules.event_lp import Event, EventLp, Kind
 from ringmaster.tasks.planning.with_rules.events import merged, plan_by_events, within_fair_memory
 from ringmaster.tasks.planning.work import WorkBudget

@@ -12,7 +12,7 @@ import pytest
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.pool import controller
 from ringmaster.flows.pool.asking import meant
 from ringmaster.flows.pool.runs import batch_runs

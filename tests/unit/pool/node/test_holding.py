@@ -2,8 +2,9 @@
 
 import pytest
 
+from ringmaster.errors import NodeAlreadyServed
 from ringmaster.tasks.execution.local.leases import Leases
-from ringmaster.tasks.pool.node_gangs import AlreadyServed, hold_devices
+from ringmaster.tasks.pool.node_gangs import hold_devices
 
 DEVICES = ("here:cpu:0", "here:cpu:1")
 
@@ -53,5 +54,5 @@ def test_gpus_are_not_shared(leases):
 
 def test_one_worker_a_name(leases):
     hold(leases, Patience())
-    with pytest.raises(AlreadyServed, match="serves this machine already"):
+    with pytest.raises(NodeAlreadyServed, match="serves this machine already"):
         hold(leases, Patience(), may_share=True)

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, EngineAway
+from ringmaster.errors import EngineUnavailable
+from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.ray.options import cause
 from ringmaster.tasks.pool.providers.ray.ray_engine import BrokerConnection, RayProvider
 from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S
@@ -117,12 +118,12 @@ if request["call"] != "die":
 def test_a_process_that_talks_to_ray_and_ends_is_started_again_by_the_next_request(tmp_path):
     connection = BrokerConnection(log=tmp_path / "log", command=(sys.executable, "-c", ANSWERS_ONCE))
     assert connection.ask("end", "ray:one") == ["end", "ray:one"]
-    with pytest.raises(EngineAway):
+    with pytest.raises(EngineUnavailable):
         connection.ask("look")
-    with pytest.raises(EngineAway, match="no"):
+    with pytest.raises(EngineUnavailable, match="no"):
         connection.ask("refuse")
     connection.close()
-    with pytest.raises(EngineAway, match="ending"):
+    with pytest.raises(EngineUnavailable, match="ending"):
         connection.ask("look")
 
 

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from ringmaster.tasks.pool.providers.provider import EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmRefused, environment_of_jobs
+from ringmaster.errors import EngineUnavailable, SlurmError
+from ringmaster.tasks.pool.providers.slurm.commands import Slurm, environment_of_jobs
 
 EMPTY = '{"jobs": [], "errors": []}'
 
@@ -43,33 +43,33 @@ def test_a_job_is_submitted_without_its_environment_on_the_command_line():
 def test_a_controller_that_is_away_is_told_apart_with_a_remedy(said):
     site = slurm(status=1, errors=said)
     for ask in (site.jobs, lambda: site.submit([], script="", environment={}), lambda: site.cancel(1)):
-        with pytest.raises(EngineAway, match=r"slurmctld.* does not answer: .*To fix"):
+        with pytest.raises(EngineUnavailable, match=r"slurmctld.* does not answer: .*To fix"):
             ask()
 
 
 def test_an_empty_list_with_an_error_is_no_list():
-    with pytest.raises(EngineAway, match="does not answer"):
+    with pytest.raises(EngineUnavailable, match="does not answer"):
         slurm(output='{"jobs": [], "errors": [{"description": "Failed while looking for jobs"}]}').jobs()
     assert slurm(output=EMPTY).jobs() == []
 
 
 def test_commands_that_are_missing_or_hang_are_an_engine_that_is_away():
-    with pytest.raises(EngineAway, match="login node"):
+    with pytest.raises(EngineUnavailable, match="login node"):
         slurm(raises=FileNotFoundError(2, "No such file or directory")).jobs()
-    with pytest.raises(EngineAway, match="squeue has waited"):
+    with pytest.raises(EngineUnavailable, match="squeue has waited"):
         slurm(raises=subprocess.TimeoutExpired("squeue", 60)).jobs()
 
 
 def test_what_slurm_refuses_is_said_in_its_words():
     site = slurm(status=1, errors="sbatch: error: invalid partition specified: nope\n")
-    with pytest.raises(SlurmRefused, match="invalid partition specified: nope"):
+    with pytest.raises(SlurmError, match="invalid partition specified: nope"):
         site.check(["--partition=nope"])
 
 
 def test_ending_what_has_ended_is_no_error():
     over = slurm(status=1, errors="scancel: error: Kill job error on job id 3: Invalid job id specified")
     over.end(3), over.cancel(3)
-    with pytest.raises(SlurmRefused, match="denied"):
+    with pytest.raises(SlurmError, match="denied"):
         slurm(status=1, errors="scancel: error: Kill job error: Access/permission denied").cancel(3)
 
 

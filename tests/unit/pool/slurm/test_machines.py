@@ -5,15 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.providers.provider import AllocationStatus, EngineAway
-from ringmaster.tasks.pool.providers.slurm.commands import (
-    SlurmJob,
-    SlurmNode,
-    SlurmRefused,
-    comment_of,
-    infrastructure_of,
-)
+from ringmaster.tasks.pool.providers.provider import AllocationStatus
+from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, SlurmNode, comment_of, infrastructure_of
 from ringmaster.tasks.pool.providers.slurm.slurm_engine import END_GRACE_S, SlurmMachines
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
 
@@ -35,7 +30,7 @@ class FakeSlurm:
 
     def jobs(self):
         if self.is_away:
-            raise EngineAway("away")
+            raise EngineUnavailable("away")
         return list(self.known.values())
 
     def nodes(self, names):
@@ -44,12 +39,12 @@ class FakeSlurm:
     def end(self, job):
         self.asked.append(("end", job))
         if self.refuses:
-            raise SlurmRefused("Slurm refuses scancel: Access/permission denied")
+            raise SlurmError("Slurm refuses scancel: Access/permission denied")
 
     def cancel(self, job):
         self.asked.append(("cancel", job))
         if self.refuses:
-            raise SlurmRefused("Slurm refuses scancel: Access/permission denied")
+            raise SlurmError("Slurm refuses scancel: Access/permission denied")
 
 
 class FakeNodeRuns:
@@ -238,5 +233,5 @@ def test_a_job_that_waits_is_cancelled_as_nothing_would_receive_a_signal(site, s
 
 def test_slurm_that_is_away_is_no_answer(site, slurm):
     slurm.is_away = True
-    with pytest.raises(EngineAway):
+    with pytest.raises(EngineUnavailable):
         look(site)

@@ -12,14 +12,8 @@ import threading
 import pytest
 
 from ringmaster.codec import digest
-from ringmaster.techniques.runtime.checkpoints.checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    MissingCheckpoint,
-    Piece,
-    Pieces,
-    StoredTensor,
-)
+from ringmaster.errors import CheckpointError, CheckpointNotFound
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
 from tests.children import in_a_child
 from tests.matrix import matrix
@@ -272,7 +266,7 @@ def test_pickles_that_lie_there_are_never_opened(tmp_path):
 
 def test_checkpoints_that_are_nowhere_to_be_seen_are_no_reason_to_begin_again(tmp_path):
     assert CheckpointStore(tmp_path).newest() is None
-    with pytest.raises(MissingCheckpoint, match=r"step 5 was stored in .* mount that folder"):
+    with pytest.raises(CheckpointNotFound, match=r"step 5 was stored in .* mount that folder"):
         CheckpointStore(tmp_path).newest(known_step=5)
     save(tmp_path, 3)  # an earlier step: later ones may be damaged or incomplete
     assert CheckpointStore(tmp_path).newest(known_step=5).manifest.step == 3

@@ -9,14 +9,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from ringmaster.errors import CheckpointError
 from ringmaster.techniques.runtime.checkpoints import saving
-from ringmaster.techniques.runtime.checkpoints.checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    Piece,
-    Pieces,
-    StoredTensor,
-)
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, Asks, Saver
 from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of

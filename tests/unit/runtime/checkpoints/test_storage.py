@@ -11,15 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    Piece,
-    Pieces,
-    StoredTensor,
-)
+from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
 from ringmaster.techniques.runtime.checkpoints.place import MANIFEST
-from ringmaster.techniques.runtime.checkpoints.remote_store import StoreUnavailable
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.runtime.checkpoints.storage import join_root, place_of
 from ringmaster.techniques.runtime.checkpoints.tensor_files import (
@@ -230,7 +224,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(monkeypatch)
     for name in ("ls", "cat_file", "open"):
         with monkeypatch.context() as patch:
             patch.setattr(Bucket, name, refuse)
-            with pytest.raises(StoreUnavailable, match="no answer"):
+            with pytest.raises(ObjectStoreUnavailable, match="no answer"):
                 CheckpointStore(root).newest()
     assert newest(root) == 10
     Bucket.store.clear()

@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ringmaster.tasks.batch import BatchFileError, load_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import load_batch
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.rows import read_rows
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows import cli
-from ringmaster.flows.faults import InputError
 from ringmaster.techniques.models import conversion
 from ringmaster.techniques.models.conversion import _lazy, convert
 

@@ -9,6 +9,7 @@ import pytest
 import transformers
 from torch import nn
 
+from ringmaster.errors import StepError
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
@@ -17,7 +18,7 @@ from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import architectures
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.probing import StepFault, probe
+from ringmaster.techniques.runtime.probing import probe
 from ringmaster.techniques.runtime.probing.probe import _file, source_state
 from tests.integration.workbench import write_prose
 
@@ -97,7 +98,7 @@ def surveyed(tmp_path):
     ],
 )  # fmt: skip
 def test_what_would_fail_later_is_refused_with_a_remedy(surveyed, of, data, fault):
-    with pytest.raises(StepFault, match=fault):
+    with pytest.raises(StepError, match=fault):
         surveyed(of, data)
 
 
@@ -120,7 +121,7 @@ def test_a_function_that_cannot_be_imported_or_ends_its_process_is_a_fault_of_it
     faulty = "faulty:build"
     of = ModelSpec(factory=faulty) if where == "model" else BERT
     data = DataSpec(factory=faulty) if where == "data" else made("classes")
-    with pytest.raises(StepFault, match=rf"{cause}\. To fix: correct "):
+    with pytest.raises(StepError, match=rf"{cause}\. To fix: correct "):
         surveyed(of, data, **({"loss": faulty} if where == "loss" else {}))
     sys.modules.pop("faulty", None)
 
@@ -131,7 +132,7 @@ def test_a_tokenizer_of_damaged_files_is_told_as_one(surveyed, prose, tmp_path, 
     (tmp_path / "tokenizer" / "tokenizer.json").write_text(content)
     settings = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(settings)
-    with pytest.raises(StepFault, match=r"tokenizer '.*' cannot be loaded: .* To fix: give a folder that save_pretr"):
+    with pytest.raises(StepError, match=r"tokenizer '.*' cannot be loaded: .* To fix: give a folder that save_pretr"):
         surveyed(LLAMA, replace(prose, tokenizer=str(tmp_path / "tokenizer")))
 
 
@@ -148,7 +149,7 @@ def test_a_loss_of_ones_own_is_tried_too(surveyed, loss, fault):
     if fault is None:
         assert "whole_batch" not in surveyed(*given, loss=f"{HERE}:{loss}")
         return
-    with pytest.raises(StepFault, match=fault):
+    with pytest.raises(StepError, match=fault):
         surveyed(*given, loss=f"{HERE}:{loss}")
 
 
@@ -157,7 +158,7 @@ def test_a_metric_that_does_not_suit_the_model_is_refused(surveyed):
     number = model("BertForSequenceClassification", **TINY, vocab_size=100, num_labels=1)
     regression = number, made("classes", labels=0.5)
     assert "whole_batch" not in surveyed(*regression)
-    with pytest.raises(StepFault, match=r"accuracy cannot be computed: .* logits \[\d, 1\].*To fix: name"):
+    with pytest.raises(StepError, match=r"accuracy cannot be computed: .* logits \[\d, 1\].*To fix: name"):
         surveyed(*regression, evaluation=EvaluationSpec(metrics=("loss", "accuracy")))
 
 
@@ -175,7 +176,7 @@ def test_a_metric_that_does_not_suit_the_model_is_refused(surveyed):
 )
 def test_a_metric_says_what_it_needs(surveyed, name, needed):
     number = model("BertForSequenceClassification", **TINY, vocab_size=100, num_labels=1)
-    with pytest.raises(StepFault, match=rf"^{name} cannot be computed: .*\. {name} needs {needed}.*To fix: name other"):
+    with pytest.raises(StepError, match=rf"^{name} cannot be computed: .*\. {name} needs {needed}.*To fix: name other"):
         surveyed(number, made("classes", labels=0.5), evaluation=EvaluationSpec(metrics=(name,)))
 
 
@@ -186,13 +187,13 @@ def test_a_metric_that_suits_is_computed_in_advance(surveyed, prose):
 
 
 def test_several_faults_are_told_at_once(surveyed, prose):
-    with pytest.raises(StepFault, match=r"must be divisible.*no field n_layers; did you mean n_layer") as found:
+    with pytest.raises(StepError, match=r"must be divisible.*no field n_layers; did you mean n_layer") as found:
         surveyed(model("GPT2LMHeadModel", n_embd=65, n_layers=2, n_head=2), prose)
     assert len(found.value.faults) == 2
 
 
 def test_a_classifier_of_text_files_lacks_labels(surveyed, prose):
-    with pytest.raises(StepFault, match=r"text has no labels.*To fix: set data.kind to text-classification"):
+    with pytest.raises(StepError, match=r"text has no labels.*To fix: set data.kind to text-classification"):
         surveyed(model("BertForSequenceClassification", **TINY), prose)
 
 
@@ -200,7 +201,7 @@ def test_a_fresh_head_beside_an_adapter_is_trained_too(surveyed, tmp_path):
     transformers.BertModel(transformers.BertConfig(**TINY, vocab_size=300)).save_pretrained(tmp_path / "bert")
     spec = ModelSpec(from_pretrained=str(tmp_path / "bert"), architecture="BertForSequenceClassification")
     remedy = r"the head \(classifier\) is fresh.*set adapter.modules_to_save to \[classifier\]"
-    with pytest.raises(StepFault, match=remedy):
+    with pytest.raises(StepError, match=remedy):
         surveyed(spec, made("classes"), adapter=Adapter())
     surveyed(spec, made("classes"), adapter=Adapter(modules_to_save=("classifier",)))
 
@@ -208,7 +209,7 @@ def test_a_fresh_head_beside_an_adapter_is_trained_too(surveyed, tmp_path):
 def test_a_pretrained_model_without_a_tokenizer_learns_no_tokens_of_a_new_one(surveyed, prose, tmp_path):
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, vocab_size=400)).save_pretrained(tmp_path / "llama")
     spec = ModelSpec(from_pretrained=str(tmp_path / "llama"))
-    with pytest.raises(StepFault, match=r"llama holds no tokenizer.* To fix: set data.tokenizer .*vocab_size to 400"):
+    with pytest.raises(StepError, match=r"llama holds no tokenizer.* To fix: set data.tokenizer .*vocab_size to 400"):
         surveyed(spec, prose)
     surveyed(spec, replace(prose, vocab_size=400))
 
@@ -218,7 +219,7 @@ def test_a_pretrained_model_learns_no_tokens_of_another_tokenizer(surveyed, pros
     data = prepare(replace(prose, vocab_size=400), cache_dir=tmp_path)
     shutil.copytree(data.tokenizer_dir, tmp_path / "llama", dirs_exist_ok=True)
     spec = ModelSpec(from_pretrained=str(tmp_path / "llama"))
-    with pytest.raises(StepFault, match=r"llama was trained with another tokenizer .* To fix: set data.tokenizer"):
+    with pytest.raises(StepError, match=r"llama was trained with another tokenizer .* To fix: set data.tokenizer"):
         surveyed(spec, replace(prose, vocab_size=380))
     surveyed(spec, replace(prose, vocab_size=380, tokenizer=str(tmp_path / "llama")))
 
@@ -245,7 +246,7 @@ def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_
 
 
 def test_masked_language_modeling_of_tokens_without_masks_is_refused(surveyed, prose):
-    with pytest.raises(StepFault, match=r"none of which is masked.* To fix: mask tokens in a data.factory"):
+    with pytest.raises(StepError, match=r"none of which is masked.* To fix: mask tokens in a data.factory"):
         surveyed(model("BertForMaskedLM", **TINY), prose)
     surveyed(model("BertForMaskedLM", **TINY), made("masked"))
 
@@ -306,7 +307,7 @@ def test_the_real_model_is_not_built(tmp_path, prose, monkeypatch):
 
 def test_a_tiny_model_still_shows_what_does_not_go_together(surveyed, prose):
     """The tiny model's width is eight times its heads, plus the real width's remainder when divided by them."""
-    with pytest.raises(StepFault, match="model: "):
+    with pytest.raises(StepError, match="model: "):
         surveyed(model("LlamaForCausalLM", hidden_size=100, num_attention_heads=8, num_key_value_heads=3), prose)
 
 
@@ -351,7 +352,7 @@ NO_DATA = PreparedData(name="n", digest="", num_samples=1, num_held_out=1, kind=
     ],
 )  # fmt: skip
 def test_an_absurd_number_of_a_config_is_refused_before_anything_grows(surveyed, prose, spec, said):
-    with pytest.raises(StepFault) as raised:
+    with pytest.raises(StepError) as raised:
         surveyed(spec, prose)
     assert said.replace("10^12", "000,000,000,000 of them in") in str(raised.value)
     assert "To fix: lower" in str(raised.value)
@@ -360,7 +361,7 @@ def test_an_absurd_number_of_a_config_is_refused_before_anything_grows(surveyed,
 @pytest.mark.parametrize("patch_size", [0, -1, 3])
 def test_patches_that_do_not_divide_an_image_are_refused(surveyed, patch_size):
     spec = model("ViTForImageClassification", **TINY, image_size=8, patch_size=patch_size)
-    with pytest.raises(StepFault, match=f"cuts images of 8 pixels into patches of {patch_size}. To fix: set"):
+    with pytest.raises(StepError, match=f"cuts images of 8 pixels into patches of {patch_size}. To fix: set"):
         surveyed(spec, DataSpec(source="digits"))
 
 

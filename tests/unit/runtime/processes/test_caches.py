@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.techniques.runtime.processes import caches
 from ringmaster.techniques.runtime.processes.caches import CODE_CACHES, own_caches
 from ringmaster.techniques.runtime.processes.launcher import rank_environment

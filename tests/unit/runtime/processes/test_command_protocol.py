@@ -8,7 +8,8 @@ import pytest
 from mlflow.utils import validation
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.batch import BatchFileError, load_batch
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import load_batch
 from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.errors import StepError
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
@@ -12,7 +13,6 @@ from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.probing import StepFault
 from ringmaster.techniques.training.fused.requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
@@ -80,7 +80,7 @@ def test_lion_needs_no_whole_matrices(job, folder):
     ids=["freeze", "nothing", "group", "frozen-group", "option"],
 )
 def test_a_job_that_names_no_parameters_is_a_fault_before_it_is_planned(job, folder, changes, message):
-    with pytest.raises(StepFault, match=message) as caught:
+    with pytest.raises(StepError, match=message) as caught:
         preflight(replace(job, **changes), folder, "single")
     assert "To fix: " in str(caught.value)
 

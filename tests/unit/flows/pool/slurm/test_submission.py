@@ -10,10 +10,10 @@ pytest.importorskip("prefect")
 
 from prefect.client.schemas.objects import FlowRun
 
+from ringmaster.errors import EngineUnavailable
 from ringmaster.flows.pool.slurm import worker as module
 from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
 from ringmaster.flows.pool.slurm.worker import SlurmWorker
-from ringmaster.tasks.pool.providers.provider import EngineAway
 from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, comment_of
 
 RUN = FlowRun(id=UUID(int=1), flow_id=UUID(int=0), name="node")
@@ -31,13 +31,13 @@ class FakeSlurm:
             number = len(self.accepted) + 1
             self.accepted.append(SlurmJob(id=number, states=frozenset({"PENDING"}), comment=comment_of(str(RUN.id))))
         if answer != "accepts":
-            raise EngineAway("Socket timed out on send/recv operation")
+            raise EngineUnavailable("Socket timed out on send/recv operation")
         return number
 
     def jobs(self):
         if self.num_silent_looks:
             self.num_silent_looks -= 1
-            raise EngineAway("Socket timed out on send/recv operation")
+            raise EngineUnavailable("Socket timed out on send/recv operation")
         return [SlurmJob(id=99, states=frozenset({"RUNNING"}), comment=comment_of("another run")), *self.accepted]
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.errors import StepError
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.row_samples.packing import Packer, first_fit
 from ringmaster.techniques.interface import registry
@@ -17,7 +18,7 @@ from ringmaster.techniques.interface.job import AdaptationSpec, Adapter, DataSpe
 from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import build_model, model_facts
-from ringmaster.techniques.runtime.probing import StepFault, probe
+from ringmaster.techniques.runtime.probing import probe
 from ringmaster.techniques.training.fused.requirements import why_not_together
 from ringmaster.techniques.training.losses import next_token_loss
 
@@ -143,7 +144,7 @@ def job(model, data, **changes):
 
 
 def fault(job, tmp_path):
-    with pytest.raises(StepFault) as caught:
+    with pytest.raises(StepError) as caught:
         probe(job, data=prepare(job.data, cache_dir=tmp_path / "cache"), cache_dir=tmp_path / "cache")
     return str(caught.value)
 
@@ -172,7 +173,7 @@ def test_a_model_that_keeps_samples_apart_passes(packed, tmp_path):
     ids=["positions", "masks", "flash"],
 )
 def test_a_model_that_mixes_samples_is_refused(packed, tmp_path, model, says):
-    with pytest.raises(StepFault, match=says):
+    with pytest.raises(StepError, match=says):
         probe(job(model, packed), data=prepare(packed, cache_dir=tmp_path / "cache"), cache_dir=tmp_path / "cache")
 
 

@@ -1,4 +1,4 @@
-"""Base class of all user-facing errors, and the retries and error translation around every MLflow call.
+"""The retries and error translation around every MLflow call.
 
 Every call to MLflow goes through `Guarded`. It retries a transient fault (a locked database, a server that answers 5xx)
 a few times. It turns any other fault into a `LedgerError` with a remedy.
@@ -12,37 +12,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.text import storable_values
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 # The beginnings of MLflow's messages about a server that does not answer.
 AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
-
-
-class RingmasterError(Exception):
-    """The base of every error that Ringmaster raises for its user: what is wrong, where, and how to fix it."""
-
-
-class InputFault(RingmasterError, ValueError):
-    """The base of errors in what the user gave: nothing was started, and the command line ends with exit status 2.
-
-    faults: everything that is wrong, in the order in which it is shown; each is a line or has one as its text.
-    """
-
-    faults: tuple[Any, ...]
-
-
-class LedgerError(RingmasterError, ValueError):
-    """The ledger cannot perform an operation.
-
-    code: MLflow's error code, e.g. "RESOURCE_DOES_NOT_EXIST".
-    may_pass: whether the same call may succeed later, because MLflow is unreachable or its disk is full at the moment.
-    """
-
-    def __init__(self, message: str, *, code: str = "INVALID_PARAMETER_VALUE", may_pass: bool = False) -> None:
-        super().__init__(message)
-        self.code, self.may_pass = code, may_pass
 
 
 def redacted(uri: str) -> str:
