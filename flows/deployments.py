@@ -38,9 +38,9 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
-from ringmaster.errors import InputError
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.internal_flows import serve_node_run
 from ringmaster.flows.pool.automations import make_alarms

@@ -9,8 +9,8 @@ import os
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.node import serve_node
 from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name

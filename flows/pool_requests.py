@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
-from ringmaster.errors import BatchFailed
 
+from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch.batch_input import CheckpointEvery, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
 from ringmaster.flows.pool.asking import ask_about, open_database, pool_address

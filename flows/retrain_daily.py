@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
-from ringmaster.errors import RetrainingFailed
 
+from ringmaster.errors import RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
 from ringmaster.flows.reports.progress import current_view

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ringmaster.errors import InputError, input_errors
-
 from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT

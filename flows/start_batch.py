@@ -7,8 +7,8 @@ from typing import Any, cast
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
-from ringmaster.errors import BatchFailed
 
+from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch.batch_input import (
     ANSWER_WITHIN_S,
     AnswerWithin,

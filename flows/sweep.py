@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from ringmaster.errors import LedgerError, SweepFailed
 
+from ringmaster.errors import LedgerError, SweepFailed
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import InputError, LedgerError, input_errors
-
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
@@ -34,9 +33,8 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
-from ringmaster.tasks.execution.replanning.forecast import Prediction, Surroundings, errors_in, plan_left, predict
+from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
 from ringmaster.tasks.profiling.preflight import PreflightAhead, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
@@ -46,7 +44,6 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques import Profile
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 
 
@@ -96,6 +93,23 @@ class NodeContext:
     def holder(self) -> str:
         """The name under which this batch holds devices, for others that wait for them."""
         return f"batch {self.batch.name}"
+
+    def load(self) -> Load:
+        """Returns the load that other work puts on this machine now.
+
+        Devices that other batches hold are busy with these. They will be free when a job of this batch gets them.
+        """
+        if self.leases.held():
+            return Load()
+        load = present_load(self.environment.devices, server=self.server, cache_dir=self.environment.cache_dir)
+        if load.is_busy:
+            current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
+        return load
+
+    def surroundings(self, load: Load) -> Surroundings:
+        """Returns a load of this machine, with the errors of earlier runs of the batch."""
+        earlier = self.ledger.finished_batches(self.batch.name, most=NUM_EARLIER)
+        return Surroundings(load=load, earlier=errors_in(earlier))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,36 +320,6 @@ def _together(*actions: Callable[[], Any]) -> None:
 NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction
 
 
-def load_now(node_context: NodeContext) -> Load:
-    """Returns the load that other work puts on this machine now.
-
-    Devices that other batches hold are busy with these. They will be free when a job of this batch gets them.
-    """
-    if node_context.leases.held():
-        return Load()
-    environment = node_context.environment
-    load = present_load(environment.devices, server=node_context.server, cache_dir=environment.cache_dir)
-    if load.is_busy:
-        current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
-    return load
-
-
 def profiled_at(profiled: Profiled, load: Load) -> Profiled:
     """Returns the profiles, of jobs and of groups, at a load."""
     return replace(profiled, profiles=at_load(profiled.profiles, load), groups=at_load(profiled.groups, load))
-
-
-def surroundings_of(node_context: NodeContext, load: Load) -> Surroundings:
-    """Returns the load of this machine, and the errors of earlier runs of the batch."""
-    earlier = node_context.ledger.finished_batches(node_context.batch.name, most=NUM_EARLIER)
-    return Surroundings(load=load, earlier=errors_in(earlier))
-
-
-def prediction_of(
-    plan: Plan, problem: Problem, profiles: Mapping[str, Sequence[Profile]], surroundings: Surroundings
-) -> Prediction:
-    """Returns the prediction of a plan's ends.
-
-    profiles: option k of a job in the plan is its profile k.
-    """
-    return predict(plan_left(problem, plan, profiles), surroundings=surroundings)

@@ -13,23 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import InputError, ProblemError
-
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import Profiles, as_batch
 from ringmaster.flows.batch.context import (
     NodeContext,
-    load_now,
     open_node_context,
-    prediction_of,
     profiled_at,
-    surroundings_of,
     with_weights,
 )
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.result import tell_refused
+from ringmaster.flows.batch.result import report_refusals
 from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
@@ -39,7 +35,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.replanning.forecast import Surroundings
+from ringmaster.tasks.execution.replanning.forecast import Surroundings, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -177,10 +173,10 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
 
 def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
-    profiled, load = _profile_here(node_context, policy=policy), load_now(node_context)
+    profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
     found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
-    return _with_prediction(found, profiled, surroundings_of(node_context, load))
+    return _with_prediction(found, profiled, node_context.surroundings(load))
 
 
 def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundings) -> DryRun:
@@ -188,7 +184,7 @@ def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundin
         return found
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
-    return replace(found, prediction=prediction_of(found.plan, found.problem, options, surroundings))
+    return replace(found, prediction=predict(plan_left(found.problem, found.plan, options), surroundings=surroundings))
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profiled:
@@ -320,11 +316,11 @@ class ProfiledBatch:
         return {"num_trials": found.num_trials, "jobs": jobs, "faults": dict(found.faults)}
 
 
-def profile_batch(batch: str | dict[str, Any]) -> ProfiledBatch:
+def profile_batch(batch: BatchInput) -> ProfiledBatch:
     """Profiles the jobs of a batch that have no stored profiles yet, and stores the new profiles.
 
     Args:
-        batch: Path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
+        batch: A Batch, the path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
 
     Raises:
         BatchFileError: The file has faults; the message has each with its line.
@@ -341,7 +337,7 @@ def profile_batch(batch: str | dict[str, Any]) -> ProfiledBatch:
             lend=node_context.lend,
             policy=TrialPolicy.THOROUGH,
         )
-        tell_refused(profiled)
+        report_refusals(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:
             return ProfiledBatch(profiled=profiled, problem=None)

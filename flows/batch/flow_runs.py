@@ -18,8 +18,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Failed, Pending, to_state_create
-from ringmaster.errors import RunFailed, RunInterrupted
 
+from ringmaster.errors import RunFailed, RunInterrupted
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.waiting import Waiting

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringmaster.errors import ProblemError
-
 from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.reports.progress import current_view

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
@@ -115,25 +115,22 @@ def are_measured(profiles: Mapping[str, Sequence[Profile]]) -> bool:
 
 def collect(
     batch: Batch,
-    jobs: Sequence[Job],
     journal: Journal,
     *,
     since_s: float,
     num_trials: int,
     profiling_s: float,
-    faults: Sequence[str] = (),
     refused: Callable[[str], list[dict[str, Any]]] = lambda _: [],
 ) -> BatchResult:
     """Reads the result of a batch from its journal.
 
     since_s: when the batch was started or resumed, in seconds since the epoch.
     num_trials, profiling_s: number and duration of the trials.
-    faults: what could not be recorded.
     refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
     """
     records = journal.jobs()
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
-    statuses = {records[job.name].status for job in jobs}
+    statuses = {records[job.name].status for job in batch.jobs}
     status = _status(statuses)
     plan, problem = _first_plan(journal, since_s=since_s)
     fusion, prediction = journal.get(FUSION), None
@@ -153,7 +150,7 @@ def collect(
         plan=figures,
         makespan_s=_span_s(segments),
         objective=batch.objective,
-        value=_value(batch, jobs, segments, problem),
+        value=_value(batch, segments, problem),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
         num_trials=num_trials,
@@ -162,9 +159,8 @@ def collect(
             _job_row(job, journal, since_s=since_s)
             | _punctuality(job.name, batch, journal)
             | {"refused": refused(job.name)}
-            for job in jobs
+            for job in batch.jobs
         ),
-        faults=tuple(faults),
         fusion=fusion,
         prediction=prediction,
         is_measured=bool(journal.get(MEASURED, False)),
@@ -211,7 +207,7 @@ def _span_s(segments: Sequence[SegmentRecord]) -> float:
     return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
 
 
-def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord], planned: Problem | None) -> float:
+def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | None) -> float:
     """Returns the value of the batch's objective, from its segments. All devices have the same price.
 
     planned: the problem of the first plan, which has the runtimes of the jobs.
@@ -226,14 +222,14 @@ def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord],
     held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)
-    names = {job.name for job in jobs}
+    names = {job.name for job in batch.jobs}
     asked = tuple(
         PlanningJob(
             job.name,
             tuple(Option("any", o.num_devices, o.whole_s) for o in rows.get(job.name, unknown) if not o.jobs),
             after=tuple(parent for parent in job.parents if parent in names),
         )
-        for job in jobs
+        for job in batch.jobs
     )
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
     problem = batch.terms.on(Problem(batch.name, (Node("any", num_devices),), asked))
@@ -305,40 +301,40 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
     ]
 
 
-class RecordedRun(Protocol):
-    """A run of a batch, as far as the end of its records needs it.
+def close_records(
+    result: BatchResult,
+    *,
+    recorder: AsyncRecorder,
+    journal: Journal,
+    listener_faults: Mapping[Listener, str],
+    sweep_scheduler: SweepScheduler | None = None,
+    patience_s: float | None = None,
+) -> BatchResult:
+    """Records the result of a batch, and waits until all is written.
 
-    is_recorded: whether its records are closed.
-    patience_s: how long to wait for an unavailable MLflow; None for the recorder's default.
+    Args:
+        result: The result before its models are recorded.
+        recorder: Writes the batch into MLflow.
+        journal: The journal of the batch.
+        listener_faults: What is missing, and why, since a listener of the batch raised; by listener.
+        sweep_scheduler: The scheduler of the sweep whose trials are the jobs.
+        patience_s: Seconds to wait for an unavailable MLflow; None for the recorder's default.
+
+    Returns:
+        The result with the URIs of the models, and with what could not be recorded.
     """
-
-    journal: Journal
-    sweep_scheduler: SweepScheduler | None
-    is_recorded: bool
-    patience_s: float | None
-
-    @property
-    def recorder(self) -> AsyncRecorder:
-        """Writes the run into MLflow."""
-
-    @property
-    def listener_faults(self) -> Mapping[Listener, str]:
-        """What is missing, and why, since a listener of the run raised; by listener."""
-
-
-def close_records(run: RecordedRun, result: BatchResult) -> list[str]:
-    """Records the result of a run, and waits until all is written; returns descriptions of what could not be."""
-    run.is_recorded = True
-    run.journal.put("status", result.status)
-    finish_records(run.recorder, result)
-    lost = [fault for listener, fault in run.listener_faults.items() if listener == run.recorder.listen]
-    for fault in run.listener_faults.values():
+    journal.put("status", result.status)
+    finish_records(recorder, result)
+    lost = [fault for listener, fault in listener_faults.items() if listener == recorder.listen]
+    for fault in listener_faults.values():
         current_view.get().say(f"{fault}; the log has the traceback")
-    faults = [*lost, *run.recorder.close(patience_s=run.patience_s)]
-    run.journal.put("is_recorded", run.recorder.is_complete and not lost)
-    if run.sweep_scheduler is not None:
-        run.sweep_scheduler.close(run_id=run.recorder.run_of())
-    return faults
+    faults = (*lost, *recorder.close(patience_s=patience_s))
+    journal.put("is_recorded", recorder.is_complete and not lost)
+    if sweep_scheduler is not None:
+        sweep_scheduler.close(run_id=recorder.run_of())
+    records = journal.jobs()
+    uris = {name: record.details.get("model_uri") for name, record in records.items()}
+    return replace(result, faults=faults, jobs=tuple({**job, "model_uri": uris[job["name"]]} for job in result.jobs))
 
 
 def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
@@ -373,22 +369,22 @@ def failure(job: str, why: str) -> JobEnded:
     return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
 
 
-def failures_told(*, but: Iterable[str] = ()) -> Failed:
+def failure_reporter(*, but: Iterable[str] = ()) -> Failed:
     """Returns a function that reports a failed job once, at once, on the terminal and in the flow run's log.
 
     but: jobs that have ended before and are not reported.
     """
-    listeners, told = Listeners([current_view.get().listen, log_decision]), set(but)
+    listeners, reported = Listeners([current_view.get().listen, log_decision]), set(but)
 
-    def tell(job: str, why: str) -> None:
-        if job not in told:
-            told.add(job)
+    def report(job: str, why: str) -> None:
+        if job not in reported:
+            reported.add(job)
             listeners.tell(failure(job, why))
 
-    return tell
+    return report
 
 
-def tell_refused(profiled: Profiled) -> None:
+def report_refusals(profiled: Profiled) -> None:
     """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
     if line := refusal_line({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
         current_view.get().detail(line)

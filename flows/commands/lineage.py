@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.flows.faults import InputError, input_errors
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
 from ringmaster.techniques.models.adapters.peft_format import is_adapter
@@ -345,7 +345,8 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.model_lineage.graph.snapshot import UnknownModel, close_names
+    from ringmaster.errors import UnknownModel
+    from ringmaster.model_lineage.graph.snapshot import close_names
 
     snapshot = home.snapshot
     trained = snapshot.trained_on(what)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from ringmaster.errors import InputError, input_errors
 
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
 
@@ -91,9 +91,9 @@ def _sound(alarm: Alarm) -> None:
 @contextmanager
 def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
+    from ringmaster.errors import PromotionRefused
     from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.promotion.moves import open_move_log
-    from ringmaster.tasks.promotion.moves import PromotionRefused
 
     with lineage_home() as home, open_move_log() as log:
         try:

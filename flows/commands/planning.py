@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ringmaster.errors import InputError
 from ringmaster.flows.output import AsJson, output_console, print_json
 from ringmaster.tasks.files import text_of
 
@@ -22,7 +23,8 @@ MAX_BYTES = 200_000_000
 
 def read_problem(path: Path) -> Problem:
     """Reads a problem. Raises InputError with every fault of the file."""
-    from ringmaster.tasks.planning import Problem, ProblemError
+    from ringmaster.errors import ProblemError
+    from ringmaster.tasks.planning import Problem
 
     try:
         return Problem.from_json(_read(path))
@@ -162,7 +164,6 @@ def _registered(objective: str) -> str:
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
     from ringmaster.errors import NoRoomError
-
     from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 
     makespans = {}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
 from ringmaster.flows.output import AsJson, error_console, print_json

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import (
     AsJson,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.planning import read_plan, read_problem
 from ringmaster.flows.commands.running import Profiles
@@ -180,7 +180,6 @@ def _devices(text: str) -> tuple[int, str]:
 def _check(problem: Problem, changes: Iterable[Change]) -> None:
     """Raises InputError with the faults of all changes, before the first one is answered."""
     from ringmaster.errors import ProblemError
-
     from ringmaster.tasks.planning.whatif.changes import changed
 
     faults: list[str] = []

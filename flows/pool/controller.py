@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from ringmaster.errors import input_errors
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.errors import input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
-from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
 
+from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.pool.node_options import NodeOptions
 from ringmaster.flows.pool.own_node import fork_server_of

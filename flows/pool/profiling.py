@@ -17,9 +17,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Cancelling
-from ringmaster.errors import InputError, NodeUnavailable
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.errors import InputError, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.flow_runs import for_prefect, notices

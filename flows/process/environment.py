@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.output import error_console
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")

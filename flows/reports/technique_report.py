@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from ringmaster.errors import InputError, input_errors
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console, output_console, styled
 from ringmaster.flows.reports.progress import current_view

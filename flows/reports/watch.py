@@ -14,8 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import fitting_columns, output_console, print_json, styled
 from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
-from ringmaster.errors import LedgerError
 
+from ringmaster.errors import LedgerError
 from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view

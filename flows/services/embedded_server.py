@@ -20,8 +20,8 @@ from prefect.context import refresh_global_settings_context
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.utilities.callables import get_call_parameters
-from ringmaster.errors import ServerStartError
 
+from ringmaster.errors import ServerStartError
 from ringmaster.flows.batch.batch_input import as_parameter
 from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.output import announce

@@ -186,10 +186,9 @@ def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
 
 
 def _slurm_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
-    from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults
-
     from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
     from ringmaster.tasks.pool.providers.slurm.commands import Slurm
+    from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults
 
     given = {**_defaults(engine.work_pool_template), **engine.job_variables()}
 

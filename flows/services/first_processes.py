@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of

@@ -26,8 +26,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.asking import pool_address
 from ringmaster.flows.process import environment
 from ringmaster.flows.process.process_log import Role, report_faults

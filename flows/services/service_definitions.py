@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from ringmaster.errors import InputError
-
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.flows.faults import InputError
+from ringmaster.errors import InputError
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.process_identity import identity

@@ -17,10 +17,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
-from ringmaster.errors import InputError
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import announce, error_console, styled
 from ringmaster.flows.process.environment import open_directly

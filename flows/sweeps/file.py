@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from ringmaster.errors import BatchFileError
 
+from ringmaster.errors import BatchFileError
 from ringmaster.flows.settings import located
 from ringmaster.flows.sweeps.form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
 from ringmaster.tasks.batch import Fault, document, load_batch

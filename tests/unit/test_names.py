@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from ringmaster.errors import BatchFileError, InputError, ProblemError
 
+from ringmaster.errors import BatchFileError, InputError, ProblemError
 from ringmaster.flows.batch.batch_input import as_batch
 from ringmaster.flows.commands.lineage import import_
 from ringmaster.flows.commands.pool import submit

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from ringmaster.errors import InputError, LedgerError
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import models
 from ringmaster.flows.promotion import examine

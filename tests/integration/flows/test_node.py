@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("prefect")
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from ringmaster.errors import ReleaseMismatch
 
+from ringmaster.errors import ReleaseMismatch
 from ringmaster.flows.pool import node
 from ringmaster.flows.pool.node import _serve
 from ringmaster.flows.pool.node_options import NodeOptions

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from ringmaster.errors import BatchFileError
 
+from ringmaster.errors import BatchFileError
 from ringmaster.flows.sweeps.file import load_sweep, spec_of
 from ringmaster.flows.sweeps.form import DeviceChoice, Parameter, Sweep
 from ringmaster.model_lineage.ledger.ledger import Ledger

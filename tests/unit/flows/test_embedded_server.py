@@ -9,8 +9,8 @@ import pytest
 from prefect import flow
 from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
-from ringmaster.errors import InputError, ServerStartError
 
+from ringmaster.errors import InputError, ServerStartError
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import embedded_server as module
 from ringmaster.flows.services import first_processes

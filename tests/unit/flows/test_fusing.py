@@ -1,8 +1,8 @@
 """Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
 import pytest
-from ringmaster.errors import ProblemError
 
+from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED

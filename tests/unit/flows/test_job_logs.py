@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from ringmaster.errors import DatabaseFileError, InputError
 from typer.testing import CliRunner
 
+from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import cli
 from ringmaster.flows.commands import watching
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve

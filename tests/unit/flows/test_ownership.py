@@ -5,8 +5,8 @@ import stat
 import sys
 
 import pytest
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import entry, settings
 from ringmaster.flows.process import environment
 

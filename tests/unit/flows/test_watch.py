@@ -5,9 +5,9 @@ import json
 import pytest
 import typer
 from rich.console import Console
-from ringmaster.errors import InputError
 from typer.testing import CliRunner
 
+from ringmaster.errors import InputError
 from ringmaster.flows.commands import watching
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch import Room, picture

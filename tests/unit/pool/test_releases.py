@@ -1,9 +1,9 @@
 """Detection of another release of Ringmaster on a pool's database, before it can misread any row."""
 
 import pytest
-from ringmaster.errors import ReleaseMismatch
 from sqlalchemy import update
 
+from ringmaster.errors import ReleaseMismatch
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.pool.controller import _lead
 from ringmaster.flows.pool.pooled_run import open_pooled_run

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from ringmaster.errors import DatabaseFileError, InputError
 
 from ringmaster import extras
+from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows import retrain_daily
 from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run

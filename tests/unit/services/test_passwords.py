@@ -4,8 +4,8 @@ import configparser
 import stat
 
 import pytest
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows.services.service_files import (
     SHORTEST_PASSWORD,
     choose_password,

@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 from types import SimpleNamespace
 
 import pytest
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows.services import prefect_server
 from ringmaster.flows.services.first_processes import check_prefect_database
 

@@ -8,9 +8,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from ringmaster.errors import InputError
 
 from ringmaster.codec import to_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.databases import databases

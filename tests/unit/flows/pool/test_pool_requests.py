@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from ringmaster.errors import BatchFileError, InputError
 from typer.testing import CliRunner
 
+from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
 from ringmaster.flows.pool import asking

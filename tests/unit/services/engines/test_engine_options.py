@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ringmaster.errors import InputError
 
 from ringmaster.codec import from_json
+from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment

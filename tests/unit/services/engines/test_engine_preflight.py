@@ -4,8 +4,8 @@ import json
 import socket
 
 import pytest
-from ringmaster.errors import InputError
 
+from ringmaster.errors import InputError
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, engine_faults
