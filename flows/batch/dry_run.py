@@ -17,7 +17,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
-from ringmaster.flows.batch.batch_input import Profiles, as_batch
+from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
 from ringmaster.flows.batch.context import (
     NodeContext,
     open_node_context,

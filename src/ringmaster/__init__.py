@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringmaster.errors import BatchFailed, RingmasterError
-
     from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.flows.train_batch import train_batch
