@@ -15,6 +15,8 @@ from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.loss import class_of
+from ringmaster.techniques.interface.metric import why_not_divided
 from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
     Config,
@@ -25,8 +27,6 @@ from ringmaster.techniques.interface.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
-from ringmaster.techniques.losses.registry import class_of
-from ringmaster.techniques.metrics.registry import why_not_divided
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -36,12 +36,12 @@ class Rewrite(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Rewrites the model once, with fresh weights."""
-        from ringmaster.techniques.models.adaptations.rewriting import profile
+        from ringmaster.techniques.models.rewriting import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Rewrites the model."""
-        from ringmaster.techniques.models.adaptations.rewriting import run
+        from ringmaster.techniques.models.rewriting import run
 
         return run(order, reporter)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.technique import Config, GangShape
-from ringmaster.techniques.training.fused.requirements import NAME, mesh_shape
+from ringmaster.techniques.training.fused.group_requirements import NAME, mesh_shape
 
 if TYPE_CHECKING:
     from ringmaster.techniques.interface.model_facts import ModelFacts
@@ -59,12 +59,12 @@ class SharedBase(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Measures the steps of all the order's jobs together."""
-        from ringmaster.techniques.training.fused.trial_loop import profile
+        from ringmaster.techniques.training.fused.group import profile
 
         return profile(order, reporter, rank=self.rank)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Trains each of the order's jobs to its own last step."""
-        from ringmaster.techniques.training.fused.segment_loop import run
+        from ringmaster.techniques.training.fused.group_loop import run
 
         return run(order, reporter, rank=self.rank)

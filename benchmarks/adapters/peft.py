@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, Trainin
 
 from ringmaster.techniques import Job
 from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
-from ringmaster.techniques.models.adapters.attaching import first_state, sites
+from ringmaster.techniques.models.adapters import first_state, sites
 
 PREFIX = "base_model.model."  # of peft's parameter names
 WEIGHT_DECAY = 0.01  # torch's default, which Ringmaster uses too

@@ -19,9 +19,9 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.single import Single
-from ringmaster.techniques.training.fused.base.shared_base import Stem
 from ringmaster.techniques.training.fused.group import Group
 from ringmaster.techniques.training.fused.member import Member
+from ringmaster.techniques.training.fused.shared_base_model import Stem
 from ringmaster.techniques.training.trainer import Trainer
 
 RANKS = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)

@@ -104,9 +104,9 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
 
     from ringmaster.techniques.data import prepare
     from ringmaster.techniques.models import build_model
-    from ringmaster.techniques.training.fused.base.shared_base import Stem
     from ringmaster.techniques.training.fused.group import Group
     from ringmaster.techniques.training.fused.member import Member
+    from ringmaster.techniques.training.fused.shared_base_model import Stem
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]

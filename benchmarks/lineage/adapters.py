@@ -50,7 +50,7 @@ def adapted(base, *, seed):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ringmaster.techniques import Adapter
-    from ringmaster.techniques.models.adapters.attaching import attach, trained_names
+    from ringmaster.techniques.models.adapters import attach, trained_names
 
     model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, num_key_value_heads=4, **SIZES))
     model.load_state_dict(base)

@@ -25,16 +25,15 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.embedded_server import has_lasting_server
-from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, Prediction
-from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import beside_plan, counted
+from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.gantt import beside_plan, counted
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
-from ringmaster.tasks.planning.whatif.sentences import TITLE, section
+from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 from ringmaster.techniques.runtime.processes.events import Metrics
@@ -69,13 +68,15 @@ def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:
     lines = [
         f"# {markdown(result.batch)} in MLflow",
         "",
-        links.link("the batch: plan, metrics and files", f"{root}/{run_path}"),
+        model_pages.link("the batch: plan, metrics and files", f"{root}/{run_path}"),
     ]
     models = []
     for job in result.jobs:
         if found := VERSION.fullmatch(job["model_uri"] or ""):
             name, version = found.groups()
-            page = links.link(f"{name} version {version}", f"{root}/{links.model_version_path(name, version)}")
+            page = model_pages.link(
+                f"{name} version {version}", f"{root}/{model_pages.model_version_path(name, version)}"
+            )
             models.append(f"| {markdown(job['name'])} | {page} |")
     return "\n".join([*lines, *(["", "| job | model |", "|---|---|", *models] if models else [])]) + "\n"
 

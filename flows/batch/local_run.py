@@ -11,12 +11,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
-from ringmaster.flows.batch.context import (
-    RunContext,
-    RunOptions,
-    open_run_context,
-    profiled_at,
-)
+from ringmaster.flows.batch.context import RunContext, RunOptions, open_run_context, profiled_at
 from ringmaster.flows.batch.group_choice import ChosenGroups, choose_together, goals_in
 from ringmaster.flows.batch.result import (
     MEASURED,
@@ -47,8 +42,8 @@ from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.charts.drawing import counted
-from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.gantt import counted
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs

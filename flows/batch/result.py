@@ -23,9 +23,9 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import baselines
-from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
+from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
 from ringmaster.tasks.profiling.preflight import Failed
 from ringmaster.tasks.profiling.reasons import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
@@ -100,7 +100,7 @@ class BatchResult:
     @property
     def objective_value(self) -> float | None:
         """The value where it is not the makespan, else None."""
-        return None if registry.objective(self.objective).only_last_end else self.value
+        return None if objective_by_name(self.objective).only_last_end else self.value
 
     @property
     def exit_code(self) -> int:
@@ -237,7 +237,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
     groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)
     problem = replace(problem, jobs=grouped)
-    return registry.objective(batch.objective).coefficients(problem).value(ends_s, held)
+    return objective_by_name(batch.objective).coefficients(problem).value(ends_s, held)
 
 
 def _device_s(segment: SegmentRecord) -> float:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from ringmaster.techniques.models.adapters.peft_format import is_adapter
 
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
-from ringmaster.techniques.models.adapters.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def gc(
     with lineage_home(is_fresh=True) as home:
         now_ms = time.time_ns() // 1_000_000
         nodes = unreached(home.snapshot, now_ms=now_ms, least_age_days=keep_days)
-        freed = collect(home.ledger, home.store, home.snapshot, nodes).freed_bytes if yes else 0
+        freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
             return
@@ -114,10 +114,10 @@ def gc(
 
 def fsck(as_json: AsJson = False) -> None:
     """Read every tensor and every record, and say what is damaged or missing; exit 1 where something is."""
-    from ringmaster.model_lineage.graph.maintenance import faults
+    from ringmaster.model_lineage.snapshot import consistency_errors
 
     with lineage_home(is_fresh=True) as home:
-        found = faults(home.snapshot, home.store)
+        found = consistency_errors(home.snapshot, home.store)
         if as_json:
             print_json({"faults": found, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
         else:
@@ -233,8 +233,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a model: what it came from, up to its bases, what became of it, its data, plan and aliases."""
-    from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
     from ringmaster.model_lineage.exchange.exporting import node_json
+
+    from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
 
     with lineage_home(is_fresh=refresh) as home:
         node, snapshot = home.find(model), home.snapshot
@@ -260,8 +261,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two models: tensors and by how much, data, hyperparameters, metrics, behaviour."""
-    from ringmaster.flows.lineage.views import diff_view, print_view
     from ringmaster.model_lineage.graph.diff import record_differences, tensor_changes
+
+    from ringmaster.flows.lineage.views import diff_view, print_view
 
     with lineage_home(is_fresh=refresh) as home:
         one, other = home.find(first), home.find(second)
@@ -282,8 +284,9 @@ def impact(
     as_json: AsJson = False,
 ) -> None:
     """List every model that came from a model or was trained on a data set, and which of them are in production."""
-    from ringmaster.flows.lineage.views import impact_view, print_view
     from ringmaster.model_lineage.exchange.exporting import node_json
+
+    from ringmaster.flows.lineage.views import impact_view, print_view
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -345,8 +348,9 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.errors import UnknownModel
     from ringmaster.model_lineage.graph.snapshot import close_names
+
+    from ringmaster.errors import UnknownModel
 
     snapshot = home.snapshot
     trained = snapshot.trained_on(what)

@@ -24,7 +24,6 @@ from ringmaster.flows.output import (
     working,
 )
 from ringmaster.flows.settings import located
-from ringmaster.techniques.interface.dotted_names import resolve
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.flow_runs import RunEnd
@@ -198,10 +197,15 @@ def sweep(
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     with working(f"reading {sweep_file}"):
-        from ringmaster.flows.sweeps.file import load_sweep
+        from ringmaster.flows.sweeps.file import load_sweep, spec_of
 
         form = load_sweep(located(sweep_file))
-    result = _run_flow("ringmaster.flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
+        batch = spec_of(form).batch()
+    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
+        from ringmaster.flows.sweep import sweep as sweep_flow
+
+        end.result = sweep_flow(**form.parameters(), resume=resume)
+    result: dict[str, Any] = end.result
     console = error_console()
     rows = result["leaderboard"]
     from rich.table import Table
@@ -239,8 +243,20 @@ def retrain(
         from ringmaster.tasks.retraining.production import load_production
 
         load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    parameters = {"file": str(models_file), "night": night, "force": force, "seed": seed}
-    result = _run_flow("ringmaster.flows.retrain_daily:retrain_daily", parameters, is_verbose=verbose)
+    settings.embed(settings.home())
+    is_alone = settings.pool() is None
+    with working(STARTING_SERVERS) if is_alone else nullcontext():
+        if is_alone:
+            from ringmaster.flows.services.first_processes import start_server
+
+            start_server()
+        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.reports.progress import shown
+        from ringmaster.flows.retrain_daily import retrain_daily
+
+    with shown(error_console(), is_verbose=verbose), kept_result() as end:
+        end.result = retrain_daily(file=str(models_file), night=night, force=force, seed=seed)
+    result: dict[str, Any] = end.result
     from rich.markdown import Markdown
 
     error_console().print(Markdown(result["report"], hyperlinks=False))
@@ -252,22 +268,3 @@ def retrain(
 def exit_code(result: Mapping[str, Any]) -> int:
     """Returns 0 if a sweep or a retraining run is done and all of it is recorded, else 1."""
     return 0 if result["status"] == "done" and not result["faults"] and not result.get("was_skipped") else 1
-
-
-def _run_flow(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str, Any]:
-    """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
-    settings.embed(settings.home())
-    is_alone = settings.pool() is None
-    with working(STARTING_SERVERS) if is_alone else nullcontext():
-        if is_alone:
-            from ringmaster.flows.services.first_processes import start_server
-
-            start_server()
-        run_flow = resolve(flow)
-        from ringmaster.flows.batch.flow_runs import kept_result
-        from ringmaster.flows.reports.progress import shown
-
-    with shown(error_console(), is_verbose=is_verbose), kept_result() as end:
-        end.result = run_flow(**parameters)
-    result: dict[str, Any] = end.result
-    return result

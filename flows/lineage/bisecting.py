@@ -12,9 +12,9 @@ from typing import Any
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.model_tests import CommandTest, MetricTest
-from ringmaster.model_lineage.exchange.exporting import node_json
-from ringmaster.model_lineage.graph.bisection import Blame, Culprit, blame, every_bad, first_bad
-from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.model_lineage.exporting import node_json
+from ringmaster.model_lineage.graph import Blame, Culprit, blame, every_bad, first_bad
+from ringmaster.model_lineage.snapshot import Node
 from ringmaster.model_lineage.tensors.objects import write_once
 
 Told = Callable[[str], None]
@@ -97,7 +97,7 @@ class Bisection:
 
     def _steps(self, node: Node, test: CommandTest) -> dict[str, Any] | None:
         """Returns between which training steps a model became bad; None if it has no checkpoints left."""
-        from ringmaster.techniques.models.at_checkpoint import checkpoint_steps
+        from ringmaster.techniques.models.export import checkpoint_steps
 
         root, last = node.record.origin.checkpoints, node.record.origin.num_steps
         assert root is not None, "there is a place to look"
@@ -120,7 +120,7 @@ class Bisection:
         return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
-        from ringmaster.techniques.models.at_checkpoint import export_checkpoint
+        from ringmaster.techniques.models.export import export_checkpoint
         from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 
         with ScratchFolder() as aside:

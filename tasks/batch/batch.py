@@ -22,8 +22,8 @@ from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.losses.registry import reward_names
-from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.interface.loss import reward_names
+from ringmaster.techniques.models.peft_format import resolved
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.techniques.interface.job import MERGED, Job
-from ringmaster.techniques.models.adaptations.folders import model_of_folder, quantization_of, tensor_shapes
+from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 
 TOKENIZER = "tokenizer.json"
 

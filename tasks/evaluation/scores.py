@@ -17,8 +17,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.metric import GatheredMetric
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.interface.metric import GatheredMetric, metric_named
 from ringmaster.techniques.runtime.processes.events import (
     ModelFailed,
     RankExited,

@@ -21,7 +21,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.training.fused.requirements import NAME
+from ringmaster.techniques.training.fused.group_requirements import NAME
 
 # Assumed if nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0

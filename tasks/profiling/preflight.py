@@ -14,10 +14,9 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.data_source import LANGUAGE_MODELING, PreparedData
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP
 from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.ledger.bases import record_base
+from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal
@@ -106,7 +106,7 @@ def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     All are measured alike on one device.
 
     compared: the model first, then its parents, as JSON forms of
-        `ringmaster.techniques.models.adaptations.comparing.Measured`.
+        `ringmaster.techniques.models.rewriting.Measured`.
     """
     if len(compared) < 2:
         return ""

@@ -318,8 +318,6 @@ def _drop(connection: Connection, *, table: Table, where: ColumnElement[bool], m
     return int(connection.execute(delete(table).where(table.c.id.in_(some))).rowcount)
 
 
-T = TypeVar("T")
-
 Act = Callable[[Connection], object]
 
 

@@ -13,7 +13,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ringmaster.techniques.data.prepared import stamp
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.checkpoints.remote_store import explained, is_url, open_store, store_errors
 
@@ -114,6 +113,12 @@ def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
     for each in folder.iterdir():
         if each.is_dir():
             yield from _folders(each, above=above | {real})
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Returns size in bytes and time of the last change in ns, a cheap way to detect that a file has changed."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def is_litter(name: str) -> bool:

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
-from ringmaster.techniques.models.adaptations.folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
-from ringmaster.techniques.models.adaptations.quantizing import load_quantized
-from ringmaster.techniques.models.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.models.architectures import (
     architecture,
     check_labels,
@@ -27,6 +24,9 @@ from ringmaster.techniques.models.architectures import (
     instantiate,
     pretrained_config,
 )
+from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
+from ringmaster.techniques.models.peft_format import base_of, is_adapter
+from ringmaster.techniques.models.quantization import load_quantized
 
 MAX_NAMED = 3
 MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
@@ -125,8 +125,8 @@ def _is_quantized(config: Any, *, of: str) -> bool:
 
 def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
     """The base model of an adapter, with the adapter merged into its weights."""
-    from ringmaster.techniques.models.adapters.attaching import attach
-    from ringmaster.techniques.models.adapters.merging import merge
+    from ringmaster.techniques.models.adapter_modules import merge
+    from ringmaster.techniques.models.adapters import attach
 
     _check_vocabulary(folder, data)
     model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))

@@ -6,20 +6,35 @@ import copy
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
+from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.models.adaptations.folders import WEIGHTS
+from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import no_progress_bar, skeleton
+from ringmaster.techniques.models.model_folders import WEIGHTS
+from ringmaster.techniques.models.peft_format import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    config_of,
+    parameter_name,
+    resolved,
+    tensor_name,
+)
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.checkpoints.state import Reader
+from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 
 FACTORY = "model.json"
 GENERATION = "generation_config.json"
@@ -129,3 +144,88 @@ def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     missing = sorted(set(first.values()) - set(kept))
     assert not missing, f"the state lacks {missing[:3]}"
     return kept
+
+
+SAFETENSORS = ".safetensors"
+
+
+def checkpoint_steps(root: str) -> dict[int, str]:
+    """The names of the checkpoints under a folder or URL, by step; empty if the location does not exist."""
+    try:
+        names = place_of(root).names()
+    except OSError:
+        return {}
+    return {int(name.partition("-")[2]): name for name in names}
+
+
+def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> None:
+    """Writes the model of checkpoint `name` under `root` to a new folder.
+
+    finished: the folder of the model that the training ended with. All files but the weights are copied from it, and
+        its weights' files determine the names and dtypes of the tensors.
+    Raises ValueError if the checkpoint is incomplete or belongs to another model.
+    """
+    checkpoint = CheckpointStore(root).whole(name)
+    if checkpoint is None:
+        raise ValueError(f"checkpoint {name} under {root} is not whole")
+    stored = checkpoint.manifest.tensors
+    with Reader(checkpoint) as reader, publish(folder) as aside:
+        for file in sorted(path for path in finished.rglob("*") if path.is_file()):
+            path = file.relative_to(finished)
+            if file.suffix != SAFETENSORS:
+                (aside / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, aside / path)
+                continue
+            tensors = {}
+            for tensor, dtype in _dtypes(file).items():
+                name_here = f"model/{parameter_name(tensor)}"
+                if name_here not in stored:
+                    raise ValueError(f"checkpoint {name} under {root} has no {tensor}: it is of another model")
+                shape = stored[name_here].shape
+                load = partial(_read, reader, name_here, dtype)
+                tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
+            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata={"format": "pt"}))
+
+
+def _read(reader: Reader, name: str, dtype: torch.dtype) -> torch.Tensor:
+    return reader.whole(name).to(dtype)
+
+
+def _dtypes(file: Path) -> dict[str, torch.dtype]:
+    with safe_open(file, framework="pt") as opened:
+        return {name: DTYPES[opened.get_slice(name).get_dtype()] for name in opened.keys()}  # noqa: SIM118
+
+
+def export_adapter(
+    folder: Path,
+    *,
+    adapter: Adapter,
+    spec: ModelSpec,
+    base: str | None,
+    state: Mapping[str, Tensor],
+    prepared: PreparedData,
+) -> None:
+    """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
+
+    spec: the model that the adapter is on.
+    base: the folder or hub name with that model's weights, if any.
+    state: the adapter's whole tensors, under the model's names.
+    """
+    from safetensors.torch import save_file
+
+    model, adapter = skeleton(spec, prepared), resolved(adapter)
+    at = sites(model, adapter)
+    targets, feedforward = unambiguous_targets(model, at)
+    said = config_of(
+        adapter,
+        model=model,
+        base=base,
+        targets=targets,
+        feedforward=feedforward,
+        saved=saved_modules(model, adapter),
+    )
+    tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
+    with publish(folder) as aside:
+        (aside / ADAPTER_CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
+        save_file(tensors, aside / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        copy_processors(aside, prepared=prepared, base=base)

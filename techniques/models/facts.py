@@ -15,10 +15,9 @@ from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.models.decoder import decoder_of
-from ringmaster.techniques.models.layers import layer_names, num_parameters
-from ringmaster.techniques.training.freezing import freeze
+from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
 from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.parameters import freeze
 
 FP32_BYTES = 4
 
@@ -85,8 +84,8 @@ def has_experts(model: nn.Module) -> bool:
 
 
 def _undivided(model: nn.Module, adapter: Adapter) -> str:
-    from ringmaster.techniques.models.adapters.leaves import own_leaves
-    from ringmaster.techniques.models.adapters.peft_format import resolved
+    from ringmaster.techniques.models.adapters import own_leaves
+    from ringmaster.techniques.models.peft_format import resolved
 
     adapter = resolved(adapter)
     try:
@@ -98,7 +97,7 @@ def _undivided(model: nn.Module, adapter: Adapter) -> str:
 
 def _adapted(model: nn.Module, adapter: Adapter) -> int:
     """Attaches the adapter and returns the number of trained parameters."""
-    from ringmaster.techniques.models.adapters.attaching import attach
+    from ringmaster.techniques.models.adapters import attach
 
     attach(model, adapter, seed=0)
     return _num_trained(model)

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.decoders import CAUSAL
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.model_facts import Decoder, LayerModule
+
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:
     """The names of the repeated layers, in the order of the modules, which is taken as the order of execution.
@@ -43,3 +48,52 @@ def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
         if isinstance(module, kind) and num_parameters(module) and not any(inside):
             found.append(name)
     return found
+
+
+def check_components(job: Job, model: nn.Module) -> None:
+    """Raises ValueError if a prefix in the job's `components` matches no module or parameter of its model.
+
+    Jobs with an adapter are not checked: an adapter's files hold other parameters than the model.
+    """
+    if not job.components or job.adapter is not None:
+        return
+    names = {name for name, _ in model.named_parameters()} | set(model.state_dict())
+    for component, prefix in job.components.items():
+        if not any(name == prefix or name.startswith(f"{prefix}.") for name in names):
+            there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
+            raise ValueError(
+                f"components: {component} is {prefix!r}, and no parameter of the model is within it. "
+                f"To fix: begin with one of {there}"
+            )
+
+
+def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData) -> Decoder | None:
+    """The description of `model` as a decoder, or None if it is not a causal language model that reads tokens."""
+    config, name = getattr(model, "config", None), type(model).__name__
+    if config is None or data.kind != "tokens" or data.seq_len is None or not name.endswith(CAUSAL):
+        return None
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
+        return None
+    num_heads = config.num_attention_heads
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    return Decoder(
+        architecture=name,
+        hidden_size=config.hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+        vocab_size=config.vocab_size,
+        seq_len=data.seq_len,
+        window=getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None,
+        is_tied=head is not None and head.weight is embedding.weight,
+        modules=tuple(dict.fromkeys(module for layer in layers for module in _modules(layer))),
+        has_positions=any(tensor.name == "position_ids" for tensor in data.tensors),
+    )
+
+
+def _modules(layer: nn.Module) -> Iterable[LayerModule]:
+    for name, module in layer.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if own:
+            shape = tuple(own["weight"].shape) if "weight" in own else ()
+            yield LayerModule(name=name, kind=type(module).__name__, shape=shape)

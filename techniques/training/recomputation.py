@@ -6,6 +6,7 @@ Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -77,3 +78,15 @@ def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
     name = operator.overloadpacket.__name__
     is_dear = name in DEAR_OPERATORS or operator.namespace == COLLECTIVES
     return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def compile_layers(model: nn.Module, *, device_type: str) -> None:
+    """Compiles the forward of each repeated layer, or of the whole model if it has none; called before the layout.
+
+    A layer's `forward` is replaced rather than the layer wrapped, so that parameters keep their names, and the hooks
+    that a technique adds to a layer are not compiled. Raises ValueError without the C++ compiler that a CPU needs.
+    """
+    if device_type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise ValueError("compile: true needs a C++ compiler on a CPU. To fix: install g++, or leave `compile` out")
+    for part in [model.get_submodule(name) for name in layer_names(model)] or [model]:
+        part.forward = torch.compile(part.forward, dynamic=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.models.adaptations.comparing import COMPARING_PATIENCE_S, compare
+from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
 from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder

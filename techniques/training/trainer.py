@@ -35,10 +35,9 @@ from ringmaster.techniques.interface.technique import (
     why_no_optimizer,
 )
 from ringmaster.techniques.models import build_model, export_model
-from ringmaster.techniques.models.adaptations.training import Adapting
-from ringmaster.techniques.models.adapters.attaching import attach, trained_names
-from ringmaster.techniques.models.adapters.exporting import export_adapter
-from ringmaster.techniques.models.components import check_components
+from ringmaster.techniques.models.adapters import attach, trained_names
+from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.layers import check_components
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (
@@ -52,15 +51,15 @@ from ringmaster.techniques.runtime.checkpoints.state import (
 from ringmaster.techniques.runtime.probing import draws_of
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.training.compilation import compile_layers
+from ringmaster.techniques.training.adaptation import Adapting
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
-from ringmaster.techniques.training.freezing import freeze
-from ringmaster.techniques.training.generation.rollout import HELD_OUT, prompt_seed, rollout_of
+from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.training.half_precision import compute_in_half
-from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import Metrics
-from ringmaster.techniques.training.named_losses import disable_dropout
-from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
+from ringmaster.techniques.training.optimizers import build_optimizer, update_
+from ringmaster.techniques.training.parameters import ParameterSettings, freeze, parameter_settings
+from ringmaster.techniques.training.recomputation import compile_layers
 
 Root = str | Path
 """A folder of checkpoints, or an fsspec URL."""

@@ -20,7 +20,7 @@ from ringmaster.tasks.profiling.groups.search import GroupSearch
 from ringmaster.tasks.profiling.search import Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
-from ringmaster.techniques.training.fused.requirements import NAME
+from ringmaster.techniques.training.fused.group_requirements import NAME
 
 MOST_SIZES = 3  # of a thorough search, in the first layout of a class
 

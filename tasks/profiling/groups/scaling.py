@@ -25,7 +25,7 @@ from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember
 from ringmaster.techniques.interface.turns import AT_ONCE
-from ringmaster.techniques.training.fused.requirements import NAME
+from ringmaster.techniques.training.fused.group_requirements import NAME
 
 
 @dataclass(frozen=True)

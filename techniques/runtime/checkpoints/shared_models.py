@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ringmaster.errors import ModelNotFound
-from ringmaster.techniques.data.prepared import locked
+from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.runtime.checkpoints.checkpoint import (
     Manifest,
     StoredFile,

@@ -34,8 +34,7 @@ from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.parallel.stages import Part, Stage, owners, partition
 from ringmaster.techniques.runtime.processes.order import Slot
 from ringmaster.techniques.runtime.processes.ranks import take_device
-from ringmaster.techniques.training.losses import Loss, loss_of
-from ringmaster.techniques.training.named_losses import with_made_up_reference
+from ringmaster.techniques.training.losses import Loss, loss_of, with_made_up_reference
 
 VERSION = 1
 MOST_SLOTS = 8  # slots that are measured at the same time

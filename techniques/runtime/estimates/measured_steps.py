@@ -37,9 +37,9 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
 from ringmaster.techniques.runtime.estimates.kept_values import keep, kept
 from ringmaster.techniques.runtime.estimates.layer_times import WEIGHTS_STD, kind_of

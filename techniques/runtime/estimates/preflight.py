@@ -15,7 +15,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import StepError
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.encoding.progress import progress_to
+from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job
@@ -23,8 +23,8 @@ from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import GangShape, Technique, why_no_optimizer
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adaptations.support import why_no_adaptation, why_no_generation
-from ringmaster.techniques.models.adapters.attaching import attach
+from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
+from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.runtime.probing import Probe, explained, probe
@@ -36,8 +36,8 @@ from ringmaster.techniques.runtime.processes.events import (
     PreflightStarted,
     event_to_json,
 )
-from ringmaster.techniques.training.freezing import freeze
-from ringmaster.techniques.training.optimizers import check_options, parameter_settings
+from ringmaster.techniques.training.optimizers import check_options
+from ringmaster.techniques.training.parameters import freeze, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 

@@ -28,9 +28,9 @@ from ringmaster.techniques.interface.job import Adapter, Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.models.adapters.peft_format import resolved
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.runtime.probing import known_draws
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
@@ -171,7 +171,7 @@ def _stand_in(scene: Scene) -> None:
     import transformers.masking_utils
 
     from ringmaster.techniques.runtime.parallel import sequences
-    from ringmaster.techniques.training.dropout import draws
+    from ringmaster.techniques.training import dropout
 
     prepared = from_json(PreparedData, scene.data)
     # A model that was not probed, because its data is not there, may draw random numbers.
@@ -184,7 +184,7 @@ def _stand_in(scene: Scene) -> None:
         (transformers.masking_utils, "is_tracing", lambda *_: False),
         (collectives, "_are_we_tracing", lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
-        (draws, "kept", _mask),
+        (dropout, "kept", _mask),
         (trainers, "prepare", lambda *_, pinned, **__: pinned),
         (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),

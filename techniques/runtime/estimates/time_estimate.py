@@ -13,17 +13,14 @@ from typing import Any
 from ringmaster.codec import digest, from_json
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, open_data
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.interface.data_source import SampleTensor
+from ringmaster.techniques.interface.data_source import LANGUAGE_MODELING, SampleTensor
 from ringmaster.techniques.interface.job import DISTILLED, Job
-from ringmaster.techniques.interface.loss import CAUSAL
+from ringmaster.techniques.interface.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
-from ringmaster.techniques.losses.registry import loss_function_of, reward_names
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adaptations.support import bytes_beside, copies_reference
-from ringmaster.techniques.models.adaptations.training import teacher_model
+from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
 from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
@@ -37,6 +34,7 @@ from ringmaster.techniques.runtime.estimates.step_times import (
     times_by_operations,
 )
 from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.training.adaptation import teacher_model
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
 # A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.models.adapters.modules import ScaledInputLinear, ScaledOutputLinear
+from ringmaster.techniques.models.adapter_modules import ScaledInputLinear, ScaledOutputLinear
 
 HEAD_NORMS = ("q_norm", "k_norm")
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.errors import StepError
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.training.losses import Loss, logits_of
-from ringmaster.techniques.training.named_losses import ADDED
+from ringmaster.techniques.training.losses import ADDED, Loss, logits_of
 
 MASKED = "ForMaskedLM"
 

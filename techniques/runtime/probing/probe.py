@@ -17,11 +17,11 @@ from torch import Tensor
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import StepError
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
-from ringmaster.techniques.data.sources.registry import installed_source
+from ringmaster.techniques.interface.data_source import installed_source
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import BESIDE_MODEL_AND_LOSS, Job
-from ringmaster.techniques.losses.registry import class_of, reward_names, source_of
-from ringmaster.techniques.metrics.registry import installed_metric
+from ringmaster.techniques.interface.loss import class_of, reward_names, source_of
+from ringmaster.techniques.interface.metric import installed_metric
 from ringmaster.techniques.models.architectures import misspelt, undeclared_fields
 from ringmaster.techniques.models.build import seeded
 from ringmaster.techniques.runtime.probing.batches import cropped, made_up, ragged, rows_of
@@ -37,9 +37,8 @@ from ringmaster.techniques.runtime.probing.models import probed_model
 from ringmaster.techniques.runtime.probing.packing import why_never_packed, why_not_apart
 from ringmaster.techniques.runtime.probing.prompts import completions_of
 from ringmaster.techniques.training.dropout import DrawSites, find_sites, name_modules
-from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.losses import disable_dropout, loss_of, with_made_up_reference
 from ringmaster.techniques.training.metrics import Metrics
-from ringmaster.techniques.training.named_losses import disable_dropout, with_made_up_reference
 
 FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"

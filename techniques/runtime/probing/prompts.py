@@ -15,7 +15,7 @@ from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, LossFunction
 from ringmaster.techniques.runtime.probing.batches import LONGEST
 from ringmaster.techniques.runtime.probing.faults import explained
-from ringmaster.techniques.training.generation.rollout import prompt_seed, prompts_of, rollout_of
+from ringmaster.techniques.training.generation import prompt_seed, prompts_of, rollout_of
 
 MOST_NEW_TOKENS = 8
 

@@ -9,20 +9,36 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.training.fused.base.shared_base import Stem
-from ringmaster.techniques.training.fused.batches import in_order
-from ringmaster.techniques.training.fused.member import Member
-from ringmaster.techniques.training.fused.rows import Row, lay_below, sum_gradients
+from ringmaster.codec import from_json
+from ringmaster.techniques.data import PreparedData, num_tokens_of, prepare
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.models import build_model, model_facts
+from ringmaster.techniques.models.adapters import own_leaves
+from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks, join
+from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.training.fused.adapter_batches import in_order
+from ringmaster.techniques.training.fused.group_requirements import mesh_shape, why_not_together
+from ringmaster.techniques.training.fused.member import Member, Row, lay_below, sum_gradients
+from ringmaster.techniques.training.fused.packed_attention import packed_attention
+from ringmaster.techniques.training.fused.shared_base_model import Stem, shard
 from ringmaster.techniques.training.losses import Batch, SumAndCount
 from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
+from ringmaster.techniques.training.trainer import Root, StepReport
+from ringmaster.techniques.training.trial_loop import trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,3 +172,136 @@ def _token_counts(batches: Sequence[Batch]) -> list[float]:
 
 def _loss_of(member: Member, batch: Batch, output: Any) -> SumAndCount:
     return member.loss(output, batch)
+
+
+def orders_of(order: GangOrder) -> list[GangOrder]:
+    """An order for each job of a group, the lead job's first.
+
+    The fields that belong to a job alone come from the member's order; all others come from the lead job's.
+    """
+    lead = replace(order, members=())
+    return [lead] + [
+        replace(
+            lead,
+            job=member.job,
+            data=member.data,
+            folder=member.folder,
+            checkpoint_dir=member.checkpoint_dir,
+            model_dir=member.model_dir,
+            model_url=member.model_url,
+            weights_from=member.weights_from,
+            last_step=member.last_step,
+            keep_checkpoints=member.keep_checkpoints,
+        )
+        for member in order.members
+    ]
+
+
+def join_group(order: GangOrder, rank: int) -> Ranks:
+    """Joins the other ranks of a group's gang, if there are any."""
+    num_ranks = order.num_devices  # one a device
+    return join(order, rank, num_ranks=num_ranks, axes=mesh_shape(num_ranks, order.config))
+
+
+def open_group(order: GangOrder, ranks: Ranks) -> Group:
+    """The group of an order: the base of its job on the ranks' devices, without members yet.
+
+    Raises ValueError if the order's jobs cannot be trained together.
+    """
+    job, cache = order.job, Path(order.cache_dir)
+    pinned = from_json(PreparedData, order.data) if order.data else None
+    data = prepare(job.data, cache_dir=cache, pinned=pinned)
+    jobs = [job, *(member.job for member in order.members)]
+    if reason := why_not_together(jobs, model_facts(job.model, data=data), num_ranks=ranks.num_ranks):
+        raise ValueError(f"shared_base: {reason}. To fix: train it alone")
+    weights = Path(order.weights_from) if order.weights_from else None
+    base = build_model(job.model, data=data, seed=job.seed, weights_from=weights)
+    own = _own(base, jobs)
+    attention = None
+    if ranks.mesh is not None and order.config.get("base", "whole") == "sharded":
+        attention = packed_attention(base)
+        shard(base, ranks.mesh, precision=job.precision, unrounded=own)
+    else:
+        base = base.to(ranks.device)
+    recompute = order.config.get("recompute", "none")
+    return Group(Stem(base, recompute=recompute, unrounded=own, attention=attention), ranks=ranks)
+
+
+def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:
+    """The names of the modules of which any job trains weights of its own, which start as copies of the base's."""
+    found: set[str] = set()
+    for job in jobs:
+        assert job.adapter is not None
+        with suppress(ValueError, OSError):  # raised again, and reported, when the job's member is created
+            found.update(own_leaves(base, resolved(job.adapter)))
+    return found
+
+
+def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
+    """Runs `techniques.training.trial_loop.trial` on all jobs of the order together.
+
+    All durations are the gang's; those of the checkpoint, export and evaluation cover all jobs.
+    """
+    ranks = join_group(order, rank)
+    reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
+    result = trial(_Together(order, ranks, reporter), order, reporter)
+    ranks.agree(True)  # no rank exits while a peer may still wait for it
+    return result
+
+
+class _Together:
+    """The jobs of a group with the interface of one trainer. They start from fresh weights and ignore last steps."""
+
+    def __init__(self, order: GangOrder, ranks: Ranks, reporter: Reporter) -> None:
+        self.ranks, self._reporter, self._num_steps = ranks, reporter, 0
+        self._group = open_group(order, ranks)
+        for each in orders_of(order):
+            self._group.join(Member(each, self._group.stem.model, device=ranks.device, ranks=ranks))
+            reporter.beat()
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """One step of every job; reports the loss of the first job."""
+        started_s = time.perf_counter()
+        first = next(iter(self._group.step().values()))
+        asked = tuple(self.ranks.sum(list(asks)))
+        seconds = time.perf_counter() - started_s
+        self._num_steps += 1
+        self._reporter.beat()
+        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, asked=asked)
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """The checkpoint pieces of all jobs."""
+        named = {f"{m.name}/{k}": v for m in self._group.members for k, v in m.written().items()}
+        return piece_writer(named, copies=copies)
+
+    def save(self, root: Root) -> float:
+        """Saves the jobs one after another, each in its own folder; returns the seconds."""
+        started_s = time.perf_counter()
+        for index, member in enumerate(self._group.members):
+            member.order = replace(member.order, checkpoint_dir=f"{root}/{index}")
+            member.save()
+            self._reporter.beat()
+        return time.perf_counter() - started_s
+
+    def export(self, folder: Path, root: Root) -> None:
+        """Exports the jobs' models from the checkpoints that `save` wrote under `root`."""
+        for index, member in enumerate(self._group.members):
+            member.order = replace(member.order, checkpoint_dir=f"{root}/{index}", model_dir=str(folder / str(index)))
+            member.export()
+            self._reporter.beat()
+
+    def evaluate(self, *, max_batches: int | None = None) -> dict[str, dict[str, float]]:
+        """Evaluates all jobs together, over at most `max_batches` global batches each."""
+        jobs = {member.name: member.job for member in self._group.members}
+        for member in self._group.members:
+            wanted = member.job.evaluation
+            num_batches = min(max_batches or wanted.max_batches, wanted.max_batches)
+            member.job = replace(member.job, evaluation=replace(wanted, max_batches=num_batches))
+        metrics = self._group.evaluate(beat=self._reporter.beat)
+        for member in self._group.members:
+            member.job = jobs[member.name]
+        return metrics
+
+    def num_evaluated_batches(self) -> float:
+        """The mean over the jobs of the number of global batches of one evaluation."""
+        return sum(member.num_evaluated_batches() for member in self._group.members) / len(self._group.members)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
-from ringmaster.techniques.models.adapters.attaching import AdaptedLinear, first_state, pretrained_state, sites
-from ringmaster.techniques.models.adapters.exporting import export_adapter
-from ringmaster.techniques.models.adapters.leaves import own_leaves
-from ringmaster.techniques.models.adapters.modules import PREFIX
-from ringmaster.techniques.models.adapters.peft_format import resolved
+from ringmaster.techniques.models.adapter_modules import PREFIX
+from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
 from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
 from ringmaster.techniques.runtime.checkpoints.state import (
@@ -29,13 +30,142 @@ from ringmaster.techniques.runtime.checkpoints.state import (
 )
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
-from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.batches import Part
-from ringmaster.techniques.training.fused.rows import Row
+from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.losses import Loss, loss_of
-from ringmaster.techniques.training.optimizers import build_optimizer, parameter_settings, update_
+from ringmaster.techniques.training.optimizers import build_optimizer, update_
+from ringmaster.techniques.training.parameters import ParameterSettings, parameter_settings
 from ringmaster.techniques.training.trainer import batch_width, checkpoint_meta, weights_digest
+
+ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + torch.Size(self.shape).numel()
+
+    def of(self, row: Tensor, *, first: int = 0) -> Tensor:
+        """A view of the parameter's part of a row, or of a piece of a row that begins at `first`."""
+        return row[self.start - first : self.stop - first].view(self.shape)
+
+
+class Row:
+    """The parameters of `tree`, moved into a row. They stay the same objects, with the same names.
+
+    layout: the parameters' names and shapes. Rows of equal layout can form one matrix.
+    segments: flat parameters that together cover the row, for an optimizer. They are as few as possible. Kernels
+        compute the last few elements of a tensor in another way, so only tensors without such a remainder are joined,
+        and only those of equal optimizer settings.
+    num_moves: how often the row was moved, which invalidates views of its parameters.
+    gradients: the row of all gradients; None before `lay_below` allocates it.
+    """
+
+    def __init__(self, tree: nn.Module, *, settings: Mapping[str, ParameterSettings] | None = None) -> None:
+        self._parameters = dict(tree.named_parameters())
+        self._places, self.num_elements = _places(self._parameters)
+        self._cuts = list(_cuts(self._places, settings or {}))
+        self.layout = tuple((place.name, place.shape) for place in self._places)
+        first = next(iter(self._parameters.values()))
+        self.segments = [nn.Parameter(first.new_empty(0)) for _ in self._cuts]
+        self.num_moves = -1
+        self.gradients: Tensor | None = None  # allocated by `lay_below`
+        self._move(first.new_zeros(self.num_elements), None)
+
+    def names(self) -> dict[nn.Parameter, str]:
+        """The name of one parameter in each segment; all of a segment have the same settings."""
+        return {segment: places[0].name for segment, places in zip(self.segments, self._cuts, strict=True)}
+
+    def states(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """The optimizer's state tensors, named as `runtime.checkpoints.state.named_optimizer_state` names them."""
+        named = {}
+        for segment, places in zip(self.segments, self._cuts, strict=True):
+            state = {key: value for key, value in optimizer.state.get(segment, {}).items() if isinstance(value, Tensor)}
+            for place in places:
+                for key, value in state.items():
+                    own = place.of(value, first=places[0].start) if value.shape == segment.shape else value
+                    named[f"optimizer/{place.name}/{key}"] = own
+        return named
+
+    def restore(self, reader: Reader, optimizer: torch.optim.Optimizer) -> None:
+        """Fills the state of the optimizer of `segments` from a checkpoint."""
+        for segment, places in zip(self.segments, self._cuts, strict=True):
+            state = optimizer.state[segment]
+            for place in places:
+                for key in reader.states_of(place.name):
+                    found = reader.state(f"optimizer/{place.name}/{key}", self._parameters[place.name], optimizer)
+                    if found.shape == place.shape:
+                        whole = state.setdefault(key, torch.zeros_like(segment, dtype=found.dtype, requires_grad=False))
+                        place.of(whole, first=places[0].start).copy_(found)
+                    else:
+                        state[key] = found  # a step counter, equal for all parameters
+
+    def _move(self, values: Tensor, gradients: Tensor | None) -> None:
+        """Moves the row to new memory, [num_elements] each. The gradients' values are lost."""
+        for place in self._places:
+            parameter = self._parameters[place.name]
+            place.of(values).copy_(parameter.detach())
+            parameter.grad = None
+            parameter.data = place.of(values)
+            parameter.grad = None if gradients is None else place.of(gradients)
+        for segment, places in zip(self.segments, self._cuts, strict=True):
+            where = slice(places[0].start, places[-1].stop)
+            segment.grad = None
+            segment.data = values[where]
+            segment.grad = None if gradients is None else gradients[where]
+        self.gradients = gradients
+        self._values, self.num_moves = values, self.num_moves + 1
+
+
+def lay_below(rows: Sequence[Row]) -> None:
+    """Moves rows of one layout, in order, into one matrix, and their gradients into another, unless they lie so."""
+    if all(row.gradients is not None for row in rows) and evenly([row._values for row in rows]) is not None:
+        return
+    shape, like = (len(rows), rows[0].num_elements), rows[0]._values
+    for row, values, gradients in zip(rows, like.new_zeros(shape), like.new_zeros(shape), strict=True):
+        row._move(values, gradients)
+
+
+def sum_gradients(rows: Sequence[Row]) -> None:
+    """Sums the rows' gradients over all ranks in one all-reduce. All ranks have the same rows in the same order."""
+    gradients = [row.gradients for row in rows if row.gradients is not None]
+    together = torch.cat(gradients)
+    dist.all_reduce(together)
+    torch._foreach_copy_(gradients, torch.split(together, [len(each) for each in gradients]))
+
+
+def _places(parameters: Mapping[str, Tensor]) -> tuple[list[_Place], int]:
+    """The place of each tensor, with an aligned start, and the length of the row."""
+    places, end = [], 0
+    for name, parameter in parameters.items():
+        places.append(_Place(name=name, start=end, shape=tuple(parameter.shape)))
+        end = -(-places[-1].stop // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def _cuts(places: Sequence[_Place], settings: Mapping[str, ParameterSettings]) -> Iterator[list[_Place]]:
+    """Groups neighbouring places whose sizes are multiples of `ALIGNMENT`; each other place is its own group.
+
+    Places of unequal settings are in different groups.
+    """
+    joined: list[_Place] = []
+    for place in places:
+        is_even = (place.stop - place.start) % ALIGNMENT == 0
+        if joined and (not is_even or settings.get(place.name) != settings.get(joined[0].name)):
+            yield joined
+            joined = []
+        if is_even:
+            joined.append(place)
+        else:
+            yield [place]
+    if joined:
+        yield joined
 
 
 class Member:

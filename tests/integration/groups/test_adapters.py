@@ -14,10 +14,10 @@ from ringmaster.techniques import Adapter
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.models.adapters.attaching import attach
-from ringmaster.techniques.models.at_checkpoint import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.models.adapters import attach
+from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

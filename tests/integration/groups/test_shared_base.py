@@ -12,10 +12,10 @@ from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpe
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.interface.job import ParameterGroup
 from ringmaster.techniques.models import build_model, model_facts
-from ringmaster.techniques.training.fused.base.shared_base import Stem
 from ringmaster.techniques.training.fused.group import Group
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from ringmaster.techniques.training.fused.member import Member
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.fused.shared_base_model import Stem
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
-from ringmaster.techniques.models.at_checkpoint import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
 from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
 

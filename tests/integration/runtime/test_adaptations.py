@@ -7,9 +7,9 @@ import torch
 
 from ringmaster.techniques import AdaptationSpec, Job
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.models.adaptations.pruning import is_two_of_four
-from ringmaster.techniques.models.adaptations.support import why_no_adaptation
+from ringmaster.techniques.models.adaptation_support import why_no_adaptation
 from ringmaster.techniques.runtime.processes.events import Measured
+from ringmaster.techniques.training.adaptation import is_two_of_four
 from tests.integration.workbench import (
     ADAMW,
     LLAMA,

@@ -8,11 +8,11 @@ import torch
 
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.data import open_data, width_of
-from ringmaster.techniques.data.sampling import sampler_of
+from ringmaster.techniques.data.samples import sampler_of
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.runtime.processes.ranks import alone
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 from tests.integration.groups.test_shared_base import group_of, run
 from tests.integration.kinds import BERT, MODELS, VARIANTS, job_of

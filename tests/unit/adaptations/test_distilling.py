@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from ringmaster.techniques import AdaptationSpec
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.models.adaptations.distilling import Teacher, distilled_loss, softened_divergence
+from ringmaster.techniques.training.adaptation import Teacher, distilled_loss, softened_divergence
 from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 
 NEXT_TOKEN = Loss(compute=next_token_loss, inputs=frozenset({"input_ids"}), shifted=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques.models.adaptations.merging import merge
+from ringmaster.techniques.models.rewriting import merge
 
 SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b"))
 TASKS = replace(SOUP, method="task-arithmetic")

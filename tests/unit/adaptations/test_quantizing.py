@@ -8,9 +8,16 @@ from torch import nn
 from ringmaster.techniques import AdaptationSpec, ModelSpec
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.models import build_model
-from ringmaster.techniques.models.adaptations.folders import quantization_of, tensor_shapes, weight_bytes
-from ringmaster.techniques.models.adaptations.int8 import Int8Linear, int8_product, to_int8
-from ringmaster.techniques.models.adaptations.quantizing import export_quantized, is_quantized, load_quantized, quantize
+from ringmaster.techniques.models.model_folders import quantization_of, tensor_shapes, weight_bytes
+from ringmaster.techniques.models.quantization import (
+    Int8Linear,
+    export_quantized,
+    int8_product,
+    is_quantized,
+    load_quantized,
+    quantize,
+    to_int8,
+)
 from tests.unit.runtime.models.conftest import LLAMA
 
 METHODS = ["dynamic-int8", "weight-only-int8"]

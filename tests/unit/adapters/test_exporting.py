@@ -22,14 +22,14 @@ from transformers import (
 )
 
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.models.adapters.attaching import (
+from ringmaster.techniques.models.adapters import (
     attach,
     saved_modules,
     sites,
     trained_names,
     unambiguous_targets,
 )
-from ringmaster.techniques.models.adapters.peft_format import CONFIG, WEIGHTS, config_of, tensor_name
+from ringmaster.techniques.models.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS, config_of, tensor_name
 
 SMALL = {
     "hidden_size": 16,
@@ -83,9 +83,9 @@ def saved_adapter(folder, make, adapter, *, base=None):
     targets, feedforward = unambiguous_targets(plain, sites(plain, adapter))
     saved = saved_modules(plain, adapter)
     said = config_of(adapter, model=plain, base=base, targets=targets, feedforward=feedforward, saved=saved)
-    (folder / CONFIG).write_text(json.dumps(said))
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(said))
     trained = {tensor_name(name): value.detach() for name, value in ours.named_parameters() if name in names}
-    save_file(trained, folder / WEIGHTS)
+    save_file(trained, folder / ADAPTER_WEIGHTS)
     return plain, ours
 
 
@@ -167,7 +167,7 @@ def test_the_class_of_peft_for_its_task_loads_it(tmp_path, make, adapter, task, 
     folder.mkdir()
     plain, ours = saved_adapter(folder, make, adapter, base=str(base))
     plain.save_pretrained(base)
-    assert json.loads((folder / CONFIG).read_text())["task_type"] == task
+    assert json.loads((folder / ADAPTER_CONFIG).read_text())["task_type"] == task
     theirs = getattr(peft, loaded_by).from_pretrained(folder, low_cpu_mem_usage=False).eval()
     with torch.no_grad():
         found, expected, before = (model(**inputs) for model in (theirs, ours, plain))

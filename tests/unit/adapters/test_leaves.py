@@ -6,8 +6,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from ringmaster.techniques import Adapter, ModelSpec
-from ringmaster.techniques.models.adapters.attaching import attach, sites, trained_names
-from ringmaster.techniques.models.adapters.leaves import own_leaves
+from ringmaster.techniques.models.adapters import attach, own_leaves, sites, trained_names
 
 
 @pytest.fixture(scope="module")

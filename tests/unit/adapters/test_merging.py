@@ -5,8 +5,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.models.adapters.attaching import attach, trained_names
-from ringmaster.techniques.models.adapters.merging import merge
+from ringmaster.techniques.models.adapter_modules import merge
+from ringmaster.techniques.models.adapters import attach, trained_names
 
 TOKENS = torch.arange(24).reshape(2, 12)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from ringmaster.techniques.models.adapters.moving import has_lost_base, on_base
+from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 
 
 def adapter(folder, base):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ringmaster.techniques.models.adapters.attaching import pretrained_state
-from ringmaster.techniques.models.adapters.peft_format import CONFIG, WEIGHTS, read_adapter
+from ringmaster.techniques.models.adapters import pretrained_state
+from ringmaster.techniques.models.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": True}
 
@@ -15,8 +15,8 @@ PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_pro
 @pytest.fixture
 def saved(tmp_path):
     def save(**said):
-        (tmp_path / CONFIG).write_text(json.dumps(PLAIN | said))
-        (tmp_path / WEIGHTS).touch()
+        (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(PLAIN | said))
+        (tmp_path / ADAPTER_WEIGHTS).touch()
         return tmp_path
 
     return save
@@ -47,5 +47,5 @@ def test_what_only_began_otherwise_is_read(saved, said):
 def test_what_is_read_is_in_the_order_of_what_begins(tmp_path):
     """Norms are summed in the order of the first state. A file is sorted by name, and has a bias before its weight."""
     first = {name: torch.ones(2) for name in ("head.weight", "head.bias", "a.weight")}
-    save_file({f"base_model.model.{name}": tensor for name, tensor in first.items()}, tmp_path / WEIGHTS)
+    save_file({f"base_model.model.{name}": tensor for name, tensor in first.items()}, tmp_path / ADAPTER_WEIGHTS)
     assert list(pretrained_state(tmp_path, first)) == list(first)

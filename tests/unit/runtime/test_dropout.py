@@ -7,9 +7,19 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ringmaster.techniques.training.dropout import Draws, NoSample, current, drawing, find_sites, name_modules, use
-from ringmaster.techniques.training.dropout.draws import kind_of
-from ringmaster.techniques.training.dropout.hashing import kept, mixed, random_bits
+from ringmaster.techniques.training.dropout import (
+    Draws,
+    NoSample,
+    current,
+    drawing,
+    find_sites,
+    kept,
+    kind_of,
+    mixed,
+    name_modules,
+    random_bits,
+    use,
+)
 from ringmaster.techniques.training.recomputation import drawing_again
 
 CPU = torch.device("cpu")

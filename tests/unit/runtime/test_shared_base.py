@@ -19,10 +19,10 @@ from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
-from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules
-from ringmaster.techniques.training.fused.base.shared_base import Stem
-from ringmaster.techniques.training.fused.batches import Part
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.shared_base_model import Stem
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules
-from ringmaster.techniques.training.fused.base.runs import Factors, Pair
-from ringmaster.techniques.training.fused.batches import Batch, Part, in_chunks, in_order
+from ringmaster.techniques.training.fused.adapter_batches import Batch, Part, in_chunks, in_order
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, Factors, Pair
 
 
 def part(*, length=16, num_rows=1, rank=2, sites=("q",), scales=None):

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from ringmaster.techniques.training.fused.base.shared_base import Learnt
 from ringmaster.techniques.training.fused.group import Group
+from ringmaster.techniques.training.fused.shared_base_model import Learnt
 
 
 class Taught:

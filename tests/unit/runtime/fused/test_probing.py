@@ -19,9 +19,9 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from ringmaster.techniques.training.fused.base.adapter_modules import AdapterModules
-from ringmaster.techniques.training.fused.base.shared_base import Stem
-from ringmaster.techniques.training.fused.batches import Part
+from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
+from ringmaster.techniques.training.fused.shared_base_model import Stem
 
 SMALL = {
     "hidden_size": 32,

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from ringmaster.techniques.training.fused.base.runs import Pair, Run, evenly
-from ringmaster.techniques.training.fused.member import tree_of
-from ringmaster.techniques.training.fused.rows import Row, lay_below
+from ringmaster.techniques.training.fused.adapter_runs import Pair, Run, evenly
+from ringmaster.techniques.training.fused.member import Row, lay_below, tree_of
 
 SHAPES = {"a.x": (4, 24), "b.x": (16, 16), "c.x": (3, 7), "d.x": (5,), "e.x": (8, 40)}
 

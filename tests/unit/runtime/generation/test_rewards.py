@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringmaster.techniques.training.generation.rewards import rewards_by
+from ringmaster.techniques.training.generation import rewards_by
 
 KNOWN = {"prompts": ["p"] * 3, "completions": ["a", "ab", ""], "completion_ids": [[1], [2], [3]], "wish": [1, 2, 3]}
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.models.components import check_components
+from ringmaster.techniques.models.layers import check_components
 
 
 def job(**components):

@@ -6,7 +6,7 @@ from torch import nn
 from ringmaster.techniques import ModelSpec
 from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.training.freezing import freeze
+from ringmaster.techniques.training.parameters import freeze
 
 
 class Small(nn.Module):

@@ -13,7 +13,7 @@ from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.training.fused.requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
 

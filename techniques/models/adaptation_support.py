@@ -1,0 +1,81 @@
+"""Adaptations that each technique can train, and their memory besides the training state. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.loss import loss_function_of
+from ringmaster.techniques.interface.technique import Technique
+
+if TYPE_CHECKING:
+    from ringmaster.techniques.data import PreparedData
+
+MASK_BYTES, FP32_BYTES = 1, 4  # bytes of a weight's mask entry, and of a number
+
+
+def why_no_adaptation(technique: Technique, job: Job) -> str | None:
+    """Returns why a technique cannot make the adaptation that a job asks for, or None."""
+    if isinstance(technique, BlackBox):
+        return None  # their `supports` checks the adaptation
+    if not job.trains:
+        return "the job trains no step: rewrite is for it"
+    if copies_reference(job) and DISTILLED not in technique.adaptations:
+        return (
+            f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
+        )
+    if job.adaptation is None or job.adaptation.kind in technique.adaptations:
+        return None
+    needed = {
+        DISTILLED: "a teacher beside the whole output of each row",
+        PRUNED: "gradients that are masked between their exchange and the optimizer",
+    }[job.adaptation.kind]
+    return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
+
+
+def copies_reference(job: Job) -> bool:
+    """Returns whether the job's loss compares with its initial weights, of which it then keeps a frozen copy."""
+    loss = loss_function_of(job.loss, job.loss_options)
+    has_base = job.adapter is not None and job.adapter.begins_as_base
+    return loss is not None and loss.compares and not has_base
+
+
+def why_no_generation(technique: Technique, job: Job) -> str | None:
+    """Returns why a technique cannot write the completions that a job's loss is computed on, or None."""
+    loss = loss_function_of(job.loss, job.loss_options)
+    if loss is None or loss.generation is None or isinstance(technique, BlackBox):
+        return None
+    if not technique.generates:
+        return f"the loss {loss.name} generates with the whole model on each device, which {technique.name} has not"
+    if job.compile:
+        return f"the loss {loss.name} generates sequences that grow, for each of which layers would be compiled anew"
+    if job.adapter is not None and job.adapter.kind == "prefix":
+        return f"the loss {loss.name} generates with a cache of keys and values, to which a prefix is not added"
+    return None
+
+
+def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
+    """Returns bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
+
+    Raises ValueError where the teacher is unknown, or has another vocabulary than the job.
+    """
+    said = job.adaptation
+    if said is None or not job.trains:
+        return 0
+    from ringmaster.techniques.models import model_facts
+    from ringmaster.techniques.training.adaptation import teacher_model
+
+    student = model_facts(job.model, data=data)
+    if said.kind == PRUNED:
+        return student.num_parameters * MASK_BYTES
+    teacher = model_facts(teacher_model(job, None), data=data)
+    if teacher.decoder is None or student.decoder is None:
+        return teacher.parameter_bytes
+    sizes = [facts.vocab_size for facts in (teacher.decoder, student.decoder)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"distillation: the teacher {said.teacher} has a vocabulary of {sizes[0]} tokens, and the student one of "
+            f"{sizes[1]}. To fix: give both the same data.tokenizer and vocab_size"
+        )
+    return teacher.parameter_bytes + num_rows * teacher.decoder.seq_len * sizes[0] * FP32_BYTES

@@ -1,0 +1,181 @@
+"""Quantized models: quantization, export to a folder, and loading from one.
+
+The folder has the layout of compressed-tensors' "int-quantized" models (github.com/vllm-project/compressed-tensors):
+`weight` in int8 and `weight_scale` [out, 1] in fp32 for each linear layer, and a `quantization_config`, by which
+transformers recognizes quantized weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ringmaster.codec import to_json
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
+from ringmaster.techniques.models.model_folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
+from ringmaster.techniques.runtime.checkpoints.publish import publish
+
+LARGEST = 127
+# CUDA's integer product requires more than 16 rows, and widths that are multiples of 8.
+FEWEST_ROWS, MULTIPLE = 17, 8
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with `weight` (int8, [out, in]), `weight_scale` (fp32, [out, 1]) and optionally a `bias`.
+
+    All three are buffers, so none of them is trained.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, *, is_dynamic: bool) -> None:
+        super().__init__()
+        self.is_dynamic = is_dynamic
+        self.register_buffer("weight", weight)
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def of(cls, linear: nn.Linear, *, is_dynamic: bool) -> Int8Linear:
+        """Returns the quantized form of `linear`."""
+        quantized, scale = to_int8(linear.weight.detach().float())
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        return cls(quantized, scale, bias, is_dynamic=is_dynamic)
+
+    @classmethod
+    def like(cls, linear: nn.Linear, *, is_dynamic: bool) -> Int8Linear:
+        """Returns a layer of zeros in the shape of `linear`, to be filled."""
+        weight = torch.zeros(linear.weight.shape, dtype=torch.int8)
+        bias = None if linear.bias is None else torch.zeros(linear.bias.shape)
+        return cls(weight, torch.zeros(len(weight), 1), bias, is_dynamic=is_dynamic)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., in] to [..., out], in the dtype of `x`."""
+        if not self.is_dynamic:
+            weight = self.weight.to(x.dtype) * self.weight_scale.to(x.dtype)
+            return functional.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
+        rows, scale = to_int8(x.detach().reshape(-1, x.shape[-1]).float())
+        product = int8_product(rows, self.weight).float() * scale * self.weight_scale.squeeze(1)
+        if self.bias is not None:
+            product = product + self.bias
+        return product.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (int8 [n, m], scale [n, 1]) whose product is nearest to `rows` [n, m]; rows of zeros have scale 1."""
+    scale = rows.abs().amax(1, keepdim=True) / LARGEST
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (rows / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
+
+
+def int8_product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns A b^T of int8 [n, k] and [m, k], in int32 [n, m]."""
+    if a.device.type == "cpu":
+        return torch._int_mm(a, b.T)
+    num_rows, (num_columns, width) = len(a), b.shape
+    more_rows = max(FEWEST_ROWS - num_rows, 0)
+    a = functional.pad(a, (0, -width % MULTIPLE, 0, more_rows))
+    b = functional.pad(b, (0, -width % MULTIPLE, 0, -num_columns % MULTIPLE))
+    return torch._int_mm(a, b.T)[:num_rows, :num_columns]
+
+
+DYNAMIC = "dynamic-int8"
+
+
+def quantize(model: nn.Module, said: AdaptationSpec) -> tuple[str, ...]:
+    """Quantizes linear layers to 8 bits, in place; returns their names.
+
+    An output head that shares its weight with the embedding stays as it is. Raises ValueError where the model has no
+    linear layer.
+    """
+    shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and id(m.weight) not in shared]
+    if not names or "" in names:
+        raise ValueError(
+            "quantization: the model has no linear layers (torch.nn.Linear) inside. "
+            "To fix: quantize a model that has some"
+        )
+    _replace(model, names, lambda linear: Int8Linear.of(linear, is_dynamic=said.method == DYNAMIC))
+    return tuple(names)
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Returns whether a model has 8-bit layers."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())
+
+
+def load_quantized(model: nn.Module, folder: Path, said: Mapping[str, Any]) -> nn.Module:
+    """Fills a fresh, plain `model` with the quantized weights in `folder`.
+
+    `said` is the result of `quantization_of(folder)`. Raises ValueError where the weights do not match the model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    remedy = f"To fix: give the model that the one in {folder} was quantized from"
+    try:
+        _replace(model, said["modules"], lambda linear: Int8Linear.like(linear, is_dynamic=said["method"] == DYNAMIC))
+        missing, unexpected = load_model(model, folder / WEIGHTS, strict=False)
+    except (AttributeError, OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"model: the quantized weights in {folder} do not fit: {error}. {remedy}") from error
+    if wrong := sorted([*missing, *unexpected]):
+        raise ValueError(f"model: the quantized weights in {folder} do not fit: {', '.join(wrong[:3])}. {remedy}")
+    return model
+
+
+def export_quantized(
+    folder: Path, *, spec: ModelSpec, model: nn.Module, names: Iterable[str], method: str, prepared: PreparedData
+) -> None:
+    """Writes a quantized model: int8 weights and scales in safetensors, and the method and layers in its config."""
+    from safetensors.torch import save_model
+
+    said = {"method": method, "modules": list(names)}
+    with publish(folder) as aside:
+        save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
+        if spec.factory is not None:
+            content: dict[str, Any] = {"factory": spec.factory, "kwargs": to_json(spec.kwargs)}
+            (aside / FACTORY).write_text(json.dumps({**content, QUANTIZATION: said}, indent=1))
+            return
+        config: Any = copy.deepcopy(model.config)
+        if hasattr(config, "use_cache"):
+            config.use_cache = True
+        config.quantization_config = _compressed_tensors(model, method=method)
+        setattr(config, QUANTIZATION, said)
+        (aside / CONFIG).write_text(config.to_json_string())
+        if prepared.tokenizer_dir is not None:
+            shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)
+
+
+def _compressed_tensors(model: nn.Module, *, method: str) -> dict[str, Any]:
+    """Returns the config of compressed-tensors: int8 weights by channel, activations by token."""
+    plain = {"num_bits": 8, "type": "int", "symmetric": True}
+    activations = {**plain, "strategy": "token", "dynamic": True} if method == DYNAMIC else None
+    weights = {**plain, "strategy": "channel", "dynamic": False}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": [name for name, module in model.named_modules() if isinstance(module, nn.Linear)],
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations},
+        },
+    }
+
+
+def _replace(model: nn.Module, names: Iterable[str], made: Any) -> None:
+    for name in names:
+        linear = model.get_submodule(name)
+        if not isinstance(linear, nn.Linear):
+            raise AttributeError(f"{name} is no linear layer")
+        model.set_submodule(name, made(linear))

@@ -1,0 +1,256 @@
+"""Runs jobs without steps: reads the parents' weights, rewrites and exports them, and measures the result."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.techniques.data import PreparedData, prepare
+from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
+from ringmaster.techniques.models.quantization import export_quantized, quantize
+from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
+from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.runtime.processes.events import Measured, Ready
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks, join
+from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
+from ringmaster.techniques.training.adaptation import prune
+from ringmaster.techniques.training.trainer import Trainer
+
+READING_PATIENCE_S = 600.0
+LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
+
+
+def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    """Rewrites and exports the model, then measures it beside its parents.
+
+    Returns the keys of `segment_loop.train`, and `compared`.
+    """
+    assert order.model_dir is not None
+    folder = Path(order.model_dir)
+    reporter.phase("reading the parents", patience_s=READING_PATIENCE_S)
+    ranks = join(order, 0, num_ranks=1, axes={})
+    startup_s = time.monotonic() - order.ordered_at_s
+    reporter.send(Ready(step=0, startup_s=startup_s))
+    _rewrite(order, folder, beat=reporter.beat, is_trial=False)
+    started_s = time.perf_counter()
+    compared = compare(order, ranks, reporter, folder=folder)
+    return {
+        "status": "done",
+        "first_step": 0,
+        "step": 0,
+        "startup_s": startup_s,
+        "metrics": dict(compared[0].metrics),
+        "compared": to_json(compared),
+        "evaluate_s": time.perf_counter() - started_s,
+    }
+
+
+def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    """Runs the whole job once with fresh weights, as the parents may not be trained yet; that takes as long."""
+    reporter.phase("trying", patience_s=READING_PATIENCE_S)
+    ranks = join(order, 0, num_ranks=1, axes={})
+    scratch = Path(order.folder) / "scratch"
+    reporter.send(Ready())
+    began_s = time.monotonic()
+    _rewrite(order, scratch / "model", beat=reporter.beat, is_trial=True)
+    rewritten_s = time.monotonic()
+    compare(order, ranks, reporter, folder=scratch / "model")
+    num_models = 1 + len(order.job.parents)  # the parents may not exist yet: the time of the model stands for theirs
+    measured = {
+        "step_s": LEAST_STEP_S,
+        "startup_s": max(began_s - order.ordered_at_s, 0.0),
+        "peak_bytes": _peak(ranks.device),
+        "export_s": rewritten_s - began_s,
+        "evaluate_s": (time.monotonic() - rewritten_s) * num_models,
+    }
+    shutil.rmtree(scratch)
+    reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
+    reporter.send(Measured(profile=measured))
+    wait_for_stop(reporter)
+    return {"status": "done"}
+
+
+def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_trial: bool) -> None:
+    """Writes the job's model to `folder`.
+
+    In a trial (`is_trial`), a fresh model replaces each parent whose folder the order lacks.
+    """
+    job, said = order.job, order.job.adaptation
+    assert said is not None and not job.trains
+    cache = Path(order.cache_dir)
+    pinned = from_json(PreparedData, order.data) if order.data else None
+    prepared = prepare(job.data, cache_dir=cache, pinned=pinned)
+
+    def read(folder: str | None, *, is_named: bool) -> nn.Module:
+        assert folder is not None or is_trial or not is_named, "a parent's folder was not ordered"
+        if folder is not None and quantization_of(Path(folder)) is not None:
+            raise ValueError(
+                f"the model in {folder} is quantized, and a quantized model is not rewritten further. "
+                f"To fix: take what it was quantized from, and quantize the result"
+            )
+        model = build_model(job.model, data=prepared, seed=job.seed, weights_from=Path(folder) if folder else None)
+        beat()
+        return model
+
+    if said.kind == MERGED:
+        parents = (read(order.parents.get(parent), is_named=True) for parent in said.parents)
+        base = None if job.base is None else read(order.weights_from, is_named=True)
+        model = merge(base, parents, said, beat=beat)
+    else:
+        # Without a base, the model that `model.from_pretrained` names is rewritten.
+        model = read(order.weights_from, is_named=job.base is not None)
+    if said.kind == QUANTIZED:
+        assert said.method is not None
+        names = quantize(model, said)
+        export_quantized(folder, spec=job.model, model=model, names=names, method=said.method, prepared=prepared)
+        return
+    if said.kind == PRUNED:
+        prune(model, said)
+    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared)
+
+
+def _peak(device: torch.device) -> int:
+    """Returns the peak of allocated bytes of a GPU, or of this process's memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+COMPARING_PATIENCE_S = 600.0
+TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMeasurements:
+    """Measurements of one model on the held-out data of a job, by one process on one device.
+
+    model: the job's name, or a parent's name as the job spells it.
+    weight_bytes: size of its safetensors files.
+    sparsity: the share of zeros among its floating-point matrices.
+    batch_s: the shortest time to evaluate one global batch, in seconds.
+    """
+
+    model: str
+    weight_bytes: int
+    sparsity: float
+    batch_s: float
+    metrics: Mapping[str, float]
+
+
+def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path) -> tuple[ModelMeasurements, ...]:
+    """Measures the model that was exported to `folder`, then those parents whose folders the order contains.
+
+    Only rank 0 measures, on its device, one model after another.
+    """
+    job, parents = order.job, order.parents
+    models: list[tuple[str, Path, ModelSpec | None]] = [(job.name, folder, job.model)]
+    models += [(name, Path(parents[name]), None) for name in job.parents if name in parents]
+    alone = replace(ranks, rank=0, num_ranks=1, mesh=None)
+    found = []
+    for name, place, model in models:
+        reporter.phase(f"measuring {name}", patience_s=COMPARING_PATIENCE_S)
+        found.append(_measure(order, alone, reporter, name=name, folder=place, model=model or _model(job, name, place)))
+    return tuple(found)
+
+
+def _model(job: Job, name: str, folder: Path) -> ModelSpec:
+    """Returns a parent's model: a teacher's own; for parents that are rewritten or trained further, the job's."""
+    said = job.adaptation
+    if said is not None and name == said.teacher:
+        model = said.teacher_model or model_of_folder(folder)
+        assert model is not None, "a teacher was trained with"
+        return model
+    return job.model
+
+
+def _measure(
+    order: GangOrder, ranks: Ranks, reporter: Reporter, *, name: str, folder: Path, model: ModelSpec
+) -> ModelMeasurements:
+    data = order.data or to_json(prepare(order.job.data, cache_dir=Path(order.cache_dir)))
+    evaluation = EvaluationOrder(
+        job=replace(order.job, model=model, base=None, adapter=None, adaptation=None),
+        model_dir=str(folder),
+        data=data,
+        slot=order.slots[0],
+        cache_dir=order.cache_dir,
+        import_paths=order.import_paths,
+    )
+    trainer = evaluator(evaluation, ranks=ranks, beat=reporter.beat)
+    metrics = trainer.evaluate()
+    return ModelMeasurements(
+        model=name,
+        weight_bytes=weight_bytes(folder),
+        sparsity=share_of_zeros(folder),
+        batch_s=min(_batch_s(trainer) for _ in range(TIMED_BATCHES)),
+        metrics=metrics,
+    )
+
+
+def _batch_s(trainer: Trainer) -> float:
+    started_s = time.perf_counter()
+    trainer.evaluate(max_batches=1)
+    return time.perf_counter() - started_s
+
+
+def share_of_zeros(folder: Path) -> float:
+    """Returns the share of zeros among the floating-point tensors of two or more dimensions."""
+    num_zeros = num_weights = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - a file is no mapping
+                part = file.get_slice(name)
+                if len(part.get_shape()) > 1 and DTYPES[part.get_dtype()].is_floating_point:
+                    tensor = file.get_tensor(name)
+                    num_weights += tensor.numel()
+                    num_zeros += tensor.numel() - int(tensor.count_nonzero())
+    return num_zeros / num_weights if num_weights else 0.0
+
+
+@torch.no_grad()
+def merge(
+    base: nn.Module | None, parents: Iterable[nn.Module], said: AdaptationSpec, *, beat: Callable[[], None]
+) -> nn.Module:
+    """Returns one model merged from the parents, which are read one after another.
+
+    Memory holds two models at a time, and sums in double precision. `base` is the base of task arithmetic. Tensors that
+    are not floating-point (counters) are those of the base, or of the first parent.
+    """
+    weights = said.weights or (1.0,) * len(said.parents)
+    is_average = base is None
+    scale = 1.0 / sum(weights) if is_average else 1.0
+    start = 0.0 if is_average else 1.0 - sum(weights)  # theta_0 (1 - sum w) + sum w theta_i
+    result = base
+    totals: dict[str, Tensor] = {} if base is None else {k: start * v.double() for k, v in _tensors(base).items()}
+    for weight, parent in zip(weights, parents, strict=True):
+        result = parent if result is None else result
+        for name, tensor in _tensors(parent).items():
+            part = tensor.double() * (weight * scale)
+            totals[name] = totals[name] + part if name in totals else part
+        beat()
+    assert result is not None, "nothing to merge"
+    for name, tensor in _tensors(result).items():
+        tensor.copy_(totals[name])
+    return result
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Returns floating-point parameters and saved buffers, by name; shared tensors occur once."""
+    named: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point():
+            named.setdefault(id(tensor), (name, tensor))
+    return dict(named.values())

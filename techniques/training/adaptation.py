@@ -1,0 +1,362 @@
+"""Additions to training: a teacher's loss besides the labels, masks of pruned weights, and a loss's reference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.losses.preferences import log_probabilities
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.adapter_modules import switchable
+from ringmaster.techniques.models.model_folders import model_of_folder
+from ringmaster.techniques.models.quantization import is_quantized
+from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.training.gradients import local, share_of
+from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.losses import (
+    REFERENCE,
+    Batch,
+    Loss,
+    SumAndCount,
+    classification_loss,
+    logits_of,
+    loss_of,
+    next_token_loss,
+    next_tokens,
+)
+
+Forward = Callable[[dict[str, Tensor]], Any]
+
+
+class Reference:
+    """Adds to batches their log-probabilities under the initial weights.
+
+    model: a frozen copy of the model with them; None where the trained model computes them without its adapter.
+    """
+
+    def __init__(
+        self, *, model: nn.Module | None, loss: Loss, autocast: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self.model, self._loss, self._autocast = model, loss, autocast
+
+    @torch.no_grad()
+    def before_forward(
+        self, batch: dict[str, Tensor], *, trained: nn.Module, inner: nn.Module, forward: Forward
+    ) -> dict[str, Tensor]:
+        """Completes a batch by the trained model, before its own forward. All ranks that share it call this together.
+
+        trained: the model as its technique has laid it out.
+        inner: what the technique unwraps of it. Some techniques hide it, and some compute with copies of its modules.
+        forward: runs the model as in an evaluation; it returns None on ranks that have no output.
+        """
+        if self.model is not None:
+            return batch
+        was_training = trained.training
+        trained.eval()
+        with without_adapter(trained, inner):
+            output = forward(batch)
+        trained.train(was_training)
+        return batch if output is None else self._completed(batch, output)
+
+    @torch.no_grad()
+    def before_loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Completes a batch by the frozen copy, where its loss is computed."""
+        if self.model is None:
+            return batch
+        with self._autocast():
+            output = self.model(**self._loss.forward_inputs(batch))
+        return self._completed(batch, output)
+
+    def _completed(self, batch: Batch, output: Any) -> dict[str, Tensor]:
+        logits, labels = self._loss.predictions(output, batch)
+        if logits is None or labels is None:
+            raise ValueError("loss: the model gives no logits, or the samples no labels. To fix: give both")
+        assert self._loss.function is not None, "a loss that compares is one that the job names"
+        compared = self._loss.function.compared(logits, labels)
+        return {**batch, REFERENCE: log_probabilities(logits, labels) if compared is None else compared}
+
+
+def frozen_copy(model: nn.Module, *, device: torch.device, in_half: bool) -> nn.Module:
+    """Returns a frozen copy of a model before its first step. in_half: as the precision "bf16-params" computes."""
+    copied = copy.deepcopy(model).eval().requires_grad_(False).to(device)
+    if in_half:
+        compute_in_half(copied)
+    return copied
+
+
+@contextmanager
+def without_adapter(*models: nn.Module) -> Iterator[None]:
+    """Switches the adapters of `models` off within the context."""
+    parts = [part for model in models for part in switchable(model)]
+    for part in parts:
+        part.is_off = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.is_off = False
+
+
+class Adapting:
+    """The adaptation of one job during training; it does nothing for a job without one, or outside training.
+
+    Raises ValueError where the model, or its teacher, does not match, or where the model is quantized and so cannot be
+    trained.
+
+    loss: the loss to train with; evaluation uses the model's own.
+    reference: the initial weights, for a loss that compares with them; None for other losses, and where they are not
+        known.
+    autocast: returns the context of the job's precision.
+    """
+
+    def __init__(
+        self,
+        order: GangOrder,
+        *,
+        model: nn.Module,
+        loss: Loss,
+        prepared: PreparedData,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.loss = loss
+        self.reference = _reference(order, model=model, loss=loss, prepared=prepared, device=device, autocast=autocast)
+        self._whole_masks: dict[str, torch.Tensor] = {}
+        self._masks: LocalMasks = ()
+        self._num_kept: dict[str, int] = {}
+        self._is_structured = order.job.adaptation is not None and order.job.adaptation.method == "2:4"
+        if order.purpose not in (TRAIN, TRIAL):
+            return
+        if is_quantized(model):
+            raise ValueError(
+                "the model is quantized, and a quantized model is not trained further. "
+                "To fix: train what it was quantized from, and quantize the result"
+            )
+        said = order.job.adaptation
+        if said is not None and said.kind == PRUNED:
+            self._whole_masks = prune(model, said)
+        if said is not None and said.kind == DISTILLED:
+            taught = _teacher(order, said, prepared=prepared).to(device).eval().requires_grad_(False)
+            teachers_loss = loss_of(None, taught, teacher_model(order.job, _folder(order, said)))
+            self.loss = distilled_loss(loss, Teacher(model=taught, loss=teachers_loss, autocast=autocast), said)
+
+    def lay_out(self, model: nn.Module) -> None:
+        """Computes this rank's part of each mask, for the parameters of the laid-out model."""
+        self._masks = local_masks(model, self._whole_masks)
+        self._num_kept = {name: int(mask.count_nonzero()) for name, mask in self._whole_masks.items()}
+        self._whole_masks = {}
+
+    def verify(self, folder: Path) -> None:
+        """Raises RuntimeError where pruned weights of an exported model are no longer zero."""
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in self._num_kept.keys() & set(file.keys()):
+                    weight = file.get_tensor(name)
+                    is_right = is_two_of_four(weight) if self._is_structured else True
+                    if int(weight.count_nonzero()) > self._num_kept[name] or not is_right:
+                        raise RuntimeError(f"{name} in {folder} has weights again that were pruned")
+
+    def mask_gradients(self) -> None:
+        """Zeroes the gradients of pruned weights; called after the exchange and before clipping."""
+        mask_gradients(self._masks)
+
+
+def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
+    """Returns the model of a job's teacher. Raises ValueError where neither the job nor the folder describes it."""
+    assert job.adaptation is not None
+    said = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
+    if said is None:
+        raise ValueError(
+            f"distillation: the teacher {job.adaptation.teacher} does not say what model it is. "
+            f"To fix: give adaptation.teacher_model"
+        )
+    return said
+
+
+def _reference(
+    order: GangOrder,
+    *,
+    model: nn.Module,
+    loss: Loss,
+    prepared: PreparedData,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> Reference | None:
+    """Returns the job's initial weights, where its loss compares with them.
+
+    `model` has them in training, before a checkpoint is restored. In an evaluation of trained weights they are built
+    anew, unless they were another model's.
+    """
+    if loss.function is None or not loss.function.compares:
+        return None
+    job, in_half, copied = order.job, order.job.precision == "bf16-params", None
+    if order.purpose in (TRAIN, TRIAL):
+        if job.adapter is None or not job.adapter.begins_as_base:
+            copied = frozen_copy(model, device=device, in_half=in_half)
+    elif job.adapter is None or job.adapter.modules_to_save:
+        if job.base is not None:
+            return None
+        copied = frozen_copy(build_model(job.model, data=prepared, seed=job.seed), device=device, in_half=in_half)
+    return Reference(model=copied, loss=loss, autocast=autocast)
+
+
+def _folder(order: GangOrder, said: AdaptationSpec) -> Path | None:
+    found = order.parents.get(said.teacher or "")
+    return Path(found) if found else None
+
+
+def _teacher(order: GangOrder, said: AdaptationSpec, *, prepared: PreparedData) -> nn.Module:
+    """Returns the teacher; in a trial before it is trained, one with fresh weights, which is as fast."""
+    folder = _folder(order, said)
+    assert folder is not None or order.purpose == TRIAL, f"the folder of teacher {said.teacher} was not ordered"
+    model = teacher_model(order.job, folder)
+    return build_model(model, data=prepared, seed=order.job.seed, weights_from=folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """A frozen model, and the loss that selects its inputs from a batch.
+
+    autocast: returns the context of the student's precision, in which the teacher computes too.
+    """
+
+    model: nn.Module
+    loss: Loss
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor | None:
+        """Returns the teacher's logits for a batch."""
+        with self.autocast():
+            return logits_of(self.model(**self.loss.forward_inputs(batch)))
+
+
+def distilled_loss(loss: Loss, teacher: Teacher, said: AdaptationSpec) -> Loss:
+    """Returns the distillation loss of a student whose loss without a teacher is `loss`.
+
+    Raises ValueError where `loss` is no cross entropy, as then the two losses would not cover the same rows.
+    """
+    if loss.compute not in (next_token_loss, classification_loss):
+        raise ValueError(
+            "distillation: the model's loss is no cross entropy of ours. "
+            "To fix: distill a causal language model or a classifier of transformers"
+        )
+
+    def compute(output: Any, batch: Batch) -> SumAndCount:
+        total, count = loss(output, batch)
+        return (1 - said.weight) * _whole(total) + said.weight * divergence(output, batch), count
+
+    def divergence(output: Any, batch: Batch) -> Tensor:
+        students, teachers = logits_of(output), teacher.logits(batch)
+        if students is None or teachers is None:
+            raise ValueError("distillation: a model gives no logits. To fix: distill between models that do")
+        students, teachers = _whole(students), _whole(teachers)
+        if students.shape != teachers.shape:
+            raise ValueError(
+                f"distillation: the student's logits are {list(students.shape)} and the teacher's "
+                f"{list(teachers.shape)}. To fix: give both the same vocabulary or labels"
+            )
+        labels = next_tokens(batch) if loss.shifted else batch["labels"]
+        if students.shape[:-1] != labels.shape or students.shape[-1] == 1 or labels.is_floating_point():
+            raise ValueError("distillation: there is not one class for each label. To fix: distill a classifier")
+        return softened_divergence(students, teachers, counted=labels != IGNORED, temperature=said.temperature)
+
+    return replace(loss, compute=compute)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Returns the whole tensor, where tensor parallelism has divided it over the ranks."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def softened_divergence(students: Tensor, teachers: Tensor, *, counted: Tensor, temperature: float) -> Tensor:
+    """Returns T^2 times the sum of KL(softmax(v / T) || softmax(z / T)) over the counted rows of [..., classes]."""
+    z = functional.log_softmax(students.float() / temperature, dim=-1)
+    v = functional.log_softmax(teachers.float() / temperature, dim=-1)
+    each = functional.kl_div(z, v, reduction="none", log_target=True).sum(-1)
+    return temperature**2 * (each * counted).sum()
+
+
+GROUP, KEPT = 4, 2  # of each 4 neighbouring weights of a row, 2 are kept
+
+LocalMasks = Sequence[tuple[nn.Parameter, Tensor]]
+"""The pruned parameters of this rank, each with this rank's part of its mask."""
+
+
+@torch.no_grad()
+def prune(model: nn.Module, said: AdaptationSpec) -> dict[str, Tensor]:
+    """Zeroes weights of `model` in place; returns the masks of kept entries (bool, of the weight's shape) by name.
+
+    The method "magnitude" zeroes the `sparsity` share of each weight that is smallest (Han et al., arXiv:1506.02626).
+    The method "2:4" keeps the two largest of each four neighbours along a row of a linear layer; sparse tensor cores
+    skip the zeros (Mishra et al., arXiv:2104.08378). Of equal weights the first ones are zeroed. Raises ValueError
+    where the model has no suitable layer.
+    """
+    masks = {}
+    for name, weight in _prunable(model, is_structured=said.method == "2:4"):
+        kept = two_of_four(weight) if said.method == "2:4" else largest(weight, sparsity=said.sparsity)
+        weight.mul_(kept)
+        masks[name] = kept
+    if not masks:
+        needed = f"linear layer of a width that {GROUP} divides" if said.method == "2:4" else "linear or convolution"
+        raise ValueError(f"pruning by {said.method}: the model has no {needed}. To fix: prune by magnitude, or another")
+    return masks
+
+
+def largest(weight: Tensor, *, sparsity: float) -> Tensor:
+    """Returns the mask that keeps all but the round(sparsity n) entries of smallest magnitude."""
+    order = weight.abs().flatten().argsort(stable=True)
+    kept = torch.ones_like(order, dtype=torch.bool)
+    kept[order[: round(sparsity * len(order))]] = False
+    return kept.view(weight.shape)
+
+
+def two_of_four(weight: Tensor) -> Tensor:
+    """Returns the mask over [out, in] that keeps, of each four neighbours along a row, the two of largest magnitude."""
+    groups = weight.abs().reshape(-1, GROUP)
+    order = groups.argsort(dim=1, stable=True)
+    kept = torch.ones_like(groups, dtype=torch.bool).scatter_(1, order[:, : GROUP - KEPT], False)
+    return kept.view(weight.shape)
+
+
+def is_two_of_four(weight: Tensor) -> bool:
+    """Returns whether each four neighbours along a row have at most two nonzero entries."""
+    return bool(((weight.reshape(-1, GROUP) != 0).sum(1) <= KEPT).all())
+
+
+def local_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> LocalMasks:
+    """Returns each mask's part that corresponds to this rank's part of the parameter, once the model is laid out."""
+    return [(p, share_of(masks[name], p).to(local(p).device)) for name, p in model.named_parameters() if name in masks]
+
+
+@torch.no_grad()
+def mask_gradients(masks: LocalMasks) -> None:
+    """Zeroes the gradients of pruned weights, so that the optimizer's moments, and the weights, stay zero there."""
+    for parameter, mask in masks:
+        if parameter.grad is not None:
+            local(parameter.grad).mul_(mask)
+
+
+def _prunable(model: nn.Module, *, is_structured: bool) -> Iterator[tuple[str, Tensor]]:
+    ends = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    ends |= {id(head.weight)} if head is not None else set()
+    kinds = (nn.Linear,) if is_structured else (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    for name, module in model.named_modules():
+        if not isinstance(module, kinds) or id(module.weight) in ends:
+            continue
+        if not is_structured or module.weight.shape[1] % GROUP == 0:
+            yield f"{name}.weight" if name else "weight", module.weight

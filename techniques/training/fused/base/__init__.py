@@ -1,1 +1,0 @@
-"""The shared base of a group: its layers compute each adapter's rows with that adapter's weights."""

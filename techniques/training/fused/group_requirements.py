@@ -1,0 +1,86 @@
+"""Which jobs can be trained together on one base, and the mesh of their gang. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, DataSpec, Job
+from ringmaster.techniques.interface.loss import class_of
+from ringmaster.techniques.interface.technique import batch_is_divisible
+
+if TYPE_CHECKING:
+    from ringmaster.techniques.interface.model_facts import ModelFacts
+
+NAME = "shared_base"
+"""The technique that trains jobs together."""
+
+
+def mesh_shape(num_ranks: int, config: Mapping[str, Any]) -> dict[str, int]:
+    """Returns one axis over all ranks: `dp_shard` where the base is sharded, else `dp_replicate`."""
+    return {"dp_shard" if config.get("base", "whole") == "sharded" else "dp_replicate": num_ranks}
+
+
+def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
+    """Returns why these jobs cannot be trained together on one base, or None. `facts` describes their model."""
+    for job in jobs:
+        if reason := batch_is_divisible(job, num_ranks):
+            return f"{job.name}: {reason}"
+        if facts.computes_loss and job.loss is None:
+            return f"{job.name} has a loss that its model computes on its own, for all rows of a batch at once"
+        if reason := _why_not(job):
+            return f"{job.name} {reason}"
+    first = jobs[0]
+    for job in jobs[1:]:
+        if (job.model, job.base) != (first.model, first.base):
+            return f"{job.name} has another base than {first.name}"
+        if job.precision != first.precision:
+            return f"{job.name} is computed in another precision than {first.name}"
+        if first.base is None and first.model.is_drawn and job.seed != first.seed:
+            return f"{job.name} has another seed than {first.name}, and so another base"
+        if _vocabulary(job.data) != _vocabulary(first.data):
+            return f"{job.name} reads tokens of another vocabulary than {first.name}"
+    if facts.undivided:
+        return f"trains what cannot be divided by samples ({facts.undivided})"
+    if facts.has_dropout:
+        return "the model drops out, and would draw another mask than alone"
+    if facts.has_experts:
+        return "the model routes tokens to experts, each of which would get rows of several jobs at once"
+    if facts.whole_batch:
+        return facts.whole_batch
+    return None
+
+
+def _vocabulary(data: DataSpec) -> DataSpec:
+    """Returns the fields of `data` that determine how tokens are numbered, without those that select the tokens."""
+    if data.tokenizer is not None:
+        return DataSpec(tokenizer=data.tokenizer)
+    of_batches = {name: getattr(DataSpec, name) for name in ("padding", "sampling")}
+    return replace(
+        data, seq_len=None, held_out=DataSpec.held_out, held_out_split=None, split=DataSpec.split, **of_batches
+    )
+
+
+def _why_not(job: Job) -> str | None:
+    if job.techniques is not None and NAME not in job.techniques:
+        return f"is to be trained by {', '.join(job.techniques)} alone"
+    if job.adapter is None:
+        return "trains no adapter"
+    if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
+        return "is exact: true, and what is trained beside it may change its last digits"
+    if job.adaptation is not None:
+        return "is adapted in another way too"
+    if job.optimizer.name in OF_WHOLE_TENSORS:
+        return f"is trained with {job.optimizer.name}, which needs whole matrices, and its parameters lie in rows"
+    if job.optimizer.layer_decay is not None:
+        return "has a learning rate for each layer"
+    if job.compile:
+        return "is compiled"
+    if (loss := class_of(job.loss)) is not None and not loss.per_token:
+        return f"has the loss {loss.name}, which compares sequences, and here each row is alone"
+    if job.data.packing:
+        return "packs several samples into one row, and here rows are packed by job"
+    if job.model.command is not None:
+        return "has a model that its command alone knows"
+    return None

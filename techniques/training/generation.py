@@ -1,0 +1,353 @@
+"""The batch of a step whose completions the model itself writes: prompts in, sequences with advantages out."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from ringmaster.codec import digest
+from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
+from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
+from ringmaster.techniques.interface.metric import IGNORED
+
+WIDTH_MULTIPLE = 8
+TURN_END = "<|im_end|>"
+"""The token that ends a turn in the chat template ChatML, which is not always the tokenizer's end of text."""
+
+HELD_OUT = "held out"
+"""In place of a step, for the random numbers of completions of held-out prompts."""
+
+Batch = dict[str, Tensor]
+
+
+def prompt_seed(seed: int, step: int | str, place: int) -> int:
+    """Returns the seed of the completions of one prompt, the one at `place` in the global batch of a step."""
+    return int(digest(["completions", seed, step, place]), 16) % (1 << 63)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Writes the completions of prompts, and rewards them.
+
+    function: a loss with a `generation`.
+    autocast: returns the context of the job's precision.
+    """
+
+    function: LossFunction
+    generation: Generation
+    rewards: Rewards
+    tokenizer: Any
+    ends: Ends
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]]
+    beat: Callable[[], None] = lambda: None
+
+    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> Batch:
+        """Returns the batch of the prompts' completions, [prompts, completions, ...], with rewards, on the device.
+
+        `input_ids` are padded on the right, so that they need no mask. Only the completions have `labels`.
+
+        model: the whole model, as it is called by `generate`.
+        prompts: a batch of data of kind "prompt". seeds: the seed of each prompt.
+        """
+        rows = prompts_of(prompts)
+        tokens = [
+            ids[mask.bool()].tolist() for ids, mask in zip(prompts["input_ids"], prompts["attention_mask"], strict=True)
+        ]
+        with self.autocast():
+            written = sample(
+                model,
+                tokens,
+                seeds=seeds,
+                generation=self.generation,
+                ends=self.ends,
+                device=self.device,
+                beat=self.beat,
+            )
+        batch = _sequences(tokens, written, pad_id=self.ends.pad_id)
+        rewards = self._rewards(rows, written).view(len(rows), -1)
+        return {key: tensor.to(self.device) for key, tensor in {**batch, REWARDS: rewards}.items()}
+
+    def with_advantages(self, batches: Sequence[Batch], *, of_batch: Tensor | None = None) -> list[Batch]:
+        """Returns batches with the advantages of their completions.
+
+        of_batch: the rewards of the global batch, [all completions]; None where these batches are it.
+        """
+        every = torch.cat([batch[REWARDS].flatten() for batch in batches]) if of_batch is None else of_batch
+        return [
+            {**batch, ADVANTAGES: self.function.advantages(batch[REWARDS], of_batch=every.to(batch[REWARDS]))}
+            for batch in batches
+        ]
+
+    def _rewards(self, rows: Sequence[Mapping[str, Any]], written: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+        number = self.generation.num_generations
+        repeated = [row for row in rows for _ in range(number)]
+        ids = [completion for group in written for completion in group]
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        prompts = [row[PROMPT] for row in repeated]
+        completions = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        columns = {name: [row[name] for row in repeated] for name in rows[0] if name != PROMPT}
+        return self.rewards(prompts, completions, completion_ids=ids, columns=columns)
+
+
+def rollout_of(
+    function: LossFunction | None,
+    *,
+    model: nn.Module,
+    tokenizer_dir: Path | None,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    is_trial: bool = False,
+    beat: Callable[[], None] = lambda: None,
+) -> Rollout | None:
+    """Returns the rollout of a job's loss; None for losses that read the samples as they are.
+
+    model: the job's model before its layout. is_trial: completions have the greatest length.
+    Raises ValueError where the model cannot generate, or the data has no tokenizer.
+    """
+    generation = None if function is None else function.generation
+    if function is None or generation is None:
+        return None
+    if not hasattr(model, "generate") or not hasattr(model, "generation_config"):
+        raise ValueError(
+            f"loss {function.name}: {type(model).__name__} has no generate. To fix: train a causal language model of "
+            "transformers"
+        )
+    if tokenizer_dir is None:
+        raise ValueError(
+            f"loss {function.name}: the data has no tokenizer to read completions with. To fix: give data of kind "
+            "prompt"
+        )
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(tokenizer_dir), local_files_only=True)
+    return Rollout(
+        function=function,
+        generation=generation,
+        rewards=Rewards(generation),
+        tokenizer=tokenizer,
+        ends=replace(ends_of(tokenizer, model), are_ignored=is_trial),
+        device=device,
+        autocast=autocast,
+        beat=beat,
+    )
+
+
+def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Returns the rows of a batch of prompts, by column. Raises ValueError where the data is of another kind."""
+    if ROW not in batch:
+        raise ValueError("loss: the samples are no prompts. To fix: set data.kind to prompt")
+    return [json.loads(bytes(row[row != 0].tolist())) for row in batch[ROW].cpu()]
+
+
+def ends_of(tokenizer: Any, model: nn.Module) -> Ends:
+    """Returns how completions end: by the end of text of the tokenizer or of the model, or by the end of a turn."""
+    named: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
+    of_model = list(named) if isinstance(named, (list, tuple)) else [named]
+    of_turn = tokenizer.get_vocab().get(TURN_END)
+    known = [token for token in (tokenizer.eos_token_id, *of_model, of_turn) if token is not None]
+    pad = next((token for token in (tokenizer.pad_token_id, *known) if token is not None), 0)
+    return Ends(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad))
+
+
+def _sequences(tokens: Sequence[list[int]], written: Sequence[Sequence[list[int]]], *, pad_id: int) -> Batch:
+    """Returns prompts with their completions, [prompts, completions, tokens], and the labels of the completions."""
+    longest = max(len(prompt) + len(each) for prompt, group in zip(tokens, written, strict=True) for each in group)
+    width = -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    ids = torch.full((len(tokens), len(written[0]), width), pad_id, dtype=torch.int64)
+    labels = torch.full_like(ids, IGNORED)
+    for row, (prompt, group) in enumerate(zip(tokens, written, strict=True)):
+        for place, completion in enumerate(group):
+            end = len(prompt) + len(completion)
+            ids[row, place, :end] = torch.tensor(prompt + completion)
+            labels[row, place, len(prompt) : end] = torch.tensor(completion)
+    return {"input_ids": ids, "labels": labels}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """How completions end.
+
+    token_ids: a completion ends with the first of them.
+    pad_id: fills up shorter completions.
+    are_ignored: whether completions have the greatest length whatever they contain, as in trials, whose speed and
+        memory must not be underestimated.
+    """
+
+    token_ids: tuple[int, ...]
+    pad_id: int
+    are_ignored: bool = False
+
+
+@torch.no_grad()
+def sample(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    *,
+    seeds: Sequence[int],
+    generation: Generation,
+    ends: Ends,
+    device: torch.device,
+    beat: Callable[[], None] = lambda: None,
+) -> list[list[list[int]]]:
+    """Returns the tokens of the completions of each prompt, each with the token that ended it, if one did.
+
+    model: a causal language model of transformers; it is in eval mode meanwhile.
+    prompts: the tokens of each. seeds: of each prompt's random numbers.
+    beat: called before each token.
+    """
+    number, width = generation.num_generations, max(map(len, prompts))
+    tokens = torch.full((len(prompts), width), ends.pad_id, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):  # on the left, so that all completions begin at one place
+        tokens[row, width - len(prompt) :] = torch.as_tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    noise = _Noise(seeds, generation=generation, device=device, beat=beat)
+    ended = () if ends.are_ignored else ends.token_ids
+    config = GenerationConfig(
+        max_new_tokens=generation.max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        eos_token_id=list(ended) or None,
+        pad_token_id=ends.pad_id,
+    )
+    was_training = model.training
+    model.eval()
+    with _without_defaults(model):
+        written = model.generate(  # type: ignore[operator]
+            tokens.repeat_interleave(number, 0).to(device),
+            attention_mask=mask.repeat_interleave(number, 0).to(device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([noise]),
+        )
+    model.train(was_training)
+    rows = [_until_end(row, ended) for row in written[:, width:].tolist()]
+    return [rows[first : first + number] for first in range(0, len(rows), number)]
+
+
+def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: last + 1]
+
+
+@contextmanager
+def _without_defaults(model: nn.Module) -> Iterator[None]:
+    """Hides the model's own settings of generation, such as penalties: completions are samples of the policy alone."""
+    own: Any = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+class _Noise(LogitsProcessor):  # type: ignore[misc]
+    """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator."""
+
+    def __init__(
+        self, seeds: Sequence[int], *, generation: Generation, device: torch.device, beat: Callable[[], None]
+    ) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._generation, self._beat = generation, beat
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns scores [sequences, vocabulary] whose argmax is a sample."""
+        self._beat()
+        shape = (self._generation.num_generations, scores.shape[-1])
+        drawn = [torch.empty(shape, device=scores.device).exponential_(generator=each) for each in self._generators]
+        smallest = torch.finfo(torch.float32).tiny
+        return scores.float() / self._generation.temperature - torch.cat(drawn).clamp_(min=smallest).log_()
+
+
+Reward = Callable[..., Any]
+
+
+class Rewards:
+    """The weighted sum of the rewards of several functions. Raises ValueError where one of them is not found."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._functions = {name: resolve(name) for name in generation.rewards}
+        self._weights = generation.weights
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        completion_ids: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> Tensor:
+        """Returns the reward of each completion, [completions] in fp32; NaN where every function returned None.
+
+        prompts, completions: texts, or lists of messages. completion_ids: the completions' tokens.
+        columns: the other columns of the prompts' rows, by name; all of them have a value for each completion.
+        """
+        known = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+        every = torch.tensor(
+            [rewards_by(name, function, known, number=len(completions)) for name, function in self._functions.items()]
+        )
+        summed = (every * torch.tensor(self._weights)[:, None]).nansum(0)
+        return summed.masked_fill(every.isnan().all(0), math.nan)
+
+
+def rewards_by(name: str, function: Reward, known: Mapping[str, Any], *, number: int) -> list[float]:
+    """Returns the rewards of one function; NaN for None. Raises ValueError where it returns anything else.
+
+    known: the arguments, by name; those that the function does not take are left out.
+    """
+    found = function(**_taken(name, function, known))
+    remedy = "To fix: return a list with a number, or None, for each completion"
+    if inspect.isawaitable(found):
+        raise ValueError(f"loss.rewards: {name} is asynchronous. To fix: define it without async")
+    if isinstance(found, Tensor):
+        found = found.tolist()
+    if not isinstance(found, (list, tuple)) and not hasattr(found, "tolist"):
+        raise ValueError(f"loss.rewards: {name} returned {type(found).__name__}. {remedy}")
+    values = found if isinstance(found, (list, tuple)) else found.tolist()
+    if not isinstance(values, (list, tuple)) or len(values) != number:
+        said = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
+        raise ValueError(f"loss.rewards: {name} returned {said} for {number} completions. {remedy}")
+    return [_number(name, value, remedy) for value in values]
+
+
+def _number(name: str, value: Any, remedy: str) -> float:
+    if value is None:
+        return math.nan
+    try:
+        number = float(value) if not isinstance(value, str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"loss.rewards: {name} returned {value!r:.60} for a completion. {remedy}")
+    return number
+
+
+def _taken(name: str, function: Reward, known: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C, which tells nothing of its arguments
+        return dict(known)
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return dict(known)
+    missing = [each.name for each in parameters if each.default is inspect.Parameter.empty and each.name not in known]
+    if missing:
+        raise ValueError(
+            f"loss.rewards: {name} takes {', '.join(missing)}, and the rows have {', '.join(sorted(known))}. To fix: "
+            "take columns of the data, prompts, completions or completion_ids"
+        )
+    return {each.name: known[each.name] for each in parameters if each.name in known}
