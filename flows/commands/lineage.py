@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from ringmaster.techniques.models.adapters.peft_format import is_adapter
 
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.graph.diff import WeightTensor
-    from ringmaster.model_lineage.graph.snapshot import Node
+    from ringmaster.model_lineage.snapshot import Node
+    from ringmaster.model_lineage.tensors.comparison import WeightTensor
 
 
 def import_(
@@ -28,7 +28,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
-    from ringmaster.model_lineage.exchange.importing import fetch_from_hub, import_model
+    from ringmaster.model_lineage.importing import fetch_from_hub, import_model
 
     if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
@@ -98,7 +98,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Drop models that nothing reaches: without an alias, and with no descendant that has one."""
-    from ringmaster.model_lineage.graph.maintenance import collect, unreached
+    from ringmaster.model_lineage.snapshot import collect, unreached
 
     if yes and dry_run:
         raise InputError(["--yes drops and --dry-run does not. To fix: give one of them"])
@@ -233,9 +233,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a model: what it came from, up to its bases, what became of it, its data, plan and aliases."""
-    from ringmaster.model_lineage.exchange.exporting import node_json
-
     from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
+    from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         node, snapshot = home.find(model), home.snapshot
@@ -261,9 +260,9 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two models: tensors and by how much, data, hyperparameters, metrics, behaviour."""
-    from ringmaster.model_lineage.graph.diff import record_differences, tensor_changes
-
     from ringmaster.flows.lineage.views import diff_view, print_view
+    from ringmaster.model_lineage.snapshot import record_differences
+    from ringmaster.model_lineage.tensors.comparison import tensor_changes
 
     with lineage_home(is_fresh=refresh) as home:
         one, other = home.find(first), home.find(second)
@@ -284,9 +283,8 @@ def impact(
     as_json: AsJson = False,
 ) -> None:
     """List every model that came from a model or was trained on a data set, and which of them are in production."""
-    from ringmaster.model_lineage.exchange.exporting import node_json
-
     from ringmaster.flows.lineage.views import impact_view, print_view
+    from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -312,7 +310,7 @@ def export(
     refresh: Refresh = False,
 ) -> None:
     """Write the graph as JSON, GraphML or a picture, or a card with base_model and its relation for each model."""
-    from ringmaster.model_lineage.exchange.exporting import card_of, drawing, graph_json, graphml
+    from ringmaster.model_lineage.exporting import card_of, drawing, graph_json, graphml
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -335,7 +333,7 @@ def export(
 
 def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
     """A model's tensors: from the store, which knows which are equal without reading, else from its files."""
-    from ringmaster.model_lineage.graph.diff import tensors_of_folder, tensors_of_store
+    from ringmaster.model_lineage.tensors.comparison import tensors_of_folder, tensors_of_store
 
     id = node.record.tensors_id
     if id is not None and id in home.store.ids():
@@ -348,9 +346,8 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.model_lineage.graph.snapshot import close_names
-
     from ringmaster.errors import UnknownModel
+    from ringmaster.model_lineage.snapshot import close_names
 
     snapshot = home.snapshot
     trained = snapshot.trained_on(what)
