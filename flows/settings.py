@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ringmaster.techniques.processes.caches import own_caches
+
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
@@ -16,7 +18,6 @@ from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engine import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
-from ringmaster.techniques.runtime.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
@@ -236,7 +237,7 @@ def checkpoint_root() -> str | None:
 def check_checkpoint_root(root: str | None) -> None:
     """Raises InputError, with the cause and a remedy, where a root of checkpoints cannot be written and read."""
     if root is not None:
-        from ringmaster.techniques.runtime.checkpoints.storage import check_root
+        from ringmaster.techniques.checkpoints.storage import check_root
 
         with input_errors(about="RINGMASTER_CHECKPOINTS: "):
             check_root(root)

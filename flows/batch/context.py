@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
+
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
@@ -44,7 +46,6 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringmaster.techniques.profile import PREDICTED
+
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
@@ -43,7 +45,6 @@ from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.profiles import PREDICTED
 from ringmaster.text import markdown
 
 

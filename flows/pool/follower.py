@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect.exceptions import TerminationSignal
+from ringmaster.techniques.preflight import Preflight, Refusal
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
@@ -43,7 +44,6 @@ from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques.interface.preflight import Preflight, Refusal
 
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = (

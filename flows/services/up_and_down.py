@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
+from ringmaster.techniques.processes.stopped import is_stopped
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
@@ -55,7 +56,6 @@ from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
-from ringmaster.techniques.runtime.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
 TOLD_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for

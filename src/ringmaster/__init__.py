@@ -20,6 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmaster.techniques.data_parallel import DataParallel
+
     from ringmaster.errors import BatchFailed, RingmasterError
     from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.batch.result import BatchResult
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
         register,
     )
     from ringmaster.techniques.data.row_source import RowSource
-    from ringmaster.techniques.interface.data_parallel import DataParallel
 
 __all__ = [
     "AdaptationSpec",
@@ -69,7 +70,7 @@ _MODULES = {
     "Batch": "ringmaster.tasks.batch",
     "BatchFailed": "ringmaster.errors",
     "BatchResult": "ringmaster.flows.batch.result",
-    "DataParallel": "ringmaster.techniques.interface.data_parallel",
+    "DataParallel": "ringmaster.techniques.data_parallel",
     "RingmasterError": "ringmaster.errors",
     "RowSource": "ringmaster.techniques.data.row_source",
     "profile_batch": "ringmaster.flows.batch.dry_run",

@@ -7,7 +7,7 @@ samples of a step's global batch, and `fetch` stacks them. Importing this packag
 from ringmaster.techniques.data.arrays import Indices
 from ringmaster.techniques.data.loading import open_data, prepare
 from ringmaster.techniques.data.samples import batch_indices, fetch, num_tokens_of, sampler_of, width_of
-from ringmaster.techniques.interface.data_source import SOURCES, Dataset, PreparedData
+from ringmaster.techniques.data_source import SOURCES, Dataset, PreparedData
 
 __all__ = [
     "SOURCES",

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import Adapter, Job
-from ringmaster.techniques.interface.technique import Config, GangShape, Technique
+from ringmaster.techniques import registry
+from ringmaster.techniques.job import Adapter, Job
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, resolved
-from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from ringmaster.techniques.processes.order import GangOrder, Slot
+from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
     from ringmaster.techniques.data import PreparedData
-    from ringmaster.techniques.runtime.processes.ranks import Ranks
+    from ringmaster.techniques.processes.ranks import Ranks
     from ringmaster.techniques.training.trainer import Trainer
 
 TECHNIQUE, EVALUATE = "single", "evaluate"
@@ -47,7 +47,7 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 
     Raises ValueError if the weights do not fit the job's model, or were trained with another tokenizer.
     """
-    from ringmaster.techniques.runtime.processes.ranks import Ranks, take_device
+    from ringmaster.techniques.processes.ranks import Ranks, take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()

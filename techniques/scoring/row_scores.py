@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
-from ringmaster.techniques.interface.loss import reward_names
-from ringmaster.techniques.interface.metric import Metric, scored_metrics
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.loss import reward_names
+from ringmaster.techniques.metric import Metric, scored_metrics
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.facts import has_experts

@@ -54,8 +54,8 @@ from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.
 MOST_MESSAGES = 20

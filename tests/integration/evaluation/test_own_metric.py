@@ -24,8 +24,8 @@ from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.metric import BUILTIN_METRICS, metric_names
-from ringmaster.techniques.interface.registry import installed
+from ringmaster.techniques.metric import BUILTIN_METRICS, metric_names
+from ringmaster.techniques.registry import installed
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from ringmaster.techniques.preflight import Preflight, Refusal
 
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
@@ -25,7 +26,6 @@ from ringmaster.tasks.execution.events import JobEnded, Waiting
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.techniques.interface.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.recording.ledgers import FakeLedger
 

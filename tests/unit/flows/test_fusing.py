@@ -1,6 +1,7 @@
 """Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
 import pytest
+from ringmaster.techniques.profile import GroupMember
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
@@ -12,7 +13,6 @@ from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import GroupMember
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ringmaster.techniques.interface import loss as registry
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
+from ringmaster.techniques import loss as registry
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.loss import CLASSIFIER, LossFunction, Values, option
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of, losses_by_row
 from ringmaster.techniques.training.metrics import Metrics
