@@ -1,4 +1,9 @@
-"""Columns of equally shaped rows on disk: raw arrays, written in a stream and memory-mapped when read."""
+"""Columns of samples on disk: raw arrays, written in a stream and memory-mapped when read.
+
+The rows of a column have one shape (`ColumnWriter`), or differ in length (`Ragged`): then the column is stored as one
+stream of values and the end of each row. `SampleArrays` holds the columns of many samples in memory, and `SampleForm`
+says how the arrays of samples become columns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What is kept of each row of a file beside its samples: from this, splits and windows are chosen."""
+"""What was prepared from single files, kept so that data with new files or new lines reads only these.
+
+A JSONL file is divided after every `PART_BYTES`, at the end of a line. Lines that are added at its end change its last
+part alone. Other files are one part: a CSV file may have line ends in quotes, and Parquet is read by columns. Of each
+row of a part `RowFacts` are kept, from which windows and splits are chosen (`selected_files`).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ from ringmaster.techniques.data.file_rows import (
 )
 from ringmaster.techniques.data.files import FilePart
 from ringmaster.techniques.data.manifest import Manifest, ManifestBuilder
-from ringmaster.techniques.data.rows import FaultyRows, RowFault, format_of
+from ringmaster.techniques.data.rows import RowError, RowErrors, format_of
 from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.interface.data_source import Row
 from ringmaster.techniques.interface.job import DataSpec
@@ -196,7 +201,7 @@ K = TypeVar("K", bound=Kept)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenFile(Generic[K]):
+class SelectedFile(Generic[K]):
     """What is kept of a file, which rows of it are read, and which rows are held out: [rows] each."""
 
     kept: K
@@ -204,14 +209,14 @@ class ChosenFile(Generic[K]):
     held_out: NDArray[np.bool_]
 
 
-def chosen_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list[ChosenFile[K]]:
+def selected_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list[SelectedFile[K]]:
     """Returns the files of a spec, in order, with the rows that are read.
 
     read: returns what is kept of a file; called with the file, and whether a window chooses among its rows.
 
-    Raises FaultyRows with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
+    Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
     """
-    faults: list[RowFault] = []
+    faults: list[RowError] = []
 
     def known(files: Sequence[DataFile]) -> Iterator[KnownFile]:
         for file in files:
@@ -220,22 +225,22 @@ def chosen_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list[C
     def kept_of(files: Sequence[DataFile], *, is_windowed: bool) -> list[K]:
         try:
             return [read(each, is_windowed) for each in known(files)]
-        except FaultyRows as error:
+        except RowErrors as error:
             faults.extend(error.faults)
             return []
 
     main = kept_of(main_files(spec), is_windowed=bool(spec.window))
     others = kept_of(held_out_files(spec), is_windowed=False)
     if faults:
-        raise FaultyRows(faults)
+        raise RowErrors(faults)
     wanted = [*_in_window([each.facts for each in main], spec), *(np.ones(len(each.facts), bool) for each in others)]
     return [
-        ChosenFile(kept=kept, wanted=rows, held_out=kept.facts.are_held_out(kept.file, spec))
+        SelectedFile(kept=kept, wanted=rows, held_out=kept.facts.are_held_out(kept.file, spec))
         for kept, rows in zip((*main, *others), wanted, strict=True)
     ]
 
 
-def manifest_of(files: Sequence[ChosenFile[K]]) -> Manifest:
+def manifest_of(files: Sequence[SelectedFile[K]]) -> Manifest:
     """Returns the manifest of the rows that are read."""
     manifest = ManifestBuilder()
     for each in files:

@@ -1,4 +1,4 @@
-"""What a kind of data is that makes one sample of each row: the columns that are read, the sample, its padding."""
+"""What a kind of data reads of a row: its columns and settings; and the sample that it makes of the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrays import POSITIONS
-from ringmaster.techniques.data.class_labels import ClassLabels, FoundClasses, as_list
+from ringmaster.techniques.data.class_labels import ClassLabels, DiscoveredClasses, as_list
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.rows import read_rows
@@ -132,9 +132,9 @@ class SampleContext:
         return 0 if self._tokenizer is None else self._tokenizer.num_cut
 
     @property
-    def found_classes(self) -> FoundClasses | None:
+    def found_classes(self) -> DiscoveredClasses | None:
         """The classes of the data where they are found while samples are made."""
-        return self._labels if isinstance(self._labels, FoundClasses) else None
+        return self._labels if isinstance(self._labels, DiscoveredClasses) else None
 
     @property
     def labels(self) -> ClassLabels:

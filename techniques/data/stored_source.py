@@ -1,4 +1,7 @@
-"""Base class of data sources whose samples are stored as columns in the cache of prepared data."""
+"""Data sources whose samples are stored as columns: each state of the data is prepared once for a machine.
+
+`prepare_once` is the cache that all processes of a machine share, and `Progress` reports a long preparation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.data.training_faults import constant_fault, distinct_labels
+from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.checkpoints.publish import publish

@@ -1,4 +1,7 @@
-"""Counts of predictions by class, which precision, recall and F1 share: as scikit-learn's with zero_division=0."""
+"""Metrics of classes: accuracy, precision, recall, F1, the Matthews coefficient and AUROC.
+
+Counts by class and their averages are as scikit-learn's with zero_division=0.
+"""
 
 from __future__ import annotations
 

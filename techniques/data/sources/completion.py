@@ -1,4 +1,4 @@
-"""Prompts with their completions, of which a language model learns the completions alone."""
+"""Prompts with completions, or with a chosen and a rejected answer, of which a language model learns the answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringmaster.techniques.data.sources.chat import (
     with_system,
 )
 from ringmaster.techniques.data.sources.labelled_text import text_of
-from ringmaster.techniques.data.training_faults import are_pairs_equal
+from ringmaster.techniques.data.unfit_data import are_pairs_equal
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
 
