@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,9 @@ from ringmaster.techniques.data.file_rows import (
     DataFile,
     held_out_files,
     main_files,
-    moment,
     moment_of,
     split_key,
+    time_limits,
 )
 from ringmaster.techniques.data.files import FilePart
 from ringmaster.techniques.data.manifest import Manifest, ManifestBuilder
@@ -185,19 +185,16 @@ def content_of(tokenizer: Path) -> str:
     return sha.hexdigest()
 
 
-class Kept(Protocol):
-    """What is kept of a file."""
+@dataclass(frozen=True, kw_only=True)
+class CachedFile:
+    """What is kept of a file, or of a part of one. folder: where it is kept. facts: of its rows."""
 
-    @property
-    def file(self) -> DataFile:
-        """The file, or a part of one."""
-
-    @property
-    def facts(self) -> RowFacts:
-        """The facts of its rows."""
+    file: DataFile
+    folder: Path
+    facts: RowFacts
 
 
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound=CachedFile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +215,9 @@ def selected_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list
     """
     faults: list[RowError] = []
 
-    def known(files: Sequence[DataFile]) -> Iterator[KnownFile]:
-        for file in files:
-            yield from known_files(file, format=spec.format)
-
     def kept_of(files: Sequence[DataFile], *, is_windowed: bool) -> list[K]:
         try:
-            return [read(each, is_windowed) for each in known(files)]
+            return [read(each, is_windowed) for file in files for each in known_files(file, format=spec.format)]
         except RowErrors as error:
             faults.extend(error.faults)
             return []
@@ -256,7 +249,7 @@ def needs_moments(spec: DataSpec) -> bool:
 
 
 def _in_window(facts: Sequence[RowFacts], spec: DataSpec) -> list[NDArray[np.bool_]]:
-    """Which rows of each file lie in the window; see `windows.in_window`."""
+    """Which rows of each file lie in the window; see `file_rows.in_window`."""
     window = spec.window or {}
     num_rows = [len(each) for each in facts]
     if (num_last := window.get("last_rows")) is not None:
@@ -265,8 +258,5 @@ def _in_window(facts: Sequence[RowFacts], spec: DataSpec) -> list[NDArray[np.boo
         return [np.arange(start, start + num) >= first for start, num in zip(starts, num_rows, strict=False)]
     if not needs_moments(spec):
         return [np.ones(num, bool) for num in num_rows]
-    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
-    if (days := window.get("last_days")) is not None:
-        newest_s = max((float(each.moments.max()) for each in facts if len(each)), default=0.0)
-        first_s = newest_s - days * DAY_S
+    first_s, last_s = time_limits(window, moments=(float(each.moments.max()) for each in facts if len(each)))
     return [(first_s <= each.moments) & (each.moments < last_s) for each in facts]

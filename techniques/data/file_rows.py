@@ -282,13 +282,21 @@ def in_window(
         num_before = max(sum(1 for _ in rows()) - int(num_rows), 0)
         yield from islice(rows(), num_before, None)
         return
-    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
-    if (days := window.get("last_days")) is not None:
-        newest_s = max((moment_s(row) for row in rows()), default=0.0)
-        first_s = newest_s - days * DAY_S
+    first_s, last_s = time_limits(window, moments=(moment_s(row) for row in rows()))
     for row in rows():
         if first_s <= moment_s(row) < last_s:
             yield row
+
+
+def time_limits(window: Mapping[str, Any], *, moments: Iterable[float]) -> tuple[float, float]:
+    """Returns the first time of a window and the time at its end, in seconds since the epoch.
+
+    moments: times of rows, the newest among them, from which days count back.
+    """
+    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
+    if (days := window.get("last_days")) is not None:
+        first_s = max(moments, default=0.0) - days * DAY_S
+    return first_s, last_s
 
 
 def moment(value: Any, default: float | None = None) -> float:

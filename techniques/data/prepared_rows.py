@@ -37,6 +37,7 @@ from ringmaster.techniques.data.arrays import (
 )
 from ringmaster.techniques.data.cached_files import (
     SPLIT,
+    CachedFile,
     FileStore,
     KnownFile,
     RowFacts,
@@ -59,7 +60,7 @@ from ringmaster.techniques.data.class_labels import (
 from ringmaster.techniques.data.file_rows import DataFile, RowReading, rows_of_file
 from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_padding_token
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
 from ringmaster.techniques.data.rows import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.sample_blocks import (
     BlockMaker,
@@ -104,7 +105,8 @@ class PreparedRows:
             encoder_of(spec, self._documents(rows() if is_trained else ())).save(folder)
             if is_trained or not kind.is_causal:
                 give_padding_token(folder)
-            kind.prepare_tokenizer(folder, is_trained=is_trained)
+            if is_trained and kind.reads_messages:
+                give_chat_template(folder)
             tokenizer = RowTokenizer(folder)
         return SampleContext(spec=spec, max_length=self.form.max_length, _tokenizer=tokenizer)
 
@@ -285,16 +287,13 @@ SAMPLES, CLASSES, ABOUT = "samples", "classes", "about.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileSamples:
-    """What is kept of a file. folder: with the samples.
+class FileSamples(CachedFile):
+    """The kept samples of a file. folder: with the samples.
 
     num_cut, has_sample: of each row, as in `SampleBlock`. faults: the rows of which no sample can be made.
     class_names: the classes that were found, in the order of their numbers in the file. classes: those of each row.
     """
 
-    file: DataFile
-    folder: Path
-    facts: RowFacts
     num_cut: NDArray[np.uint8]
     has_sample: NDArray[np.bool_]
     faults: tuple[SampleError, ...]

@@ -159,6 +159,8 @@ class RowKind(StoredSource):
     options: the source's own keys among the spec's `kwargs`, with their defaults. All others go to `load_dataset`.
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
+    reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
+        template.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
         Otherwise it encodes something that contains the texts, so that their words are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
@@ -180,6 +182,7 @@ class RowKind(StoredSource):
     label_role: ClassVar[str | None] = None
     options: ClassVar[Mapping[str, Any]] = {}
     needs_tokenizer: ClassVar[bool] = False
+    reads_messages: ClassVar[bool] = False
     encodes_texts: ClassVar[bool] = True
     padding: ClassVar[Mapping[str, int]] = {
         "input_ids": 0,
@@ -214,9 +217,6 @@ class RowKind(StoredSource):
         """Returns the classes in the label of a row."""
         value = as_list(value)
         return value if isinstance(value, (list, tuple)) else (value,)
-
-    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
-        """Changes the tokenizer in `folder` before it is used. is_trained: whether it was trained on the data."""
 
     def described(self, prepared: PreparedData) -> PreparedData:
         """Returns the description of the samples, where a kind knows more of them."""

@@ -282,21 +282,6 @@ class FileText:
                 return
 
 
-class ContentHash:
-    """The hash of a text's content that is given in parts; see `content_hash`."""
-
-    def __init__(self) -> None:
-        self._sha = hashlib.sha256()
-
-    def update(self, text: str) -> None:
-        """Adds the next part."""
-        self._sha.update(text.encode())
-
-    def digest(self) -> bytes:
-        """Returns 8 bytes."""
-        return self._sha.digest()[:8]
-
-
 def content_hash(content: Any) -> str:
     """Returns a hash of a row's content, which depends neither on its position nor on the order of its keys."""
     return hash_bytes(content).hex()
@@ -305,10 +290,10 @@ def content_hash(content: Any) -> str:
 def hash_bytes(content: Any) -> bytes:
     """Returns the 8 bytes of `content_hash`; a `FileText` has the hash of its text."""
     if isinstance(content, FileText):
-        found = ContentHash()
+        sha = hashlib.sha256()
         for piece in content.pieces():
-            found.update(piece)
-        return found.digest()
+            sha.update(piece.encode())
+        return sha.digest()[:8]
     text = content if isinstance(content, str) else to_json_text(content, is_sorted=True)
     return hashlib.sha256(text.encode()).digest()[:8]
 

@@ -157,7 +157,10 @@ class Accuracy(Metric):
 
 
 class F1(ClassCounts):
-    """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes. For one prediction a row."""
+    """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes. For one prediction a row.
+
+    The harmonic mean of precision and recall (van Rijsbergen, Information Retrieval, 1979, chapter 7).
+    """
 
     name = "f1"
 

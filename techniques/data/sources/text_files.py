@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ringmaster.techniques.data.arrays import ColumnWriter, open_columns, read_slices
 from ringmaster.techniques.data.cached_files import (
     SPLIT,
+    CachedFile,
     FileStore,
     KnownFile,
     RowFacts,
@@ -133,13 +134,10 @@ def _content(row: Any, where: str, *, column: str) -> Content:
     raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")
 
 
-@dataclass(frozen=True)
-class FileTokens:
-    """What is kept of a file. folder: with the column of tokens. num_tokens: of each row, [rows]."""
+@dataclass(frozen=True, kw_only=True)
+class FileTokens(CachedFile):
+    """The kept tokens of a file. folder: with the column of tokens. num_tokens: of each row, [rows]."""
 
-    file: DataFile
-    folder: Path
-    facts: RowFacts
     num_tokens: NDArray[np.int64]
 
 
@@ -206,7 +204,7 @@ class _TokenReader:
         file = known.file if is_cut else replace(known.file, held_out=False)
         folder = self._store.folder_of(key, lambda aside: self._write(aside, file, with_moments=with_moments))
         num_tokens = np.array(open_columns(folder, SPLIT)["num_tokens"])
-        return FileTokens(known.file, folder, RowFacts.read(folder), num_tokens)
+        return FileTokens(file=known.file, folder=folder, facts=RowFacts.read(folder), num_tokens=num_tokens)
 
     def _write(self, folder: Path, file: DataFile, *, with_moments: bool) -> None:
         facts = RowFactsBuilder(with_moments=with_moments, time_column=self._spec.time_column)
