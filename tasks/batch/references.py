@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
-from ringmaster.tasks.planning.objectives import registry as objectives
+from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.rows import format_of
@@ -119,7 +119,7 @@ def data_kind(name: str) -> str:
 
 def objective(name: str) -> str:
     """Checks that an objective is registered."""
-    return one_of(objectives.names())(name)
+    return one_of(objective_names())(name)
 
 
 def architecture(name: str) -> str:

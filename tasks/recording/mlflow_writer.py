@@ -22,8 +22,8 @@ from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import beside_plan
+from ringmaster.tasks.planning import gantt
+from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (

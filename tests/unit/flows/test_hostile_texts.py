@@ -46,8 +46,7 @@ from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve
-from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

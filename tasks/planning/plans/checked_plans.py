@@ -11,13 +11,12 @@ from dataclasses import replace
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import Fusion, choose_groups
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import SAME
-from ringmaster.tasks.planning.solve import solve
+from ringmaster.tasks.planning.solve import SAME, solve
 
 
 def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
@@ -32,7 +31,7 @@ def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
         return None
     if not {name for s in start.segments for name, _ in s.devices} <= {node.id for node in problem.nodes}:
         return None
-    minimised = registry.objective(objective)
+    minimised = objective_by_name(objective)
     if (segments := retimed(problem, start.segments, objective=minimised)) is None:
         return None
     plan = Plan(problem.name, segments, method=start.method, seconds=start.seconds)
@@ -52,7 +51,7 @@ def bounded(plan: Plan, problem: Problem, *, objective: str) -> Plan:
         certificate=bound.certificate,
         proof=bound.proof,
     )
-    return registry.objective(objective).valued(proved, problem, bound)
+    return objective_by_name(objective).valued(proved, problem, bound)
 
 
 def checked_plan(

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ringmaster.tasks.planning.bounds.dominance import useful_options
-from ringmaster.tasks.planning.bounds.job_costs import whole_of
+from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.bounds.pattern_model import steps_of
-from ringmaster.tasks.planning.objectives.objective import Coefficients
-from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.objectives import Coefficients
+from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
 
 
 class Kind(StrEnum):

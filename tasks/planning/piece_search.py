@@ -7,18 +7,18 @@ A job in one piece is not preempted. A job in several pieces continues under oth
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ringmaster.errors import NoRoomError
-from ringmaster.tasks.planning.bounds.dominance import useful_options
-from ringmaster.tasks.planning.kernels.pieces import anneal_pieces
-from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
+from ringmaster.tasks.planning.bounds.job_costs import useful_options
+from ringmaster.tasks.planning.kernels.pieces import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules, anneal_pieces
+from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.list_scheduling import Piece, schedule_pieces
-from ringmaster.tasks.planning.plans.plan import Segment
+from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.with_rules.piece_listing import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules
 
 COOL = 1e-3
 HEATS = (0.02, 0.005)  # initial temperatures of the parallel searches, as shares of the objective
@@ -30,9 +30,51 @@ TRIALS_PER_JOB = 12_000  # upper limit: small problems need no more
 SLICE = 2_000_000  # placements between checks of the time limit
 
 
+def plan_constrained(
+    problem: Problem,
+    best: Plan,
+    *,
+    bound_s: float,
+    objective: Objective,
+    preemptive: bool,
+    least_s: float,
+    seed: int,
+    is_over: Callable[[], bool],
+    placements: int,
+) -> Plan:
+    """Returns the best of a plan and those that list searches find from it.
+
+    The lists first have one piece per job, then several if `preemptive`.
+
+    least_s: minimum length of a segment of a job that has several.
+    placements: limit of the placements of pieces on nodes, in each search.
+    """
+    search = PieceSearch.of(problem, objective, bound_s)
+    enough = 1.0 + 1e-6 if objective.only_last_end else 0.0
+    for pieces in (False, True) if preemptive else (False,):
+        if is_over():
+            break
+        found = search.searched(
+            best.segments,
+            least_s=least_s,
+            enough=enough,
+            preemptive=pieces,
+            seed=seed,
+            is_over=is_over,
+            placements=placements,
+        )
+        method = "pieces" if pieces else "list annealing"
+        plans = [exactly(problem, segments, objective=objective, least_s=least_s) for segments in found]
+        best = min(
+            [best, *(replace(best, segments=s, method=method) for s in plans if s)],
+            key=lambda p: objective.rank(p, problem),
+        )
+    return best
+
+
 @dataclass(frozen=True)
 class PieceSearch:
-    """A problem as the arrays of `piece_listing`; rows[o] is the (job, index of its option) of option o.
+    """A problem as the arrays of `kernels.pieces`; rows[o] is the (job, index of its option) of option o.
 
     coefficients: those of the objective.
     """

@@ -20,12 +20,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.job_costs import ROUNDING, least_of, pack_of, scaling_of
-from ringmaster.tasks.planning.bounds.order import earliest_starts_s, in_order
-from ringmaster.tasks.planning.bounds.windows import faults_of_points, prices_of_seconds
+from ringmaster.tasks.planning.bounds.job_costs import (
+    ROUNDING,
+    earliest_starts_s,
+    in_order,
+    least_of,
+    pack_of,
+    scaling_of,
+)
+from ringmaster.tasks.planning.bounds.window_bound import faults_of_points, prices_of_seconds
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
 
 SAME = 1e-9  # relative difference of sums that is rounding
 

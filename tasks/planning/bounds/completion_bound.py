@@ -1,7 +1,7 @@
 """The lower bound on the sum of weight x end that prices by window of time prove.
 
 Window i lasts from points_s[i] to points_s[i + 1]; nothing is earned in the last one, which never ends. Any prices >= 0
-prove a bound, of which w_i(s), l_ji and the flow of order prices are those of `windows`. Further prices are
+prove a bound, of which w_i(s), l_ji and the flow of order prices are those of `window_bound`. Further prices are
 
     W_j    the part of a job's weight that is charged for when it ends
     f_ab   for a job b that waits for a: all seconds of b come between the end of a and its own
@@ -13,7 +13,7 @@ Let net_j = weight_j - sum_a f_aj + sum_b f_jb, of which W_j is at most all. As 
 
 No job ends before head_j + shortest_j, which bounds (net_j - W_j) end_j. A job that ends in window k does so after all
 its seconds in k, so W_j end_j >= W_j (max(points_s[k], head_j) + seconds in k). All its seconds are worth at most what
-the windows earn (`windows.rates`). So what is left is the least that a job pays if it ends in window k,
+the windows earn (`window_bound.rates`). So what is left is the least that a job pays if it ends in window k,
 
     V_j = min_k [ W_j max(points_s[k], head_j) + pay_jk ]
     pay_jk = min over seconds x(o,i), i <= k, of  sum p_oi x(o,i)   where all work is done and sum_o x(o,i) <= len_ji
@@ -31,13 +31,19 @@ kappa_j is `least_of` at 1 / whole_o, the least that a job's seconds sum to. The
 import math
 from collections.abc import Iterator, Mapping
 
-from ringmaster.tasks.planning.bounds.job_costs import LARGEST, LEAST, ROUNDING, least_of, shortest_s, whole_of
-from ringmaster.tasks.planning.bounds.order import earliest_starts_s
-from ringmaster.tasks.planning.bounds.windows import faults_of as faults_of_windows
-from ringmaster.tasks.planning.bounds.windows import prices_of_seconds, rates
+from ringmaster.tasks.planning.bounds.job_costs import (
+    LARGEST,
+    LEAST,
+    ROUNDING,
+    earliest_starts_s,
+    least_of,
+    shortest_s,
+    whole_of,
+)
+from ringmaster.tasks.planning.bounds.window_bound import faults_of as faults_of_windows
+from ringmaster.tasks.planning.bounds.window_bound import prices_of_seconds, rates
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices
-from ringmaster.tasks.planning.problems.parts import PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
 
 
 def completion_bound(prices: CompletionPrices, problem: Problem, weights: Mapping[str, float]) -> float:

@@ -1,12 +1,16 @@
 """Validation of problems: a message for each fault, with its place by the keys of the JSON form."""
 
+from __future__ import annotations
+
 import reprlib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob, Running
 from ringmaster.text import MOST_IN_NAME, is_printable_name
+
+if TYPE_CHECKING:
+    from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Running
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
@@ -88,7 +92,7 @@ def _id_faults(kind: str, ids: list[Any]) -> Iterator[str]:
             seen.add(name)
 
 
-def _node_faults(place: str, node: "Node") -> Iterator[str]:
+def _node_faults(place: str, node: Node) -> Iterator[str]:
     if not _is_count(node.num_devices):
         yield f"{place}: gpus must be a whole number > 0, not {shown(node.num_devices)}"
     elif node.num_devices > MAX_DEVICES:
@@ -97,7 +101,7 @@ def _node_faults(place: str, node: "Node") -> Iterator[str]:
     yield from _type_faults(place, node.device_type)
 
 
-def _option_faults(place: str, option: "Option", room: "_Room") -> Iterator[str]:
+def _option_faults(place: str, option: Option, room: _Room) -> Iterator[str]:
     if not _is_text(option.technique):
         yield f"{place}: technique must be text, not {shown(option.technique)}"
     if not _is_mapping(option.config):
@@ -115,7 +119,7 @@ def _option_faults(place: str, option: "Option", room: "_Room") -> Iterator[str]
         yield from _gang_faults(place, option, room)
 
 
-def _gang_faults(place: str, option: "Option", room: "_Room") -> Iterator[str]:
+def _gang_faults(place: str, option: Option, room: _Room) -> Iterator[str]:
     if option.num_devices % option.num_nodes:
         gpus, spread = shown(option.num_devices), shown(option.num_nodes)
         yield f"{place}: {gpus} gpus cannot be spread evenly over {spread} nodes"
@@ -132,11 +136,11 @@ def _gang_faults(place: str, option: "Option", room: "_Room") -> Iterator[str]:
 class _Room:
     """Counts the nodes that can hold an option's slot, once for each kind of option."""
 
-    def __init__(self, nodes: Sequence["Node"]) -> None:
+    def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
         self._known: dict[Hashable, int] = {}
 
-    def num_nodes_for(self, option: "Option") -> int:
+    def num_nodes_for(self, option: Option) -> int:
         """Number of nodes of the option's type with enough devices and host memory."""
         kind = (option.device_type, option.slot, option.host_memory_bytes)
         if kind not in self._known:
@@ -144,7 +148,7 @@ class _Room:
         return self._known[kind]
 
 
-def _fused_faults(place: str, job: "PlanningJob", option: "Option", jobs: Mapping[str, "PlanningJob"]) -> Iterator[str]:
+def _fused_faults(place: str, job: PlanningJob, option: Option, jobs: Mapping[str, PlanningJob]) -> Iterator[str]:
     """Yields faults of the further jobs that a fused group trains beside its owner."""
     names = [name for name in option.jobs if _is_text(name)]
     for name in option.jobs:
@@ -161,7 +165,7 @@ def _fused_faults(place: str, job: "PlanningJob", option: "Option", jobs: Mappin
             yield f"{place}: carries {name} beside {', '.join(waits)}, which it waits for"
 
 
-def _running_faults(place: str, job: "PlanningJob", running: "Running", room: "_Room") -> Iterator[str]:
+def _running_faults(place: str, job: PlanningJob, running: Running, room: _Room) -> Iterator[str]:
     """Yields faults of the state in which a job is declared to run at time 0."""
     if not is_amount(running.pinned_until_s):
         yield f"{place}: until must be {_SECONDS}, not {shown(running.pinned_until_s)}"
@@ -175,9 +179,7 @@ def _running_faults(place: str, job: "PlanningJob", running: "Running", room: "_
         yield from _gang_place_faults(place, running, job.options[running.option], nodes)
 
 
-def _carried_faults(
-    place: str, job: "PlanningJob", running: "Running", jobs: Mapping[str, "PlanningJob"]
-) -> Iterator[str]:
+def _carried_faults(place: str, job: PlanningJob, running: Running, jobs: Mapping[str, PlanningJob]) -> Iterator[str]:
     """Yields faults of the jobs in a running group: they are being trained, so they must have started too."""
     if _is_count(running.option) and running.option < len(job.options):
         for name in job.options[running.option].jobs:
@@ -187,7 +189,7 @@ def _carried_faults(
                 yield f"{place}: its group carries {name}, which is declared to run on its own"
 
 
-def _gang_place_faults(place: str, running: "Running", option: "Option", nodes: Mapping[str, "Node"]) -> Iterator[str]:
+def _gang_place_faults(place: str, running: Running, option: Option, nodes: Mapping[str, Node]) -> Iterator[str]:
     """Yields faults of the devices that a gang is declared to run on."""
     names = [name for name, _ in running.devices if _is_text(name)]
     if len(running.devices) != option.num_nodes or len(set(names)) != len(names):
@@ -211,7 +213,7 @@ def _gang_place_faults(place: str, running: "Running", option: "Option", nodes: 
             yield f"{place}: is pinned until {running.pinned_until_s} s, but node {name} goes away before"
 
 
-def _shared_device_faults(jobs: Sequence["PlanningJob"]) -> Iterator[str]:
+def _shared_device_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
     """Yields a fault for each device on which several jobs are declared to run."""
     holders: dict[Hashable, str] = {}
     for job in jobs:
@@ -240,7 +242,7 @@ def _type_faults(place: str, device_type: Any) -> Iterator[str]:
         yield f"{place}: type must be text, not {shown(device_type)}"
 
 
-def _after_faults(jobs: Sequence["PlanningJob"]) -> Iterator[str]:
+def _after_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
     known = {job.id for job in jobs if _is_text(job.id)}
     waits: dict[str, set[str]] = {}
     for j, job in enumerate(jobs):
@@ -288,5 +290,5 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_device(value: Any, node: "Node") -> bool:
+def _is_device(value: Any, node: Node) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < node.num_devices

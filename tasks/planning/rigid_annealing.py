@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.dominance import useful_options
-from ringmaster.tasks.planning.bounds.job_costs import whole_of
+from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.kernels.tables import Floats, Ints
-from ringmaster.tasks.planning.plans.node_orders import Order, segments_of, without_overheads
+from ringmaster.tasks.planning.plans.list_scheduling import Order, segments_of
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.reductions import without_overheads
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 # Initial temperature, share of it that is left at the end, weight of the device time used, distance of the target below

@@ -24,11 +24,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ringmaster.tasks.planning.bounds.job_costs import LARGEST, LEAST, ROUNDING, least_of, pack_of, scaling_of
-from ringmaster.tasks.planning.bounds.order import earliest_starts_s
+from ringmaster.tasks.planning.bounds.job_costs import (
+    LARGEST,
+    LEAST,
+    ROUNDING,
+    earliest_starts_s,
+    least_of,
+    pack_of,
+    scaling_of,
+)
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
 
 
 class Rate(NamedTuple):

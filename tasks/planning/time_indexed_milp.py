@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.dominance import useful_options
+from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
-from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
 
 MAX_STARTS = 2_500  # limit of binaries, above which HiGHS finds nothing useful in a second
 MAX_NODES = 20  # of the branch-and-bound tree; a limit in nodes is reproducible, one in seconds is not

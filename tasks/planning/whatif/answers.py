@@ -1,18 +1,20 @@
-"""Answers in sentences, with seconds as people read them."""
+"""Answers in sentences, with seconds as people read them, and as JSON objects, in seconds under keys in `_s`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.charts.drawing import counted, seconds_text
-from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.gantt import counted, seconds_text
+from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.whatif.changes import Change, Deadline, MoreDevices, MoreNodes, Without
 from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, Verdict, times, unit_of
 from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
-from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, MoreNodes, Without
 
 TITLE = "What more devices would gain"
 LEAST_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
@@ -169,3 +171,63 @@ def _more(number: int, what: str) -> str:
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def question_json(question: Change | Deadline) -> dict[str, Any]:
+    """Returns a question under the name of its option."""
+    match question:
+        case MoreDevices():
+            return {"question": "add_devices", **asdict(question)}
+        case MoreNodes():
+            return {"question": "add_node", **asdict(question)}
+        case Without():
+            return {"question": "without", "jobs": list(question.jobs)}
+        case Deadline():
+            return {"question": "deadline", "due_s": question.due_s}
+
+
+def gain_json(gain: Gain) -> dict[str, Any]:
+    """Returns the interval and what planning anew gave."""
+    return {
+        **question_json(gain.change),
+        **({"node": gain.on} if gain.on else {}),
+        "gain_least_s": gain.least_s,
+        "gain_most_s": gain.most_s,
+        "gain_most_by_prices_s": gain.most_by_prices_s,
+        "gain_planned_s": gain.planned_s,
+        "lower_bound_s": gain.bound_s,
+        "makespan_s": gain.makespan_s,
+    }
+
+
+def deadline_json(answer: DeadlineAnswer) -> dict[str, Any]:
+    """Returns the verdict and what would suffice."""
+    return {
+        **question_json(answer.question),
+        "verdict": str(answer.verdict),
+        "makespan_s": answer.makespan_s,
+        "lower_bound_s": answer.bound_s,
+        "longest_job": answer.longest_job or None,
+        "unit": None if answer.unit is None else question_json(answer.unit),
+        "too_few": answer.too_few,
+        "enough": answer.enough,
+    }
+
+
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
+    """Returns the contributions of nodes and jobs."""
+    return {
+        "nodes": [
+            {
+                "node": price.node.id,
+                "num_nodes": price.num_nodes,
+                "num_devices": price.node.num_devices,
+                "device_type": price.node.device_type,
+                "share": price.share,
+                "one_more_gains_most_s": price.one_more_s,
+            }
+            for price in explanation.nodes
+        ],
+        "own_time": dict(explanation.own_time),
+        "jobs": [{"job": cost.job, **gain_json(cost.gain)} for cost in explanation.jobs],
+    }

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.planning.charts.drawing import seconds_text
-from ringmaster.tasks.planning.charts.gantt import job_label
+from ringmaster.tasks.planning.gantt import job_label, seconds_text
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.text import printable

@@ -1,11 +1,12 @@
-"""The interface of objectives: the value of a plan, a lower bound of it, and the ranking of plans.
+"""Objectives: what plans minimise. The value of a plan, a lower bound of it, and the ranking of plans.
 
 The value of a plan is linear in the ends of its jobs and in the device-seconds for which it holds each node:
 
     value  =  max_j latest_j end_j  +  sum_j ends_j end_j  +  sum_n prices_n held_n
 
 An objective gives these coefficients for a problem. Everything that plans, compares or bounds plans follows from them:
-list schedules, annealing over pieces, retiming, replanning, and the lower bound.
+list schedules, annealing over pieces, retiming, replanning, and the lower bound. Installed packages add objectives by
+entry points of the group `ringmaster.objectives`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, ends_certificate
 from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound, cost_bound
-from ringmaster.tasks.planning.bounds.due_dates.bound import best_latest_bound, latest_bound
+from ringmaster.tasks.planning.bounds.due_date_model import best_latest_bound, latest_bound
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -171,3 +174,113 @@ def lateness_s(plan: Plan, problem: Problem) -> float:
         return 0.0
     ends_s = ends_of(plan, problem)
     return sum(max(0.0, ends_s[job] - deadline_s) for job, deadline_s in due_s.items())
+
+
+class Cost(Objective):
+    """The price of the devices for as long as jobs hold them."""
+
+    name = "cost"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns the price of each node's devices."""
+        return Coefficients(prices={node.id: node.price for node in problem.nodes})
+
+
+class Fairness(Objective):
+    """The largest finish-time fairness rho of all groups (Mahajan et al., "Themis", NSDI 2020).
+
+    rho of a group is the end of its last job, over the seconds in which it could do its jobs on 1/N of the devices for
+    N groups (`problems.fair_share`). Up to 1, no group would gain from a cluster of its own.
+    """
+
+    name = "fairness"
+    trains_alone = True
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns 1 / fair seconds of the job's group, in the maximum."""
+        return Coefficients(latest={job: 1.0 / fair_s for job, fair_s in problem.fair_s.items()})
+
+
+class MeanCompletion(Objective):
+    """The mean of the ends of all jobs; the jobs of a fused group count each."""
+
+    name = "mean_completion"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns equal shares of 1 for all jobs."""
+        counts = {job.id: 1 + len(job.members) for job in problem.jobs}
+        total = sum(counts.values())
+        return Coefficients(ends={job: count / total for job, count in counts.items()})
+
+
+class WeightedCompletion(Objective):
+    """The sum of weight x end over all jobs."""
+
+    name = "weighted"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns the weight of each job."""
+        return Coefficients(ends={job.id: job.weight for job in problem.jobs})
+
+
+class Makespan(Objective):
+    """The end of the last job. Every plan has its makespan and the lower bound, so it needs no further value."""
+
+    name = "makespan"
+    only_last_end = True
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns 1 for each job in the maximum."""
+        return Coefficients(latest={job.id: 1.0 for job in problem.jobs})
+
+    def value(self, plan: Plan, problem: Problem) -> float:
+        """Returns the makespan of the plan."""
+        return plan.makespan_s
+
+    def lower_bound(self, problem: Problem, bound: Bound) -> float:
+        """Returns the bound on the end of the last job."""
+        return bound.seconds
+
+    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
+        """Returns the plan as it is."""
+        return plan
+
+
+MAKESPAN = Makespan()
+
+
+ENTRY_POINT_GROUP = "ringmaster.objectives"
+BUILTIN: Mapping[str, Objective] = {
+    each.name: each for each in (MAKESPAN, WeightedCompletion(), MeanCompletion(), Fairness(), Cost())
+}
+
+
+def objective_names() -> tuple[str, ...]:
+    """Returns the names of all objectives, built-in ones first."""
+    return tuple(dict.fromkeys([*BUILTIN, *_installed()]))
+
+
+@cache
+def objective_by_name(name: str) -> Objective:
+    """Returns the objective `name`. Built-in objectives cannot be replaced.
+
+    Raises ValueError on an unknown name, with the known ones, and where an entry point leads to no such objective.
+    """
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if name not in _installed():
+        *others, last = objective_names()
+        raise ValueError(f"objective is {', '.join(others)} or {last}, not {name!r}")
+    entry = _installed()[name]
+    found = entry.load()
+    if not (isinstance(found, type) and issubclass(found, Objective) and found.name == name):
+        raise ValueError(
+            f"entry point {name!r} of {ENTRY_POINT_GROUP}: {entry.value} is no objective of that name. "
+            f'To fix: let it name a subclass of Objective with `name = "{name}"`'
+        )
+    return found()
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
