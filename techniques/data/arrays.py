@@ -127,6 +127,14 @@ def blocks(folder: Path, split: str, name: str) -> Iterator[Array]:
         yield from _values(_file(folder, split, name), rows.dtype, num_values=rows.size)
 
 
+def num_values(folder: Path, name: str) -> int | None:
+    """Returns one more than the largest value of a column of whole numbers in all splits; None where there is none."""
+    columns = {split: open_columns(folder, split).get(name) for split in SPLITS}
+    found = [split for split, column in columns.items() if column is not None and column.dtype.kind in "iu"]
+    largest = (int(values.max()) for split in found for values in blocks(folder, split, name))
+    return 1 + max((0, *largest)) if found else None
+
+
 def read_slices(folder: Path, split: str, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Array]]:
     """Yields parts of a column of single values, read and not mapped: the number of the range, and its values.
 

@@ -33,6 +33,7 @@ from ringmaster.techniques.data.arrays import (
     SampleArrays,
     SampleForm,
     fingerprint,
+    num_values,
     open_columns,
 )
 from ringmaster.techniques.data.cached_files import (
@@ -159,7 +160,8 @@ class PreparedRows:
             check_no_indicators(labels, column=self.label_column or "labels")
         is_tokens = len(shapes.get("input_ids", ())) == 1
         image = shapes.get("pixel_values", ())
-        plain = {} if self.kind.label_role is not None else _num_values(folder)
+        vocab_size = num_values(folder, "input_ids.values") if self.kind.label_role is None else None
+        has_numbers = labels is None and "labels" in stored and stored["labels"].ndim == 1
         prepared = PreparedData(
             name="",
             source="",
@@ -167,11 +169,11 @@ class PreparedRows:
             num_samples=counts.num_samples["training"],
             num_held_out=counts.num_samples["held_out"],
             kind="tokens" if is_tokens else "images" if image else "other",
-            vocab_size=tokenizer.vocab_size if tokenizer is not None else plain.get("input_ids"),
+            vocab_size=tokenizer.vocab_size if tokenizer is not None else vocab_size,
             end_of_text_id=None if tokenizer is None else tokenizer.end_id,
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
             seq_len=width if "input_ids" in shapes else None,
-            num_labels=plain.get("labels") if labels is None else len(labels.names),
+            num_labels=num_values(folder, "labels") if has_numbers else None if labels is None else len(labels.names),
             labels=() if labels is None else labels.names,
             image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
             num_channels=image[0] if len(image) == 3 else None,
@@ -259,17 +261,6 @@ def _typical_lengths(samples: PaddedSamples) -> tuple[int, ...]:
     """The `PreparedData.lengths` of samples, of at most 65,536 of them."""
     chosen = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), 1 << 16)).astype(np.int64))
     return tuple(int(length) for length in np.quantile(samples.lengths(chosen), (0.5, 0.95), method="higher"))
-
-
-def _num_values(folder: Path) -> dict[str, int]:
-    """One more than the largest value of integer labels, a number for each sample, and of token ids."""
-    columns = [open_columns(folder, split) for split in ("training", "held_out")]
-    found = {}
-    for name, stored in (("labels", "labels"), ("input_ids", "input_ids.values")):
-        parts = [part[stored] for part in columns if stored in part]
-        if parts and parts[0].dtype.kind in "iu" and (name != "labels" or parts[0].ndim == 1):
-            found[name] = 1 + max(int(part.max(initial=0)) for part in parts)
-    return found
 
 
 def _remedy(counts: SampleCounts, remedy: str) -> str:
