@@ -11,7 +11,7 @@ from ringmaster.flows.batch.context import as_batch, open_node_context
 from ringmaster.flows.batch.records import tell_refused
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.planning import Problem
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 
 

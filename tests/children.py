@@ -13,8 +13,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "ringmaster.model_lineage.tensors",
-        "ringmaster.tasks.execution.local.leases",
-        "ringmaster.techniques.runtime.checkpoints.checkpoint",
+        "ringmaster.tasks.execution.local_engine",
+        "ringmaster.techniques.checkpoints.checkpoint",
     ]
 )
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ringmaster import DataSpec, RowSource
 from ringmaster.techniques.data.row_source import SampleContext
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.metric import IGNORED
 
 
 class Answers(RowSource):

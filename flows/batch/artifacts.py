@@ -28,7 +28,7 @@ from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
-from ringmaster.techniques.runtime.processes.events import Metrics
+from ringmaster.techniques.processes.events import Metrics
 from ringmaster.text import markdown
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all

@@ -36,16 +36,15 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
-from ringmaster.tasks.execution.local.leases import Leases, leases_of
+from ringmaster.tasks.execution.local_engine import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
-from ringmaster.tasks.profiling.preflight import PreflightAhead, preflight_order
+from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 
 LEASE_RETRY_S = 1.0
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB

@@ -8,9 +8,9 @@ from dataclasses import replace
 from ringmaster.flows.batch.context import NodeContext
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in, plan_left, predict
+from ringmaster.tasks.execution.forecast import Surroundings, errors_in, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.reference import Load, at_load, present_load
+from ringmaster.tasks.profiling.speed_beliefs import Load, at_load, present_load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import Profile
 

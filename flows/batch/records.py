@@ -14,7 +14,7 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
 from ringmaster.tasks.profiling.preflight import Failed
-from ringmaster.tasks.profiling.reasons import refusal_line
+from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal

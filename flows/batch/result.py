@@ -16,7 +16,7 @@ from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.profile import PREDICTED
 from ringmaster.text import printable
 
 MEASURED = "is_measured"

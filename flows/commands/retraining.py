@@ -15,7 +15,7 @@ from ringmaster.flows.commands.running import training
 from ringmaster.flows.examples import located
 from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, error_console, print_json, working
 from ringmaster.flows.services import server_process
-from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.dotted_names import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the controller has its own.", min=0)]
 

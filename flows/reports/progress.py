@@ -36,8 +36,8 @@ from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_tex
 from ringmaster.tasks.execution.starter import called
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.interface.metric import why_undefined
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, PhaseStarted
+from ringmaster.techniques.metric import why_undefined
+from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, PhaseStarted
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log

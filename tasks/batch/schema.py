@@ -1,6 +1,6 @@
 """Pydantic models of the batch file: the keys and the type of each value.
 
-The models mirror the frozen dataclasses of `ringmaster.techniques.interface.job` and take their defaults from them. A
+The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A
 field's description completes the sentence "To fix: give ..."; editors show it too.
 """
 
@@ -43,9 +43,9 @@ from ringmaster.tasks.batch.field_types import (
     Whole,
 )
 from ringmaster.tasks.planning.objectives import objective_names
-from ringmaster.techniques.interface import job
-from ringmaster.techniques.interface.loss import loss_names
-from ringmaster.techniques.interface.metric import metric_names
+from ringmaster.techniques import job
+from ringmaster.techniques.loss import loss_names
+from ringmaster.techniques.metric import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight", "user")
 """The keys of a job's entry that only the planner reads."""

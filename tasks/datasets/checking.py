@@ -14,8 +14,8 @@ from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_o
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.rows import FileText, format_of
 from ringmaster.techniques.data.unfit_data import SplitRows
-from ringmaster.techniques.interface.data_source import data_source_of
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.job import DataSpec
 
 MOST_REMEMBERED = 256
 

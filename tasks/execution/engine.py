@@ -15,12 +15,12 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.storage.database import Database
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.registry import find, installed
-from ringmaster.techniques.runtime.processes.events import Event
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.launcher import Launcher
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.processes.events import Event
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.registry import find, installed
 
 Say = Callable[[Event], None]
 
@@ -170,7 +170,7 @@ class Engine(Protocol):
 ENTRY_POINT_GROUP = "ringmaster.engines"
 LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
 BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local.engine:local",
+    LOCAL: "ringmaster.tasks.execution.local_engine:local",
     WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
     WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
     SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",

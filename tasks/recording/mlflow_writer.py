@@ -38,16 +38,10 @@ from ringmaster.tasks.recording.rows import (
 from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.metric import why_undefined
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
-from ringmaster.techniques.runtime.processes.events import (
-    CheckpointFailed,
-    CheckpointSaved,
-    Event,
-    OutcomeStatus,
-    Ready,
-)
+from ringmaster.techniques.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.metric import why_undefined
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, OutcomeStatus, Ready
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run

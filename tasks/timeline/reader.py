@@ -18,8 +18,8 @@ from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Segmen
 from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.queries import Archive, Head
 from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, JobLine, NodeLine, Note, RunTimeline, Span
-from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
-from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come

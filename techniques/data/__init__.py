@@ -10,15 +10,8 @@ from pathlib import Path
 
 from ringmaster.techniques.data.arrays import Indices
 from ringmaster.techniques.data.samples import LENGTH_GROUPED, batch_indices, fetch, num_tokens_of, sampler_of, width_of
-from ringmaster.techniques.interface.data_source import (
-    SOURCES,
-    Dataset,
-    DataSource,
-    PreparedData,
-    check_same,
-    data_source_of,
-)
-from ringmaster.techniques.interface.job import SAMPLINGS, DataSpec
+from ringmaster.techniques.data_source import SOURCES, Dataset, DataSource, PreparedData, check_same, data_source_of
+from ringmaster.techniques.job import SAMPLINGS, DataSpec
 
 __all__ = [
     "SOURCES",

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.codec import digest
+from ringmaster.techniques.checkpoints.publish import publish
 from ringmaster.techniques.data.arrays import open_columns
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
@@ -37,9 +38,8 @@ from ringmaster.techniques.data.files import FilePart
 from ringmaster.techniques.data.manifest import Manifest, ManifestBuilder
 from ringmaster.techniques.data.rows import RowError, RowErrors, format_of
 from ringmaster.techniques.data.stored_source import locked
-from ringmaster.techniques.interface.data_source import Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.data_source import Row
+from ringmaster.techniques.job import DataSpec
 
 PART_BYTES = 1 << 25
 

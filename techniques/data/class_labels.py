@@ -11,8 +11,8 @@ import numpy as np
 
 from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrays import Array
-from ringmaster.techniques.interface.data_source import MAX_SHOWN
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import MAX_SHOWN
+from ringmaster.techniques.metric import IGNORED
 
 MAX_CLASSES = 10_000
 

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.techniques.data.files import FilePart, MatchedFiles, local_copies, matching
 from ringmaster.techniques.data.manifest import FILE, Manifest
 from ringmaster.techniques.data.rows import (
@@ -30,9 +31,8 @@ from ringmaster.techniques.data.rows import (
 )
 from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.unfit_data import with_leaks
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 TEXT_KINDS = (None, "language-modeling", "text")
 """The kinds of data that make one stream of tokens of all rows."""

@@ -75,8 +75,8 @@ from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.data.tokens import Document, encoder_of
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
-from ringmaster.techniques.interface.data_source import PreparedData, Row, SampleTensor
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
+from ringmaster.techniques.job import DataSpec
 
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""

@@ -16,9 +16,9 @@ from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.rows import read_rows
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import StoredSource
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,11 @@ from ringmaster.techniques.data.arrays import open_columns
 from ringmaster.techniques.data.file_rows import RowReading, is_held_out, preparation_of_files, rows_of_files
 from ringmaster.techniques.data.prepared_rows import PreparedRows, write_kept, write_rows
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.sources.hugging_face import (
-    load_splits,
-    preparation_of_dataset,
-    with_leaks_of_splits,
-)
+from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import Preparation
-from ringmaster.techniques.interface.data_source import Dataset, PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 __all__ = ["RowSource", "SampleContext"]
 

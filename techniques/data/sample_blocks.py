@@ -33,8 +33,8 @@ from ringmaster.techniques.data.arrays import (
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.rows import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.stored_source import Progress
-from ringmaster.techniques.interface.data_source import Row
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import Row
+from ringmaster.techniques.metric import IGNORED
 
 ROWS_PER_CALL = 256
 # How many rows after the first one without a sample are searched for others.

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrays import ENDS, VALUES, Array, Indices, RaggedColumn
-from ringmaster.techniques.interface.data_source import Dataset
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.data_source import Dataset
+from ringmaster.techniques.job import Job
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,8 @@ from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.rows import FileText, check_tokenizer
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 logger = logging.getLogger(__name__)
 

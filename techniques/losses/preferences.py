@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.loss import CAUSAL, LossFunction, LossInputs, Values, YesOrNo, option
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.loss import CAUSAL, LossFunction, LossInputs, Values, YesOrNo, option
+from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import IGNORED, GatheredMetric, Metric, Outputs
+from ringmaster.techniques.metric import IGNORED, GatheredMetric, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 MAX_CLASSES = 4096  # beyond, counts by class take more memory than the model's outputs; such classes are words

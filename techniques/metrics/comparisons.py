@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.loss import REWARDS
-from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
+from ringmaster.techniques.loss import REWARDS
+from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 NUM_ANCHORS = 1024  # compared with all positives at a time

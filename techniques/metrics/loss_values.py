@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.metric import Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 class MeanLoss(Metric):

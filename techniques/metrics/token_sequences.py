@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.metric import IGNORED, Metric, Outputs
+from ringmaster.techniques.metric import IGNORED, Metric, Outputs
 from ringmaster.techniques.metrics.classification import ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 NEEDS = "a label and a logit for each token: a language model and samples with labels"

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import Adapter, Job
-from ringmaster.techniques.interface.technique import Config, GangShape, Technique
+from ringmaster.techniques import registry
+from ringmaster.techniques.job import Adapter, Job
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, resolved
-from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from ringmaster.techniques.processes.order import GangOrder, Slot
+from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
     from ringmaster.techniques.data import PreparedData
-    from ringmaster.techniques.runtime.processes.ranks import Ranks
+    from ringmaster.techniques.processes.ranks import Ranks
     from ringmaster.techniques.training.trainer import Trainer
 
 TECHNIQUE, EVALUATE = "single", "evaluate"
@@ -47,7 +47,7 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 
     Raises ValueError if the weights do not fit the job's model, or were trained with another tokenizer.
     """
-    from ringmaster.techniques.runtime.processes.ranks import Ranks, take_device
+    from ringmaster.techniques.processes.ranks import Ranks, take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()
@@ -90,7 +90,7 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
-    from ringmaster.techniques.models import model_facts
+    from ringmaster.techniques.models.facts import model_facts
 
     facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)

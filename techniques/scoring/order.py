@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter, read_config
-from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.processes.order import Slot
 
 MODEL_JSON = "model.json"
 SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})

@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
-from ringmaster.techniques.interface.loss import reward_names
-from ringmaster.techniques.interface.metric import Metric, scored_metrics
-from ringmaster.techniques.models import build_model
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.loss import reward_names
+from ringmaster.techniques.metric import Metric, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter
 from ringmaster.techniques.scoring.order import SCORES, model_spec
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
-from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
-from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.training.half_precision import compute_in_half
 from ringmaster.techniques.training.losses import (
@@ -89,7 +89,7 @@ class CommonBase:
             raise NoCommonBase(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
         self._device = next(model.parameters()).device
         self._num_logits = (getattr(config, "vocab_size", None) or 1) if loss.shifted else 0
-        self._stem = Stem(model.eval())
+        self._stem = MultiAdapterBase(model.eval())
         self._causal, self._packs = loss.shifted, self._stem.packs
         self._adapter_modules: dict[str, AdapterModules] = {}
 
@@ -126,7 +126,7 @@ class CommonBase:
 
     def _asked(self, questions: list[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
         parts = [
-            Part(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
+            AdapterBatch(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
             for question in questions
         ]
         yield from zip(questions, self._stem.forward(parts), strict=True)

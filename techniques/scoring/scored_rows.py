@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import DataSpec, Job
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.scoring.order import TrainingData, tokenizer_of
 
 if TYPE_CHECKING:

@@ -18,14 +18,9 @@ import numpy as np
 
 from ringmaster.codec import from_json
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import (
-    ModelFailed,
-    RowsScored,
-    ScoringProgress,
-    event_to_json,
-)
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.scoring.order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
 from ringmaster.techniques.scoring.scored_rows import ScoredRows, TextCases, cases_in
 
@@ -220,7 +215,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     """
     order = from_json(ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    from ringmaster.techniques.runtime.processes.ranks import take_device
+    from ringmaster.techniques.processes.ranks import take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     said_s = time.monotonic()

@@ -19,9 +19,9 @@ from functools import partial
 from sqlalchemy import ColumnElement, exists, select
 
 from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
@@ -54,8 +54,8 @@ from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.
 MOST_MESSAGES = 20

@@ -15,8 +15,8 @@ from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
 from ringmaster.techniques.data.files import stamp
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
 from ringmaster.techniques.data.tokens import Document, write_tokens
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
 LEFT_OUT = frozenset(

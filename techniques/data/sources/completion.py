@@ -19,8 +19,8 @@ from ringmaster.techniques.data.sources.chat import (
 )
 from ringmaster.techniques.data.sources.labelled_text import text_of
 from ringmaster.techniques.data.unfit_data import are_pairs_equal
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 
 class Completion(RowSource):

@@ -17,8 +17,8 @@ from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
 from ringmaster.techniques.data.tokens import Document, write_tokens
 from ringmaster.techniques.data.unfit_data import SplitRows
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 ROWS_PER_CALL = 256
 # Column names to the argument names of Hugging Face models.

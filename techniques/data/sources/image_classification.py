@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.files import MatchedFiles, is_litter, matching, opened
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
@@ -21,9 +22,8 @@ from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.rows import MAX_FAULTS
 from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.unfit_data import with_leaks
-from ringmaster.techniques.interface.data_source import MAX_SHOWN, PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 PROCESSOR = "preprocessor_config.json"
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})

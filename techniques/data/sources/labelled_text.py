@@ -11,9 +11,9 @@ import numpy as np
 
 from ringmaster.techniques.data.class_labels import as_list
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 
 class TextClassification(RowSource):

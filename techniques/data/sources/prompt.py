@@ -14,8 +14,8 @@ from ringmaster.techniques.data.row_kind import Columns, columns_of_files
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.samples import Collate, PaddedSamples
 from ringmaster.techniques.data.sources.chat import messages_of
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
     import torch

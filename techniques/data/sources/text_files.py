@@ -30,13 +30,7 @@ from ringmaster.techniques.data.cached_files import (
     needs_moments,
     selected_files,
 )
-from ringmaster.techniques.data.file_rows import (
-    DataFile,
-    RowReading,
-    preparation_of_files,
-    rows_of_file,
-    rows_of_files,
-)
+from ringmaster.techniques.data.file_rows import DataFile, RowReading, preparation_of_files, rows_of_file, rows_of_files
 from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.rows import format_of
 from ringmaster.techniques.data.stored_source import Preparation, Progress, StoredSource
@@ -50,8 +44,8 @@ from ringmaster.techniques.data.tokens import (
     no_text,
     write_tokens,
 )
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 Content = str | list[int]
 KTO_COLUMNS = frozenset({"prompt", "completion", "label"})

@@ -15,7 +15,7 @@ from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.samples import as_tensors
 from ringmaster.techniques.data.sources.labelled_text import text_of
 from ringmaster.techniques.data.unfit_data import are_samples_equal
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
     import torch

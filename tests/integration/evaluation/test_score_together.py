@@ -14,12 +14,12 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.adapters import first_state, sites
-from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.scoring import score_together
 from ringmaster.techniques.scoring import worker as together_module
 from tests.integration.workbench import DIGITS, GPT2, LLAMA, VIT, write_prose

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ringmaster.techniques import Metric
-from ringmaster.techniques.interface import metric as registry
-from ringmaster.techniques.interface.job import EvaluationSpec
-from ringmaster.techniques.interface.metric import (
+from ringmaster.techniques import metric as registry
+from ringmaster.techniques.job import EvaluationSpec
+from ringmaster.techniques.metric import (
     Outputs,
     default_metrics,
     metric_named,

@@ -15,8 +15,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ringmaster.tasks.evaluation.resampling import compare, estimate
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.metric import Outputs
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.metric import Outputs
 from ringmaster.techniques.metrics.comparisons import RecallAt1, embeddings
 from ringmaster.techniques.metrics.token_sequences import RougeL, f_measure, words
 from tests.drawing import draws

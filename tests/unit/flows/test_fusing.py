@@ -7,12 +7,12 @@ from ringmaster.flows.batch import fusing
 from ringmaster.flows.batch.fusing import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning.plans import checked_plans
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.profile import GroupMember
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]

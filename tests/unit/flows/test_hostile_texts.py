@@ -53,8 +53,8 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, Note, RunTimeline, Span
 from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
-from ringmaster.techniques.runtime.processes.gang import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.events import CheckpointFailed, Steps
+from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot
 

@@ -6,19 +6,19 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify
-from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.profiling.over_nodes import (
+from ringmaster.tasks.profiling.option_profiles import (
     GUESSED_STARTUP_ON_A_NODE_S,
     GUESSED_STEP_S,
     option_profiles,
+    planning_problem,
     predicted_profiles,
     shapes_over_nodes,
 )
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
-from ringmaster.techniques.interface.preflight import Candidate, Forecast, Preflight
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.preflight import Candidate, Forecast, Preflight
+from ringmaster.techniques.technique import GangShape
 from tests.unit.execution.fakes import job, profile
 
 NODE = GangShape(kind="gpu", num_devices=4, memory_bytes=1 << 30)

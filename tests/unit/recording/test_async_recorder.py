@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Predi
 from ringmaster.tasks.pool.controller import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
@@ -25,9 +25,9 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger

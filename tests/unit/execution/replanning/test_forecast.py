@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import (
     PredictionUpdate,
     predictions_in,
 )
-from ringmaster.tasks.execution.replanning.forecast import (
+from ringmaster.tasks.execution.forecast import (
     LEAST_SPREAD,
     NU,
     EarlierRun,
@@ -30,15 +30,14 @@ from ringmaster.tasks.execution.replanning.forecast import (
     spread_of,
     t_quantile,
 )
-from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S, MOST_SHARE
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.plan_manager import EVERY_S, MOST_SHARE
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
-from ringmaster.tasks.profiling.reference import Load
-from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, Load, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.profile import PREDICTED
 from tests.unit.execution.fakes import in_a_row
 from tests.unit.execution.fakes import profile as fake_profile
 from tests.unit.execution.replanning.test_replan_policy import bench_of

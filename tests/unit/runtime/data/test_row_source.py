@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringmaster.techniques import data_source
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, prepared_rows
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.row_source import RowSource
-from ringmaster.techniques.interface import data_source
-from ringmaster.techniques.interface.data_source import DataSource, data_source_named, data_source_names, data_source_of
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.interface.registry import installed
+from ringmaster.techniques.data_source import DataSource, data_source_named, data_source_names, data_source_of
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.registry import installed
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "custom" / "my_data_source.py"
 ROWS = [{"prompt": f"what is {i} and {i % 7}?", "answer": f"{i + i % 7}, says it", "id": i} for i in range(60)]

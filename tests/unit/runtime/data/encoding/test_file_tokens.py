@@ -9,7 +9,7 @@ import pytest
 from ringmaster.techniques.data import files, prepare
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.sources import text_files
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from ringmaster.techniques.data import tokens
 from ringmaster.techniques.data.arrays import ColumnWriter, blocks, open_columns, read_slices
 from ringmaster.techniques.data.tokens import TokenWriter
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(65535, np.uint16), (65536, np.uint32)])

@@ -13,7 +13,7 @@ from ringmaster.techniques.data.cached_files import known_files
 from ringmaster.techniques.data.file_rows import DataFile
 from ringmaster.techniques.data.rows import content_hash, rows_and_errors, to_json_text
 from ringmaster.techniques.data.sources import text_files
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 def rows_in_parts(path):

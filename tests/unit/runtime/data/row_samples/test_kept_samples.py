@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringmaster.techniques.checkpoints import publish
 from ringmaster.techniques.data import cached_files, open_data, prepare, prepared_rows
 from ringmaster.techniques.data import stored_source as progress_module
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.stored_source import progress_to
-from ringmaster.techniques.interface.data_source import data_source_of
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.checkpoints import publish
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 
 class Labelled(RowSource):
