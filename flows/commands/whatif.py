@@ -191,10 +191,10 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
 
 
 def _left_out(problem: Problem, text: str) -> Change:
-    from ringmaster.tasks.planning.whatif.changes import Without
+    from ringmaster.tasks.planning.whatif.changes import FewerJobs
 
     is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
-    return Without(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
+    return FewerJobs(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
 
 
 def _made(problem: Problem, limits: dict[str, Any]) -> Plan:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
+from ringmaster.tasks.execution.replanner import Replanner
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
@@ -32,7 +33,6 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases

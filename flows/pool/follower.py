@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect.exceptions import TerminationSignal
-from ringmaster.techniques.preflight import Preflight, Refusal
+from ringmaster.tasks.execution.plan_manager import EVERY_S
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
@@ -34,7 +34,6 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest
-from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S
 from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
@@ -44,6 +43,7 @@ from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
+from ringmaster.techniques.preflight import Preflight, Refusal
 
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = (

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
-from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.tasks.execution.local_engine import leases_of
 
 from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
 from ringmaster.flows import settings
@@ -23,12 +23,12 @@ from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.tasks.pool.node_agent import NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0
 RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
-from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError, input_errors
@@ -22,9 +20,10 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import run_preflight
-from ringmaster.tasks.profiling.trials import gang_shape
+from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight
 from ringmaster.techniques import GangShape, registry
+from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 PATIENCE_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}

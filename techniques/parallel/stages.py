@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.training.dropout import Draws, resumed
+from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.training.dropout import Draws, ResumedDraws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Stage(nn.Module):
 
     def forward(self, received: Tensor) -> Tensor:
         """Returns hidden states, or logits in the last stage."""
-        with self.precision(), resumed(next(self.draws, None)):
+        with self.precision(), ResumedDraws(next(self.draws, None)):
             given = {"input_ids": received} if self.part.has_entry else {"inputs_embeds": received}
             if self.part.has_exit:
                 logits: Tensor = self.model(**given, use_cache=False).logits

@@ -38,7 +38,7 @@ from ringmaster.techniques.probing.packing import why_never_packed, why_not_apar
 from ringmaster.techniques.probing.prompts import completions_of
 from ringmaster.techniques.training.dropout import DrawSites, find_sites, name_modules
 from ringmaster.techniques.training.losses import disable_dropout, loss_of, with_made_up_reference
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 
 FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
@@ -142,7 +142,7 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
-            metrics = Metrics(self._job.evaluation.metrics, loss=self._loss, data=self._data)
+            metrics = MetricTotals(self._job.evaluation.metrics, loss=self._loss, data=self._data)
             metrics.add(output, self._batch)
             metrics.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):

@@ -5,16 +5,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ringmaster.techniques.profile import PREDICTED, GroupMember
 
 from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in
-from ringmaster.tasks.profiling.reference import Load
+from ringmaster.tasks.profiling.speed_beliefs import Load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.profile import PREDICTED, GroupMember
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))

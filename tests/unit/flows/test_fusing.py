@@ -1,18 +1,18 @@
 """Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
 import pytest
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning.plans import checked_plans
-from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
+from ringmaster.techniques.profile import GroupMember
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]

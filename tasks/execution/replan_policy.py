@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
@@ -292,7 +292,7 @@ def remaining(
         now = running.get(job.id)
         gang = None
         if now is not None and now.option in kept and all(i in devices.get(node, ()) for node, i in now.devices):
-            gang = Running(kept.index(now.option), _by_node(now.devices, devices))
+            gang = CurrentRun(kept.index(now.option), _by_node(now.devices, devices))
         is_started = now is not None or job.id in started
         options_kept = tuple(job.options[k] for k in kept)
         jobs.append(replace(job, options=options_kept, running=gang, started=is_started))

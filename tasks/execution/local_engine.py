@@ -2,22 +2,117 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
 
+from ringmaster.errors import DatabaseFileError
+from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, SegmentTelemetry, Spawn
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentEnded
+from ringmaster.tasks.process_identity import identity
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.events import Event, Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.launcher import Launcher
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS device_leases (
+    device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, since_s REAL NOT NULL
+)
+"""
+
+
+def leases_of(home: Path, cluster: Cluster) -> Leases:
+    """Returns the ledger of this machine, for the devices of `cluster`.
+
+    Each machine has its own file, as `home` may be on storage that machines share, whose processes are unknown here.
+    """
+    units = {name: cluster.device(*place).units() for place, name in cluster.lease_names().items()}
+    return Leases(home / "machines" / (platform.node() or "localhost") / "leases.db", units=units)
+
+
+class Leases:
+    """The leases of one machine's devices, named "node:kind:number". Safe between threads and between processes.
+
+    units: what each device consists of, which decides whether devices of two processes are the same: processes see
+        different GPUs under one number, and divide the cores into different numbers of slots.
+    """
+
+    def __init__(self, file: Path, *, units: Mapping[str, Collection[str]] | None = None) -> None:
+        self._units = units or {}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
+        try:
+            with self._transaction() as db:
+                db.execute(SCHEMA)
+        except sqlite3.Error as error:
+            if fault := fault_of(file, contents="who holds which device of this machine now"):
+                raise DatabaseFileError([fault]) from error
+            raise
+
+    def take(self, devices: Sequence[str], *, holder: str) -> bool:
+        """Leases all of `devices` to `holder`, or none if one is leased already. Returns whether it did."""
+        (is_taken,) = self.take_each([devices], holder=holder)
+        return is_taken
+
+    def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
+        """Leases the devices of each gang as `take` does, in one transaction. Returns which were leased."""
+        pid = os.getpid()
+        born = identity(pid)
+        with self._transaction() as db:
+            busy, are_taken = {*self._held(db)}, []
+            for gang in map(self._units_of, gangs):
+                are_taken.append(busy.isdisjoint(gang))
+                if are_taken[-1]:
+                    busy.update(gang)
+                    rows = [(unit, holder, pid, born, time.time()) for unit in gang]
+                    db.executemany("INSERT OR REPLACE INTO device_leases VALUES (?, ?, ?, ?, ?)", rows)
+        return are_taken
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Ends this process's leases of `devices`."""
+        with self._transaction() as db:
+            mine = [(unit, os.getpid()) for unit in self._units_of(devices)]
+            db.executemany("DELETE FROM device_leases WHERE device = ? AND pid = ?", mine)
+
+    def held(self) -> dict[str, str]:
+        """Returns the holder of each device that is leased now, by the names of `units`."""
+        with self._transaction() as db:
+            held = self._held(db)
+        if not self._units:
+            return held
+        return {name: held[unit] for name, units in self._units.items() for unit in units if unit in held}
+
+    def _units_of(self, devices: Sequence[str]) -> list[str]:
+        return [unit for device in devices for unit in self._units.get(device, (device,))]
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of each holder of a device that is leased now."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT holder, pid, born FROM device_leases").fetchall()
+        return {holder: pid for holder, pid, born in rows if identity(pid) == born}
+
+    def _held(self, db: sqlite3.Connection) -> dict[str, str]:
+        rows = db.execute("SELECT device, holder, pid, born FROM device_leases").fetchall()
+        return {device: holder for device, holder, pid, born in rows if identity(pid) == born}
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._file, isolation_level=None, timeout=30)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")
 
 
 @contextmanager

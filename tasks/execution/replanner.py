@@ -15,11 +15,11 @@ from functools import partial
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.forecast import Draws, Surroundings, options_of, seconds_left
 from ringmaster.tasks.execution.job_table import keeps_layout
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator, Stretch
+from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, options_of, seconds_left
-from ringmaster.tasks.execution.replanning.replan_policy import (
+from ringmaster.tasks.execution.replan_policy import (
     EPS_S,
     ExploredJob,
     Policy,
@@ -33,7 +33,7 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
     remaining,
 )
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
+from ringmaster.tasks.profiling.option_profiles import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
 
@@ -303,7 +303,7 @@ class Replanner:
             starts_s = 0.0 if running.is_ready else state.profiles[job][option].startup_s
             last_step = state.steps[job] if running.is_stopping else max(running.segment.last_step, state.steps[job])
             stretches.append(
-                Stretch(
+                OngoingSegment(
                     segment=replace(running.segment, last_step=last_step),
                     first_step=state.steps[job],
                     works_from_s=now_s + starts_s,

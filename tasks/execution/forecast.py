@@ -41,8 +41,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
 from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.reference import Load
-from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBeliefs, errors_of
+from ringmaster.tasks.profiling.speed_beliefs import Errors, Load, SpeedBeliefs, errors_of
 from ringmaster.techniques import Profile
 
 NUM_DRAWS = 200

@@ -1,4 +1,12 @@
-"""The stem: one frozen base whose layers serve several adapters at once and compute each adapter's own gradients."""
+"""One frozen base whose layers serve several adapters at once and compute each adapter's own gradients.
+
+The decoder of a causal language model runs for all adapters at once, its head for one after another: only one
+adapter's logits are in memory at a time, as each adapter's backward runs from its loss to its hidden states before the
+next adapter's head runs. The head's products have as many rows as in a separate run.
+
+The base may be sharded over ranks: each layer's weights are gathered when it computes, and nothing is reduced (Zhao et
+al., PyTorch FSDP, arXiv:2304.11277).
+"""
 
 from __future__ import annotations
 
@@ -16,14 +24,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, CausalLMOutput
 
-from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.adapters import AdaptedLinear
-from ringmaster.techniques.training.fused.adapter_batches import Batch, Batches, Part, in_chunks, in_order, shape_of
-from ringmaster.techniques.training.fused.adapter_runs import Owned, Owners, Runs, owned_class
+from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.training.fused.adapter_batches import (
+    AdapterBatch,
+    FusedBatch,
+    FusedBatchCache,
+    in_chunks,
+    in_order,
+    shape_of,
+)
+from ringmaster.techniques.training.fused.adapter_runs import (
+    AdapterRuns,
+    OwnWeights,
+    PerAdapterModule,
+    per_adapter_class,
+)
 from ringmaster.techniques.training.fused.packed_attention import (
-    Block,
     PackedAttention,
     PrefixLayers,
+    TokenBlock,
     packed_attention,
     packed_tokens,
     prefix_as_cache,
@@ -36,7 +56,7 @@ from ringmaster.techniques.training.recomputation import recompute_layers
 NUM_PROBED_TOKENS = 8
 
 
-class Head:
+class LanguageModelHead:
     """The head of a model: runs the model's own forward with given hidden states in place of its decoder's."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -57,11 +77,11 @@ class Head:
             del self.decoder.forward  # the class's own forward applies again
 
 
-def head_of(model: nn.Module) -> Head | None:
+def head_of(model: nn.Module) -> LanguageModelHead | None:
     """The head of a model whose forward is its decoder and then its head, as tried on a few tokens; else None."""
     if getattr(model, "base_model", model) is model:
         return None
-    head, device = Head(model), next(model.parameters()).device
+    head, device = LanguageModelHead(model), next(model.parameters()).device
     tokens = torch.zeros((1, NUM_PROBED_TOKENS), dtype=torch.int64, device=device)
     inputs = {"input_ids": tokens, "position_ids": torch.arange(NUM_PROBED_TOKENS, device=device).unsqueeze(0)}
     with torch.no_grad():
@@ -78,12 +98,12 @@ def head_of(model: nn.Module) -> Head | None:
 # Per thread. More tokens are not faster and need more memory; the wider the model, the fewer tokens keep a thread busy.
 TOKENS_AT_ONCE, NUMBERS_AT_ONCE = 512, 2**17
 
-PartLoss = Callable[[Any], SumAndCount]
+AdapterLoss = Callable[[Any], SumAndCount]
 """The loss of a part: from its output, a `CausalLMOutput`, to (sum, count)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learnt:
+class BackwardResult:
     """The result of a forward and backward for one part.
 
     loss_sum: the sum of the loss.
@@ -96,7 +116,7 @@ class Learnt:
     idle: frozenset[str]
 
 
-class Stem:
+class MultiAdapterBase:
     """A base whose forward serves several adapters at once.
 
     If the base is a causal language model that keeps packed samples apart (`fused.probing`), samples of all lengths are
@@ -130,13 +150,13 @@ class Stem:
         self._tokens_at_once = tokens_at_once or (_tokens_for(model) * torch.get_num_threads() if is_cpu else None)
         self._head = None
         if self._packed is not None:
-            self._packed.blocks = [Block(start=0, stop=NUM_PROBED_TOKENS, length=NUM_PROBED_TOKENS)]
+            self._packed.blocks = [TokenBlock(start=0, stop=NUM_PROBED_TOKENS, length=NUM_PROBED_TOKENS)]
             # A sharded base gathers its weights only when the whole model runs, not its decoder or head alone.
             self._head = None if isinstance(model, FSDPModule) else head_of(model)
         recompute_layers(model, recompute)
         self._precision: str | None = None
-        self._batches = Batches(is_packed=self._packed is not None)
-        self._batch: Batch | None = None
+        self._batches = FusedBatchCache(is_packed=self._packed is not None)
+        self._batch: FusedBatch | None = None
 
     @property
     def packs(self) -> bool:
@@ -147,16 +167,16 @@ class Stem:
         """Prepares the modules at `sites` to take adapters, and those named `own` to use adapters' own weights."""
         for name in (*(site.name for site in sites), *own):
             module: Any = self.model.get_submodule(name)
-            if isinstance(module, Owned):
+            if isinstance(module, PerAdapterModule):
                 continue
             plain: type[nn.Module] = type(module)
-            module.__class__ = SHARED[plain] if plain in SHARED else owned_class(plain)
+            module.__class__ = SHARED[plain] if plain in SHARED else per_adapter_class(plain)
             module.route, module.anchor = partial(self._route, name), self._anchor
             module.owners = partial(self._owners, name)
 
     def forget(self) -> None:
         """Drops the cached batches, and with them the memory that their adapters used before they moved."""
-        self._batches, self._batch = Batches(is_packed=self._packed is not None), None
+        self._batches, self._batch = FusedBatchCache(is_packed=self._packed is not None), None
 
     def compute_in(self, precision: str) -> None:
         """Sets the precision of all further computation, as the trainer does for a job of this precision.
@@ -175,35 +195,35 @@ class Stem:
             compute_in_half(self.model)
         self._precision = precision
 
-    def forward(self, parts: Sequence[Part]) -> list[CausalLMOutput]:
+    def forward(self, parts: Sequence[AdapterBatch]) -> list[CausalLMOutput]:
         """The logits of each part, in the order of the parts."""
         outputs: dict[int, CausalLMOutput] = {}
         for chosen in self._divided(parts):
             outputs |= zip(chosen, self._forward([parts[i] for i in chosen]), strict=True)
         return [outputs[i] for i in range(len(parts))]
 
-    def outputs(self, parts: Sequence[Part]) -> Iterator[tuple[int, CausalLMOutput]]:
+    def outputs(self, parts: Sequence[AdapterBatch]) -> Iterator[tuple[int, CausalLMOutput]]:
         """Yields the part's index and logits, in any order. No two outputs need to be in memory at once."""
         for chosen in self._divided(parts):
             yield from zip(chosen, self._forward([parts[i] for i in chosen]), strict=True)
 
-    def learn(self, parts: Sequence[Part], losses: Sequence[PartLoss]) -> list[Learnt]:
+    def learn(self, parts: Sequence[AdapterBatch], losses: Sequence[AdapterLoss]) -> list[BackwardResult]:
         """Runs forward, losses and backward; writes the gradients of each loss's sum into the part's own tensors.
 
         Gradients of one part never reach another part, not even if they are not finite.
         """
-        learnt: dict[int, Learnt] = {}
+        learnt: dict[int, BackwardResult] = {}
         for chosen in self._divided(parts):
-            mine = [parts[i] for i in chosen]
-            batch = self._enter(mine)
-            found = self._backward(batch, mine, [losses[i] for i in chosen])
+            chosen_parts = [parts[i] for i in chosen]
+            batch = self._enter(chosen_parts)
+            found = self._backward(batch, chosen_parts, [losses[i] for i in chosen])
             used = batch.sites_with_gradients
-            for i, part, (loss_sum, count, used_by_head) in zip(chosen, mine, found, strict=True):
+            for i, part, (loss_sum, count, used_by_head) in zip(chosen, chosen_parts, found, strict=True):
                 idle = frozenset(part.adapter_modules.at.keys() - used - used_by_head)
-                learnt[i] = Learnt(loss_sum=loss_sum.detach(), count=float(count), idle=idle)
+                learnt[i] = BackwardResult(loss_sum=loss_sum.detach(), count=float(count), idle=idle)
         return [learnt[i] for i in range(len(parts))]
 
-    def _divided(self, parts: Sequence[Part]) -> Iterator[list[int]]:
+    def _divided(self, parts: Sequence[AdapterBatch]) -> Iterator[list[int]]:
         """Yields the indices of the parts that compute together."""
         order = in_order(parts)
         if self._packed is not None:
@@ -212,7 +232,7 @@ class Stem:
             for _, same in groupby(order, key=lambda i: shape_of(parts[i])):
                 yield list(same)
 
-    def _forward(self, parts: Sequence[Part]) -> Iterator[CausalLMOutput]:
+    def _forward(self, parts: Sequence[AdapterBatch]) -> Iterator[CausalLMOutput]:
         batch = self._enter(parts)
         if self._head is None:
             yield from self._whole(batch, parts)
@@ -222,7 +242,7 @@ class Stem:
             yield self._head_of(hidden, part)
 
     def _backward(
-        self, batch: Batch, parts: Sequence[Part], losses: Sequence[PartLoss]
+        self, batch: FusedBatch, parts: Sequence[AdapterBatch], losses: Sequence[AdapterLoss]
     ) -> list[tuple[Tensor, Tensor | int, set[str]]]:
         """(sum, count, the sites of the head) of each part."""
         batch.expect_gradients()
@@ -232,8 +252,8 @@ class Stem:
             return [(total, count, set()) for total, count in found]
         hidden = self._hidden_states(batch, parts)
         gradients, learnt = [], []
-        for part, mine, loss in zip(parts, hidden, losses, strict=True):
-            leaf = mine.detach().requires_grad_()
+        for part, states, loss in zip(parts, hidden, losses, strict=True):
+            leaf = states.detach().requires_grad_()
             alone = self._enter([part])
             alone.expect_gradients()
             total, count = loss(self._head_of(leaf, part))
@@ -245,7 +265,7 @@ class Stem:
             torch.autograd.backward(hidden, gradients)
         return learnt
 
-    def _hidden_states(self, batch: Batch, parts: Sequence[Part]) -> list[Tensor]:
+    def _hidden_states(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> list[Tensor]:
         """The hidden states of each part, [rows, tokens, hidden]."""
         assert self._head is not None
         tokens = self._packed_tokens(batch, parts)
@@ -254,7 +274,7 @@ class Stem:
         pieces = hidden[0].split(batch.sizes)  # type: ignore[no-untyped-call]
         return [x.view(share.num_rows, share.length, -1) for x, share in zip(pieces, batch.shares, strict=True)]
 
-    def _head_of(self, hidden: Tensor, part: Part) -> CausalLMOutput:
+    def _head_of(self, hidden: Tensor, part: AdapterBatch) -> CausalLMOutput:
         assert self._head is not None
         with self._autocast():
             return CausalLMOutput(logits=self._head(hidden, part.inputs["input_ids"]).logits)
@@ -262,7 +282,7 @@ class Stem:
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._anchor.device.type, dtype=HALF, enabled=self._precision == "bf16")
 
-    def _whole(self, batch: Batch, parts: Sequence[Part]) -> Iterator[CausalLMOutput]:
+    def _whole(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> Iterator[CausalLMOutput]:
         """Yields the logits of each part from one forward of the whole model."""
         if self._packed is not None:
             tokens = self._packed_tokens(batch, parts)
@@ -274,10 +294,12 @@ class Stem:
                 inputs |= _behind(layers, inputs)
             with self._autocast():
                 logits = self.model(**inputs).logits
-        for share, mine in zip(batch.shares, logits.split(batch.sizes), strict=True):
-            yield CausalLMOutput(logits=mine.view(share.num_rows, share.length, -1) if self._packed else mine)
+        for share, own_logits in zip(batch.shares, logits.split(batch.sizes), strict=True):
+            yield CausalLMOutput(
+                logits=own_logits.view(share.num_rows, share.length, -1) if self._packed else own_logits
+            )
 
-    def _packed_tokens(self, batch: Batch, parts: Sequence[Part]) -> Tensor:
+    def _packed_tokens(self, batch: FusedBatch, parts: Sequence[AdapterBatch]) -> Tensor:
         assert self._packed is not None
         for part in parts:
             if names := part.inputs.keys() - {"input_ids"}:
@@ -288,18 +310,18 @@ class Stem:
         self._packed.prefixes = batch.prefixes(self.model)  # kept for layers that are recomputed in the backward
         return packed_tokens([part.inputs["input_ids"] for part in parts])
 
-    def _enter(self, parts: Sequence[Part]) -> Batch:
+    def _enter(self, parts: Sequence[AdapterBatch]) -> FusedBatch:
         """Makes the batch of these parts the current one, also for layers that are recomputed in a backward."""
         self._batch = self._batches.of(parts)
         if self._packed is not None:
             self._packed.blocks = self._batch.blocks
         return self._batch
 
-    def _owners(self, module: str) -> Owners | None:
+    def _owners(self, module: str) -> OwnWeights | None:
         return self._batch.owners(module) if self._batch is not None else None
 
-    def _route(self, site: str, num_rows: int, length: int) -> Runs:
-        return self._batch.route(site, num_rows, length) if self._batch is not None else Runs()
+    def _route(self, site: str, num_rows: int, length: int) -> AdapterRuns:
+        return self._batch.route(site, num_rows, length) if self._batch is not None else AdapterRuns()
 
 
 def _tokens_for(model: nn.Module) -> int:

@@ -21,12 +21,12 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     predictions_in,
 )
+from ringmaster.tasks.execution.forecast import Draws, Surroundings, predict, spread_of
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
-from ringmaster.tasks.execution.replanning.forecast import Draws, Surroundings, predict, spread_of
-from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner, State
+from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques.processes.events import Steps
 
