@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ringmaster.techniques.processes.caches import own_caches
-
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
@@ -18,6 +16,7 @@ from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engine import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices

@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
-from ringmaster.techniques.processes.forkserver_client import PRELOAD
-from ringmaster.techniques.processes.scratch import ScratchFolder
 
 from benchmarks.execution.slurm_nodes import slurm_pool
 from ringmaster.flows.settings import ALLOCATION, MAX_NODES, NODE_IDLE_S
+from ringmaster.techniques.processes.forkserver_client import PRELOAD
+from ringmaster.techniques.processes.scratch import ScratchFolder
 from tests.cluster.jobs import torch_job
 from tests.cluster.pool import Pool
 from tests.cluster.servers import prefect_server

@@ -18,7 +18,6 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.utilities.urls import url_for
-from ringmaster.techniques.processes.events import Metrics
 
 from ringmaster.errors import LedgerError
 from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect
@@ -37,6 +36,7 @@ from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
+from ringmaster.techniques.processes.events import Metrics
 from ringmaster.text import markdown
 
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.execution.local_engine import Leases, leases_of
-
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
@@ -34,11 +32,12 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
-from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in
+from ringmaster.tasks.execution.forecast import Surroundings, errors_in
+from ringmaster.tasks.execution.local_engine import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
-from ringmaster.tasks.profiling.reference import Load, at_load, present_load
+from ringmaster.tasks.profiling.speed_beliefs import Load, at_load, present_load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder

@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.execution.forecast import Surroundings
-from ringmaster.tasks.profiling.option_profiles import planning_problem
-
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
@@ -33,7 +30,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.replanning.forecast import plan_left, predict
+from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
@@ -42,6 +39,7 @@ from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_dead
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

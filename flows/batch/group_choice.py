@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.profiling.option_profiles import planning_problem
-
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch.artifacts import show_groups
 from ringmaster.flows.batch.flow_runs import for_prefect
@@ -16,6 +14,7 @@ from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, Journal

@@ -7,12 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
-from ringmaster.tasks.execution.forecast import Surroundings
-from ringmaster.tasks.execution.known_nodes import following
-from ringmaster.tasks.execution.local_engine import StepEvents, watching
-from ringmaster.tasks.execution.plan_manager import problem_left
-from ringmaster.tasks.execution.replanner import POLICY, Replanner
-
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
@@ -40,15 +34,18 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
-from ringmaster.tasks.execution.replanning.forecast import plan_left, predict
+from ringmaster.tasks.execution.known_nodes import following
+from ringmaster.tasks.execution.local_engine import StepEvents, watching
+from ringmaster.tasks.execution.plan_manager import problem_left
+from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
-from ringmaster.tasks.profiling.speed_beliefs import Load
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE

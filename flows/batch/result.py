@@ -9,7 +9,6 @@ from typing import Any
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
-from ringmaster.techniques.profile import PREDICTED
 
 from ringmaster.codec import to_json
 from ringmaster.flows.reports.progress import current_view, describe
@@ -28,13 +27,14 @@ from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
 from ringmaster.tasks.profiling.preflight import Failed
-from ringmaster.tasks.profiling.reasons import refusal_line
+from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.profile import PREDICTED
 from ringmaster.text import printable
 
 MEASURED = "is_measured"

@@ -189,10 +189,9 @@ def monitor(
 
 def _show(examined: Mapping[str, Examined]) -> None:
     """What was found of each model, for a person: one table of all."""
-    from ringmaster.techniques.metric import why_undefined
-
     from ringmaster.tasks.evaluation.recording import tables
     from ringmaster.tasks.evaluation.slices import ALL
+    from ringmaster.techniques.metric import why_undefined
 
     found: dict[str, list[Mapping[str, Any]]] = {}
     for label, seen in examined.items():

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
-from ringmaster.tasks.execution.replanner import Replanner
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
@@ -33,6 +32,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases

@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prefect.exceptions import TerminationSignal
-from ringmaster.tasks.execution.plan_manager import EVERY_S
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.flows import settings
@@ -34,6 +33,7 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest
+from ringmaster.tasks.execution.plan_manager import EVERY_S
 from ringmaster.tasks.pool.event_log import BatchEvents, Position
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
-from ringmaster.tasks.execution.local_engine import leases_of
 
 from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
 from ringmaster.flows import settings
@@ -23,6 +22,7 @@ from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
+from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_agent import NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts

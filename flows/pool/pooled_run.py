@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringmaster.techniques.checkpoints.shared_models import store_model
-
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchCancelled
 from ringmaster.flows import settings
@@ -60,6 +58,7 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
+from ringmaster.techniques.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
 CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancelled

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ringmaster.tasks.profiling.option_profiles import planning_problem
-
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.reports.progress import current_view
@@ -23,6 +21,7 @@ from ringmaster.tasks.planning.objectives import Cost, Makespan
 from ringmaster.tasks.planning.plans.checked_plans import checked_fusion
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.planning.whatif.answers import section
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.promotion.stage import version_of

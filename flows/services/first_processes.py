@@ -25,7 +25,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
 from ringmaster.tasks.batch import Batch
 from ringmaster.techniques import Job
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 LONGEST_STOP_S = 5
 MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"

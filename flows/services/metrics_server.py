@@ -21,7 +21,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from ringmaster.techniques.processes.events import OutcomeStatus
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -38,6 +37,7 @@ from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMoni
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.storage.releases import own_release
+from ringmaster.techniques.processes.events import OutcomeStatus
 
 CANCELLED = "cancelled"
 OUTCOMES = (

@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.techniques.processes.stopped import StoppedProcesses
-
 from ringmaster.flows.process.environment import open_directly
 from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
@@ -34,6 +32,7 @@ from ringmaster.flows.services.service_files import (
     ServiceStatus,
     reap,
 )
+from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__
 

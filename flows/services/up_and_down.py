@@ -17,7 +17,6 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
-from ringmaster.tasks.execution.local_engine import leases_of
 from sqlalchemy import Connection, select
 
 from ringmaster.codec import to_json
@@ -51,6 +50,7 @@ from ringmaster.flows.services.service_files import (
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database

@@ -20,8 +20,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.data_parallel import DataParallel
-
     from ringmaster.errors import BatchFailed, RingmasterError
     from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.batch.result import BatchResult
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
         register,
     )
     from ringmaster.techniques.data.row_source import RowSource
+    from ringmaster.techniques.data_parallel import DataParallel
 
 __all__ = [
     "AdaptationSpec",

@@ -14,13 +14,13 @@ from select import select
 
 import torch
 import torch.distributed as dist
-from ringmaster.techniques.checkpoints.publish import publish
-from ringmaster.techniques.processes.events import Ready, Steps
-from ringmaster.techniques.processes.reporter import STOP
 from torch import nn
 
 from ringmaster.flows.services.service_files import ProcessId
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.processes.events import Ready, Steps
+from ringmaster.techniques.processes.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for every process on a node
 TELL_EVERY_S = 0.2

@@ -28,9 +28,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Pending, Running
-from ringmaster.techniques.processes.events import OutcomeStatus
-from ringmaster.techniques.processes.gang import Outcome
-from ringmaster.techniques.processes.reporter import STOP
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -44,6 +41,9 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import SEGMENTS
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.reporter import STOP
 from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from ringmaster.techniques.preflight import Preflight, Refusal
 
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
@@ -26,6 +25,7 @@ from ringmaster.tasks.execution.events import JobEnded, Waiting
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.techniques.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.recording.ledgers import FakeLedger
 

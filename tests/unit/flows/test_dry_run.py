@@ -10,7 +10,7 @@ from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.execution.replanning.forecast import Surroundings, errors_in
+from ringmaster.tasks.execution.forecast import Surroundings, errors_in
 from ringmaster.tasks.profiling.speed_beliefs import Load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile

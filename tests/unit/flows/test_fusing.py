@@ -1,13 +1,13 @@
 """Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
 import pytest
-from ringmaster.tasks.profiling.option_profiles import planning_problem
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning.plans import checked_plans
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin

@@ -24,8 +24,6 @@ from pythonjsonlogger.json import JsonFormatter
 from rich.live import Live
 from rich.table import Table
 from rich.tree import Tree
-from ringmaster.techniques.processes.events import CheckpointFailed, Steps
-from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
 
 from ringmaster.flows.batch.artifacts import DecisionArtifact, cost_markdown, plan_markdown, records_markdown
 from ringmaster.flows.batch.dry_run import DryRun
@@ -53,6 +51,8 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, Note, RunTimeline, Span
 from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
+from ringmaster.techniques.processes.events import CheckpointFailed, Steps
+from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from ringmaster.techniques.processes.events import PhaseStarted, Steps
 from typer.testing import CliRunner
 
 from ringmaster.errors import DatabaseFileError, InputError
@@ -12,6 +11,7 @@ from ringmaster.flows.commands import watching
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.techniques.processes.events import PhaseStarted, Steps
 
 
 @pytest.fixture

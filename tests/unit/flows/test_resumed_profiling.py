@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ringmaster.techniques.preflight import Preflight, Refusal
 
 from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch.context import RunOptions
@@ -13,6 +12,7 @@ from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 REFUSAL = Refusal(technique="ddp", num_devices=1, reason="needs two devices or more")

@@ -9,11 +9,11 @@ import sys
 import threading
 
 import pytest
-from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 from ringmaster.flows.services.service_files import ProcessId, Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 LIVES = "import signal; print('started', flush=True); signal.pause()"

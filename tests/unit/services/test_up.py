@@ -8,7 +8,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from ringmaster.tasks.execution.local_engine import leases_of
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
@@ -19,6 +18,7 @@ from ringmaster.flows.services.service_definitions import PoolOptions
 from ringmaster.flows.services.service_files import Service
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.techniques.processes.stopped import is_stopped
 from tests.ports import free_port
 

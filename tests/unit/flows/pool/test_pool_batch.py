@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from prefect.exceptions import TerminationSignal
-from ringmaster.techniques.checkpoints.shared_models import fetch_model
-from ringmaster.techniques.preflight import Preflight
 
 from ringmaster.errors import BatchCancelled, InputError
 from ringmaster.flows import train_batch as steps
@@ -36,6 +34,8 @@ from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.techniques.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.preflight import Preflight
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 from tests.unit.pool.bench import told
