@@ -15,9 +15,9 @@ from typing import Literal
 
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from ringmaster.tasks.execution.events import Prediction
+from ringmaster.tasks.execution.forecast import predict, seconds_left
 from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
-from ringmaster.tasks.execution.replanning.forecast import predict, seconds_left
-from ringmaster.tasks.execution.replanning.replan_policy import (
+from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     Policy,
     When,
