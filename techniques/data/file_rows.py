@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.files import FilePart, Matched, local_copies, matching
 from ringmaster.techniques.data.manifest import FILE, Manifest
 from ringmaster.techniques.data.prepared import Preparation

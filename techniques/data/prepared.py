@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data_source import PreparedData
 
 # Incremented whenever the same files would be prepared into other samples than before, or refused.

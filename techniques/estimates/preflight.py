@@ -14,13 +14,12 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import StepError
 from ringmaster.techniques import registry
-from ringmaster.techniques.attention import why_no_attention
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.encoding.progress import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach

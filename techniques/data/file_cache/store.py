@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.prepared import locked
 from ringmaster.techniques.data.windows import DAY_S
 

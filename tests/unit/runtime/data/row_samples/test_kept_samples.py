@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringmaster.techniques.checkpoints import publish
+from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.encoding import progress as progress_module
 from ringmaster.techniques.data.encoding.progress import progress_to
@@ -94,7 +94,7 @@ def outcome(source, spec, cache):
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch):
     """Small files have several parts, which are not synced to the disk."""
-    monkeypatch.setattr(publish, "_sync", lambda path: None)
+    monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
     monkeypatch.setattr(parts, "PART_BYTES", 300)
     monkeypatch.setattr(kept_samples, "ROWS_PER_BLOCK", 3)
 
