@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.losses.registry import class_of
-from ringmaster.techniques.metrics.registry import why_not_divided
+from ringmaster.techniques.loss import class_of
+from ringmaster.techniques.metric import why_not_divided
 from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
     RECOMPUTE,

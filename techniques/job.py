@@ -291,7 +291,7 @@ class EvaluationSpec:
     """Evaluation on held-out data: at the end, every `every_steps` steps where that is set, and after `at_steps`.
 
     Attributes:
-        metrics: names of `ringmaster.techniques.metrics.registry`; models are compared by the first one.
+        metrics: names of `ringmaster.techniques.metric`; models are compared by the first one.
         max_batches: upper limit of one evaluation, in global batches.
     """
 

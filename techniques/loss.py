@@ -14,8 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.registry import find, installed
+
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER = "causal", "classifier", "sequence-to-sequence", "other"
 MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
@@ -247,3 +251,75 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
             yield OptionFault(option=name, problem=f"is no option of {loss.name}", remedy=f"{listed}; or remove it")
         elif not known[name].allow(value):
             yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")
+
+
+LOSS_GROUP = "ringmaster.losses"
+
+BUILTIN_LOSSES: dict[str, str] = {
+    "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
+    "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
+    "dpo": "ringmaster.techniques.losses.preferences:Dpo",
+    "orpo": "ringmaster.techniques.losses.preferences:Orpo",
+    "simpo": "ringmaster.techniques.losses.preferences:Simpo",
+    "grpo": "ringmaster.techniques.losses.grpo:Grpo",
+    "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
+}
+
+
+def loss_names() -> tuple[str, ...]:
+    """Returns the names of all losses, built-in ones first."""
+    return tuple(_losses())
+
+
+def is_named(loss: str | None) -> bool:
+    """Returns whether a job's loss is the name of one, and not a dotted name or None."""
+    return loss is not None and ":" not in loss
+
+
+def loss_class(name: str) -> type[LossFunction]:
+    """Returns the class of a loss. Raises ValueError where no loss, or a faulty one, has the name."""
+    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
+    path = BUILTIN_LOSSES[name] if name in BUILTIN_LOSSES else find("loss", name, _losses())
+    found = resolve(path)
+    if not (isinstance(found, type) and issubclass(found, LossFunction)):
+        raise ValueError(f"{path} is not a subclass of {LossFunction.__module__}.{LossFunction.__qualname__}")
+    if found.name != name:
+        raise ValueError(f"entry point {name!r} has the loss {found.name!r} ({path}). To fix: give both one name")
+    return found
+
+
+def loss_named(name: str, options: Mapping[str, Any]) -> LossFunction:
+    """Returns a loss with options. Raises ValueError on an unknown loss, an unknown option or a wrong value."""
+    found = loss_class(name)
+    faults = list(option_faults(found, options))
+    if faults:
+        raise ValueError("; ".join(f"loss: {fault}" for fault in faults))
+    return found(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+
+
+def class_of(loss: str | None) -> type[LossFunction] | None:
+    """Returns the class of a job's loss where the job names one; None for its model's own loss and dotted names."""
+    return loss_class(loss) if loss is not None and is_named(loss) else None
+
+
+def loss_function_of(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:
+    """Returns a job's loss with its options where the job names one. Raises ValueError as `loss_named`."""
+    return loss_named(loss, options) if loss is not None and is_named(loss) else None
+
+
+def source_of(loss: str | None) -> str | None:
+    """Returns the dotted name whose source code computes a job's loss; None where it is one of Ringmaster's."""
+    if loss is None or loss in BUILTIN_LOSSES:
+        return None
+    return find("loss", loss, _losses()) if is_named(loss) else loss
+
+
+def reward_names(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the dotted names of the reward functions of a job's loss; () for losses without any."""
+    function = loss_function_of(loss, options)
+    return () if function is None or function.generation is None else function.generation.rewards
+
+
+def _losses() -> dict[str, str]:
+    # Built-in losses come first, and cannot be shadowed.
+    return {**BUILTIN_LOSSES, **installed(LOSS_GROUP), **BUILTIN_LOSSES}

@@ -66,7 +66,7 @@ print(json.dumps({**found, "tokenizer": tokenizer}))
 GIVE_CHAT_TEMPLATE = """
 import sys
 from pathlib import Path
-from ringmaster.techniques.data.row_samples.tokenizer import give_chat_template
+from ringmaster.techniques.data.row_tokenizer import give_chat_template
 give_chat_template(Path(sys.argv[1]))
 """
 

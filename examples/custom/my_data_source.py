@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ringmaster import DataSpec, RowSource
-from ringmaster.techniques.data.row_samples.row_source import SampleContext
+from ringmaster.techniques.data.row_source import SampleContext
 from ringmaster.techniques.metric import IGNORED
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.model_tests import CommandTest, MetricTest
-from ringmaster.model_lineage.exchange.exporting import node_json
-from ringmaster.model_lineage.graph.bisection import Blame, Culprit, blame, every_bad, first_bad
-from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.model_lineage.exporting import node_json
+from ringmaster.model_lineage.graph import Blame, Culprit, blame, every_bad, first_bad
+from ringmaster.model_lineage.snapshot import Node
 from ringmaster.model_lineage.tensors.objects import write_once
 
 Told = Callable[[str], None]

@@ -21,7 +21,7 @@ from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
 from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
+    from ringmaster.model_lineage.snapshot import Node, Snapshot
     from ringmaster.model_lineage.tensors import TensorStore
 
 Model = Annotated[
@@ -59,7 +59,7 @@ class LineageHome:
     @cached_property
     def snapshot(self) -> Snapshot:
         """A snapshot of the lineage, taken on first use."""
-        from ringmaster.model_lineage.graph.snapshot import Snapshot
+        from ringmaster.model_lineage.snapshot import Snapshot
 
         return Snapshot.of(self.ledger, cache=self.folder / "cache" / "lineage", is_fresh=self.is_fresh)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmaster.errors import InputError
-from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.model_lineage.snapshot import Node
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,

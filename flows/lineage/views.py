@@ -12,9 +12,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ringmaster.flows.output import styled
-from ringmaster.model_lineage.graph.diff import CHANGED, SAME, TensorChange
-from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.records import COMPONENT
+from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.tensors.comparison import CHANGED, SAME, TensorChange
 from ringmaster.text import printable
 
 MOST_LINES = 60  # lines of a tree that are shown

@@ -12,7 +12,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.promotion import examine
 from ringmaster.flows.promotion.examine import Found
-from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.model_lineage.snapshot import Node
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.profiling.preflight import Notice

@@ -13,7 +13,7 @@ from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.services.embedded_server import has_lasting_server
-from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.text import markdown
 
@@ -46,13 +46,15 @@ def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:
     lines = [
         f"# {markdown(result.batch)} in MLflow",
         "",
-        links.link("the batch: plan, metrics and files", f"{root}/{run_path}"),
+        model_pages.link("the batch: plan, metrics and files", f"{root}/{run_path}"),
     ]
     models = []
     for job in result.jobs:
         if found := VERSION.fullmatch(job["model_uri"] or ""):
             name, version = found.groups()
-            page = links.link(f"{name} version {version}", f"{root}/{links.model_version_path(name, version)}")
+            page = model_pages.link(
+                f"{name} version {version}", f"{root}/{model_pages.model_version_path(name, version)}"
+            )
             models.append(f"| {markdown(job['name'])} | {page} |")
     return "\n".join([*lines, *(["", "| job | model |", "|---|---|", *models] if models else [])]) + "\n"
 

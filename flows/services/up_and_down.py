@@ -40,7 +40,7 @@ from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import KILL_PATIENCE_S, ProcessId
 from ringmaster.flows.services.server_process import check_prefect_database
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.model_lineage.ledger.database import fault_of
+from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
@@ -177,7 +177,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
         (options.home / folder).mkdir(parents=True, exist_ok=True)
     if database_server is None:
         check_prefect_database(options.home / "prefect" / "prefect.db")
-        if fault := fault_of(options.home / "mlflow.db"):
+        if fault := database_fault(options.home / "mlflow.db"):
             raise InputError([fault])
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)

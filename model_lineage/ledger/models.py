@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.exchange.hub_cards import CARD, hub_card
-from ringmaster.model_lineage.graph.graph import Adaptation, Graph
+from ringmaster.model_lineage import model_pages
+from ringmaster.model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.hub_cards import CARD, hub_card
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import (
     CHILD,
@@ -26,9 +28,11 @@ from ringmaster.model_lineage.ledger.registry import (
     KIND,
     MODEL_ID,
     NAME,
+    NOTE,
     ORIGIN,
     PARENTS,
     VERSIONS,
+    Families,
     children_of,
     of_tag,
     origin_text,
@@ -37,12 +41,9 @@ from ringmaster.model_lineage.ledger.registry import (
     versions_of,
 )
 from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
-from ringmaster.model_lineage.pages import cards, links
-from ringmaster.model_lineage.pages.families import Families
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
 from ringmaster.text import markdown, storable
 
-_NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
 
 
@@ -106,7 +107,7 @@ class Models(Families):
         self._log_model_metrics(run_id, model.model_id, metrics or {})
         record = self._register(model, parent_records, description)
         if datasets:
-            self.write_table(run_id, cards.DATA_TABLE, [vars(dataset) for dataset in datasets])
+            self.write_table(run_id, model_pages.DATA_TABLE, [vars(dataset) for dataset in datasets])
         for parent in parent_records:
             self._link_child(parent, record)
         self.draw_families([record, *parent_records, *self.siblings(record)])
@@ -220,7 +221,11 @@ class Models(Families):
 
     def _create_version(self, model: Any, name: str, *, description: str) -> Any:
         """Creates the next version of the registered model `name`, which is created if missing."""
-        self._create_registered_model(name)
+        try:
+            self.client.create_registered_model(name)
+        except LedgerError as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
         return self.client.create_model_version(
             name,
             # not models:/MODEL_ID, which MLflow would look up in its global tracking URI
@@ -236,28 +241,21 @@ class Models(Families):
         """Registers the LoggedModel as a version of the registered model of its name, unless it is one already."""
         name, client = model.tags[NAME], self.client
         versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
-        mine = (found for found in versions if found.name == name and found.tags.get(MODEL_ID) == model.model_id)
-        version = next(mine, None)
+        own = (found for found in versions if found.name == name and found.tags.get(MODEL_ID) == model.model_id)
+        version = next(own, None)
         if version is None:
             version = self._create_version(model, name, description=self._card(model, parents, text))
-        tags = {_NOTE: version.description}
+        tags = {NOTE: version.description}
         if not versions_of(model.tags):  # a model recorded earlier may have further names by now
             tags[VERSIONS] = json.dumps([{"name": name, "version": str(version.version)}])
         client.set_logged_model_tags(model.model_id, tags)
         return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
 
-    def _create_registered_model(self, name: str) -> None:
-        try:
-            self.client.create_registered_model(name)
-        except LedgerError as error:
-            if error.code != "RESOURCE_ALREADY_EXISTS":
-                raise
-
     def _card(self, model: Any, parents: Sequence[ModelRecord], text: str) -> str:
         run = self.client.get_run(model.source_run_id)
         batch_id = run.data.tags.get("mlflow.parentRunId")
         batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
-        return cards.card(record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch)
+        return model_pages.card(record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch)
 
     def _write_hub_card(self, model: Any, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:
         """Adds a card to the model's files, so that the files show their origin wherever they are copied."""
@@ -279,13 +277,10 @@ class Models(Families):
         self.client.set_logged_model_tags(parent.model_id, {f"{CHILD}{child.model_id}": json.dumps(entry)})
         if parent.version is None:
             return
-        shown: dict[str, str] = {}
-        while (tags := _child_tags(self.client.get_logged_model(parent.model_id).tags)) != shown:
-            shown = tags
-            version = self.client.get_model_version(parent.registered_name, str(parent.version))
-            text = cards.with_children(version.description or "", _child_lines(tags))
-            self.client.update_model_version(parent.registered_name, str(parent.version), text)
-            self.client.set_logged_model_tags(parent.model_id, {_NOTE: text})
+        shown: list[str] = []
+        while (lines := self._child_lines(parent.model_id)) != shown:
+            shown = lines
+            self._rewrite_page(parent, partial(model_pages.with_children, children=lines))
 
     def _unlink_child(self, parent_id: str, child_id: str) -> None:
         """Removes a child that `_link_child` has added to a parent's page."""
@@ -293,13 +288,19 @@ class Models(Families):
         if f"{CHILD}{child_id}" not in parent.tags:
             return
         self.client.delete_logged_model_tag(parent_id, f"{CHILD}{child_id}")
-        record = record_of(parent)
-        if record.version is not None:
-            tags = _child_tags(self.client.get_logged_model(parent_id).tags)
-            version = self.client.get_model_version(record.registered_name, str(record.version))
-            text = cards.with_children(version.description or "", _child_lines(tags))
-            self.client.update_model_version(record.registered_name, str(record.version), text)
-            self.client.set_logged_model_tags(parent_id, {_NOTE: text})
+        lines = self._child_lines(parent_id)
+        self._rewrite_page(record_of(parent), partial(model_pages.with_children, children=lines))
+
+    def _child_lines(self, model_id: str) -> list[str]:
+        """Returns a line of markdown for each child, sorted by name, then by version, newest first."""
+        return [
+            f"{markdown(str(child.get('relation', child['kind'])))}: "
+            + model_pages.link(
+                f"{child['name']} version {child['version']}",
+                model_pages.model_version_path(child["name"], child["version"]),
+            )
+            for _, child in children_of(self.client.get_logged_model(model_id).tags)
+        ]
 
 
 def _close_to_others(location: str) -> None:
@@ -314,21 +315,6 @@ def _close_to_others(location: str) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~taken & (0o2777 if path.is_dir() else 0o666))
-
-
-def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    return {key: text for key, text in tags.items() if key.startswith(CHILD)}
-
-
-def _child_lines(tags: Mapping[str, str]) -> list[str]:
-    """Returns a line of markdown for each child, sorted by name, then by version, newest first."""
-    return [
-        f"{markdown(str(entry.get('relation', entry['kind'])))}: "
-        + links.link(
-            f"{entry['name']} version {entry['version']}", links.model_version_path(entry["name"], entry["version"])
-        )
-        for _, entry in children_of(tags)
-    ]
 
 
 def _dataset_inputs(datasets: Sequence[DatasetInput]) -> list[Any]:

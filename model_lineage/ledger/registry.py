@@ -1,16 +1,22 @@
-"""Lookup of recorded models by alias, version or id, download of their files, and aliases."""
+"""Lookup of recorded models by alias, version or id, download of their files, aliases, and the pictures of families."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ringmaster.errors import LedgerError
+from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import Runs
-from ringmaster.model_lineage.records import DatasetInput, ModelRecord, Origin
+from ringmaster.model_lineage.model_pages import family_path, with_culprit
+from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.records import CHAMPION, DatasetInput, ModelRecord, Origin
 
 # Tags of a LoggedModel, from which its record is read. KIND, PARENTS and MODEL_ID are tags of its version too.
 KIND, PARENTS, DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"
@@ -20,6 +26,7 @@ COMPONENT_OF = "ringmaster.component."  # followed by the component's id: a tag 
 CHILD = "ringmaster.child."  # followed by the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"
 CULPRIT = "ringmaster.culprit"  # the test by which a bisection found that a fault began with the model
+NOTE = "mlflow.note.content"  # the text on the page of a run or a model
 
 T = TypeVar("T")
 
@@ -98,14 +105,8 @@ class Registry(Runs):
 
     def tagged(self, key: str) -> dict[str, str]:
         """Returns the values of a tag of registered models, by model name."""
-        found: dict[str, str] = {}
-        token = None
-        while True:
-            page = self.client.search_registered_models(max_results=100, page_token=token)
-            found |= {model.name: str(model.tags[key]) for model in page if key in model.tags}
-            token = page.token
-            if not token:
-                return found
+        every = paged(self.client.search_registered_models, max_results=100)
+        return {model.name: str(model.tags[key]) for model in every if key in model.tags}
 
     def _if_there(self, name: str, version: int | str) -> ModelRecord | None:
         try:
@@ -248,3 +249,151 @@ def _of_fields(cls: Callable[..., T], entry: Any) -> T | None:
 def _is_of(value: Any, annotation: str) -> bool:
     """Whether a value may be that of a field, which is a text or a number."""
     return type(value).__name__ in annotation or (value is None and "None" in annotation)
+
+
+MOST_ANCESTORS, MOST_SIBLINGS, MOST_CHILDREN = 12, 6, 8  # the most relatives that are drawn; the others are counted
+MOST_REDRAWN = 50  # pictures that one finding redraws
+
+
+@dataclass(frozen=True)
+class FamilyMarks:
+    """What pictures mark: the titles of the models that serve, and the ids of the culprits of bisections."""
+
+    serving: frozenset[str]
+    culprits: frozenset[str]
+
+
+class Families(Registry):
+    """A ledger mixin that draws model families."""
+
+    def draw_families(self, records: Sequence[ModelRecord]) -> None:
+        """Draws the family of each of the given models and stores it among the artifacts of the model's run."""
+        marks = self.marks()
+        for record in {record.model_id: record for record in records}.values():
+            self._draw(record, marks)
+
+    def redraw(self, *records: ModelRecord) -> None:
+        """Redraws the pictures on which some models are: their own, and those of parents, siblings and children.
+
+        A picture that cannot be stored, as its run was deleted, stays as it is.
+        """
+        near = [known for each in records for known in [each, *self._parents(each), *self.siblings(each)]]
+        children = [child.id for record in records for child in self._children(record.model_id)]
+        found = [*near, *(known for id in children if (known := self._known(id)) is not None)]
+        marks = self.marks()
+        for known in {known.model_id: known for known in found[:MOST_REDRAWN]}.values():
+            try:
+                self._draw(known, marks)
+            except LedgerError as error:
+                if error.may_pass:
+                    raise
+
+    def _draw(self, record: ModelRecord, marks: FamilyMarks) -> None:
+        if record.run_id is not None:
+            self.write_svg(record.run_id, family_path(record), self.family_picture(record, marks))
+
+    def mark_culprit(self, record: ModelRecord, *, test: str, reached: Sequence[ModelRecord] = ()) -> None:
+        """Marks a model as the one with which a fault began, on its page and in the pictures of its family.
+
+        test: the test by which a bisection found it. reached: the descendants of the model.
+        """
+        self.client.set_logged_model_tags(record.model_id, {CULPRIT: test})
+        self._rewrite_page(record, lambda text: with_culprit(text, test))
+        self.redraw(record, *reached)
+
+    def _rewrite_page(self, record: ModelRecord, rewrite: Callable[[str], str]) -> None:
+        """Changes the text on a model's page, which is the description of its version and the note of its LoggedModel.
+
+        A model without a version has no page.
+        """
+        if record.version is not None:
+            name, number = record.registered_name, str(record.version)
+            text = rewrite(self.client.get_model_version(name, number).description or "")
+            self.client.update_model_version(name, number, text)
+            self.client.set_logged_model_tags(record.model_id, {NOTE: text})
+
+    def marks(self) -> FamilyMarks:
+        """Returns what pictures mark, in two requests for a registry of up to 1,000 models."""
+        every = paged(self.client.search_registered_models)
+        serving = {_title(model.name, model.aliases[CHAMPION]) for model in every if CHAMPION in model.aliases}
+        culprits = self.client.search_logged_models(self.experiment_ids(), f"tags.`{CULPRIT}` != ''")
+        return FamilyMarks(serving=frozenset(serving), culprits=frozenset(model.model_id for model in culprits))
+
+    def siblings(self, record: ModelRecord) -> list[ModelRecord]:
+        """Returns the other children of a model's parents, as many as a page shows; their pages show the model too."""
+        ids = [child.id for parent in record.parents for child in self._children(parent)[: MOST_SIBLINGS + 1]]
+        found = [self._known(id) for id in dict.fromkeys(ids) if id != record.model_id]
+        return [sibling for sibling in found if sibling is not None]
+
+    def family_picture(self, record: ModelRecord, marks: FamilyMarks) -> str:
+        """Returns the drawing (SVG) of a model's family, built from the tags of its relatives."""
+        relatives = {record.model_id: _relative(record)}
+        edges: list[tuple[str, str]] = []
+        todo = [record]
+        for model in todo:
+            for parent in model.parents:
+                edges.append((parent, model.model_id))
+                if parent not in relatives and len(relatives) <= MOST_ANCESTORS:
+                    found = self._known(parent)
+                    relatives[parent] = _relative(found) if found else Relative(id=parent, title=parent, kind="deleted")
+                    todo += [found] if found else []
+        for parent in record.parents:
+            if parent in relatives:
+                self._add_children(parent, relatives, edges, most=MOST_SIBLINGS)
+        self._add_children(record.model_id, relatives, edges, most=MOST_CHILDREN)
+        boxes = [
+            replace(each, serves=each.title in marks.serving, is_culprit=each.id in marks.culprits)
+            for each in relatives.values()
+        ]
+        return family_svg(boxes, dict.fromkeys(edges), focus=record.model_id)
+
+    def _add_children(
+        self, parent: str, relatives: dict[str, Relative], edges: list[tuple[str, str]], *, most: int
+    ) -> None:
+        """Adds at most `most` children of `parent`, newest first; all others become one box with their number."""
+        left_out = 0
+        for child in self._children(parent):
+            if child.id not in relatives:
+                if most == 0:
+                    left_out += 1
+                    continue
+                most -= 1
+                relatives[child.id] = child
+            edges.append((parent, child.id))
+        if left_out:
+            more = Relative(id=f"more of {parent}", title=f"and {left_out} more", kind="children")
+            relatives[more.id] = more
+            edges.append((parent, more.id))
+
+    def _children(self, model_id: str) -> list[Relative]:
+        model = self._logged_model(model_id)
+        tags = {} if model is None else model.tags
+        return [
+            Relative(id=id, title=_title(entry["name"], entry["version"]), kind=entry["kind"])
+            for id, entry in children_of(tags)
+        ]
+
+    def _parents(self, record: ModelRecord) -> list[ModelRecord]:
+        return [known for id in record.parents if (known := self._known(id)) is not None]
+
+    def _known(self, model_id: str) -> ModelRecord | None:
+        model = self._logged_model(model_id)
+        return None if model is None else record_of(model)
+
+    def _logged_model(self, model_id: str) -> Any | None:
+        """Returns a LoggedModel, or None if it was deleted."""
+        try:
+            return self.client.get_logged_model(model_id)
+        except LedgerError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+
+
+def _relative(record: ModelRecord) -> Relative:
+    title = record.registered_name if record.version is None else _title(record.registered_name, record.version)
+    return Relative(id=record.model_id, title=title, kind=record.kind)
+
+
+def _title(name: str, version: int | str) -> str:
+    return f"{name} v{version}"

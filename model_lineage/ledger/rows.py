@@ -2,28 +2,31 @@
 
 Importing MLflow takes longer than most queries. The rows of a sqlite ledger are therefore read from its tables
 directly, with a constant number of SELECTs for any number of models. If a later MLflow changes the tables, its client
-is used. Rows of a server are cached in a file, and only new or changed ones are requested through its REST API.
+is used. Rows of a server are cached in a file, and only new or changed ones are requested through its REST API
+(https://mlflow.org/docs/latest/api_reference/rest-api.html). MLflow's own client supports more (cloud tokens,
+certificates, retries), and is used where a request fails.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.ledger.connection import is_of_ledger, paged
-from ringmaster.model_lineage.ledger.database import fault_of
+from ringmaster.model_lineage.ledger.connection import database_fault, is_of_ledger, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CHILD, KIND, MODEL_ID
-from ringmaster.model_lineage.ledger.rest import Server
 from ringmaster.model_lineage.tensors.objects import write_once
 
 READY = 2  # a value of MLflow's LoggedModelStatus
@@ -70,7 +73,7 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
         try:
             return _read_file(ledger.file, ledger.experiment)
         except sqlite3.DatabaseError as error:
-            if fault := fault_of(ledger.file):
+            if fault := database_fault(ledger.file):
                 raise LedgerError(fault) from error
             # Otherwise the tables are unknown, and MLflow's client can read them.
     return _read_client(ledger, cache / "rows.json", is_fresh=is_fresh)
@@ -238,28 +241,21 @@ def _ask_server(server: Server, experiment: str, since: _Since) -> _News:
 
 
 def _versions_of_server(server: Server) -> Iterator[_Changed]:
-    token = ""
-    while True:
-        page = server.get("model-versions/search", max_results=_SOME, order_by=_NEWEST_FIRST, page_token=token)
-        for version in page.get("model_versions", ()):
-            tags = {tag["key"]: tag.get("value", "") for tag in version.get("tags", ())}
-            yield tags.get(MODEL_ID, ""), int(version["last_updated_timestamp"])
-        token = page.get("next_page_token", "")
-        if not token:
-            return
+    newest_first = server.listed(
+        "model-versions/search", key="model_versions", max_results=_SOME, order_by=_NEWEST_FIRST
+    )
+    for version in newest_first:
+        tags = {tag["key"]: tag.get("value", "") for tag in version.get("tags", ())}
+        yield tags.get(MODEL_ID, ""), int(version["last_updated_timestamp"])
 
 
 def _aliases_of_server(server: Server) -> Aliases:
-    aliases: dict[str, dict[str, int]] = {}
-    token = ""
-    while True:
-        page = server.get("registered-models/search", max_results=_PAGE, page_token=token)
-        for model in page.get("registered_models", ()):
-            if named := model.get("aliases"):
-                aliases[model["name"]] = {entry["alias"]: int(entry["version"]) for entry in named}
-        token = page.get("next_page_token", "")
-        if not token:
-            return aliases
+    every = server.listed("registered-models/search", key="registered_models", max_results=_PAGE)
+    return {
+        model["name"]: {entry["alias"]: int(entry["version"]) for entry in model["aliases"]}
+        for model in every
+        if model.get("aliases")
+    }
 
 
 def _row_of_json(entry: Mapping[str, Any]) -> Row:
@@ -273,13 +269,13 @@ def _row_of_json(entry: Mapping[str, Any]) -> Row:
         creation_timestamp=int(info["creation_timestamp_ms"]),
         source_run_id=info.get("source_run_id"),
         is_ready=info["status"] == "LOGGED_MODEL_READY",
-        tags=_told({tag["key"]: tag.get("value", "") for tag in info.get("tags", ())}),
+        tags=_shown_tags({tag["key"]: tag.get("value", "") for tag in info.get("tags", ())}),
         params={param["key"]: param.get("value", "") for param in data.get("params", ())},
         metrics={metric["key"]: metric["value"] for metric in metrics},
     )
 
 
-def _told(tags: Mapping[str, str]) -> dict[str, str]:
+def _shown_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags without page texts and children, which the children's parent ids give."""
     return {k: v for k, v in tags.items() if k != "mlflow.note.content" and not k.startswith(CHILD)}
 
@@ -303,13 +299,8 @@ def _rows_where(ledger: Ledger, condition: str) -> Iterator[Row]:
 
 
 def _versions(ledger: Ledger) -> Iterator[_Changed]:
-    token = None
-    while True:
-        page = ledger.client.search_model_versions(max_results=_SOME, order_by=[_NEWEST_FIRST], page_token=token)
-        yield from ((version.tags.get(MODEL_ID, ""), version.last_updated_timestamp) for version in page)
-        token = page.token
-        if not token:
-            return
+    for version in paged(ledger.client.search_model_versions, max_results=_SOME, order_by=[_NEWEST_FIRST]):
+        yield version.tags.get(MODEL_ID, ""), version.last_updated_timestamp
 
 
 def _row(model: Any) -> Row:
@@ -322,7 +313,7 @@ def _row(model: Any) -> Row:
         creation_timestamp=model.creation_timestamp,
         source_run_id=model.source_run_id,
         is_ready=model.status == "READY",
-        tags=_told(model.tags),
+        tags=_shown_tags(model.tags),
         params=dict(model.params or {}),
         metrics={metric.key: metric.value for metric in metrics},
     )
@@ -331,3 +322,56 @@ def _row(model: Any) -> Row:
 def _aliases(ledger: Ledger) -> Aliases:
     every = paged(ledger.client.search_registered_models)
     return {model.name: {a: int(v) for a, v in model.aliases.items()} for model in every if model.aliases}
+
+
+REQUEST_TIMEOUT_S = 30.0
+
+
+class Server:
+    """An MLflow server, with the user and password or the token that the environment has for it.
+
+    All methods raise OSError or ValueError if the server does not answer as expected.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri.rstrip("/")
+
+    def pages(self, path: str, body: Mapping[str, Any], *, key: str) -> Iterator[Any]:
+        """Yields the entries under `key` on all pages of a search that is sent as JSON."""
+        yield from self._pages(lambda token: self._ask(path, body={**body, **token}), key)
+
+    def listed(self, path: str, *, key: str, **query: Any) -> Iterator[Any]:
+        """Yields the entries under `key` on all pages of a search whose query is part of the URL."""
+        yield from self._pages(lambda token: self._ask(f"{path}?{urlencode({**query, **token})}"), key)
+
+    def _pages(self, ask: Callable[[Mapping[str, str]], Any], key: str) -> Iterator[Any]:
+        token: Mapping[str, str] = {}
+        while True:
+            page = ask(token)
+            yield from page.get(key, ())
+            if not page.get("next_page_token"):
+                return
+            token = {"page_token": page["next_page_token"]}
+
+    def _ask(self, path: str, *, body: Mapping[str, Any] | None = None) -> Any:
+        parts = urlsplit(self._uri)
+        # urllib does not find an IPv6 address among the exceptions from proxies.
+        if parts.scheme not in ("http", "https") or parts.username or ":" in (parts.hostname or ""):
+            raise ValueError(f"{parts.scheme} is asked by MLflow's client")
+        request = urllib.request.Request(
+            f"{self._uri}/api/2.0/mlflow/{path}", data=None if body is None else json.dumps(body).encode()
+        )
+        request.add_header("Content-Type", "application/json")
+        if (credentials := _authorization()) is not None:
+            request.add_header("Authorization", credentials)
+        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+
+
+def _authorization() -> str | None:
+    """Returns the Authorization header that MLflow's client would derive from the environment, or None."""
+    if username := os.environ.get("MLFLOW_TRACKING_USERNAME"):
+        pair = f"{username}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return f"Basic {base64.b64encode(pair.encode()).decode()}"
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+    return f"Bearer {token}" if token else None

@@ -9,12 +9,13 @@ import posixpath
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.ledger.connection import Connection, batch_experiment
+from ringmaster.model_lineage.ledger.connection import PROFILES, Connection, batch_experiment, paged
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.text import storable
 
@@ -24,6 +25,10 @@ PARAM_LIMIT = 6000
 TAG_LIMIT = 8000
 BATCH_KEY = "ringmaster.batch"
 FINAL_STATUSES = ("FINISHED", "FAILED", "KILLED")
+_FINGERPRINT = "ringmaster.fingerprint"
+PROFILES_PER_PAGE = 250  # wanted profiles are mostly recent
+MOST_PROFILES_SEARCHED, NUM_NEWEST_PROFILES = 5000, 100
+_NEWEST_FIRST = ["attributes.start_time DESC"]
 
 
 class Runs(Connection):
@@ -245,6 +250,71 @@ class Runs(Connection):
             known = json.loads(self.client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
             if dict(entry) not in known:
                 self.client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*known, dict(entry)]))
+
+    @property
+    def profiles_experiment(self) -> str:
+        """The experiment of the profiles: the ledger's own experiment with "-profiles" appended."""
+        return f"{self.experiment}{PROFILES}"
+
+    def find_profiles(self, fingerprints: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Returns the newest profile of each fingerprint that has one, exactly as recorded."""
+        experiment_id = self.experiment_id(self.profiles_experiment, create=False)
+        missing, found = set(fingerprints), dict[str, dict[str, Any]]()
+        if not missing or experiment_id is None:
+            return found
+        asked = f"tags.`{_FINGERPRINT}` = '{next(iter(missing))}'" if len(missing) == 1 else ""
+        runs = paged(
+            self.client.search_runs, [experiment_id], asked, max_results=PROFILES_PER_PAGE, order_by=_NEWEST_FIRST
+        )
+        for run in islice(runs, MOST_PROFILES_SEARCHED):  # most options were never measured, and would end no search
+            tags = run.data.tags
+            if tags.get(_FINGERPRINT) in missing:
+                missing.remove(tags[_FINGERPRINT])
+                found[tags[_FINGERPRINT]] = _profile_in(tags)
+            if not missing:
+                break
+        return found
+
+    def newest_profiles(self) -> list[dict[str, Any]]:
+        """Returns the profiles that were recorded last, of any fingerprint, the newest first."""
+        experiment_id = self.experiment_id(self.profiles_experiment, create=False)
+        if experiment_id is None:
+            return []
+        runs = self.client.search_runs([experiment_id], max_results=NUM_NEWEST_PROFILES, order_by=_NEWEST_FIRST)
+        return [_profile_in(run.data.tags) for run in runs if _FINGERPRINT in run.data.tags]
+
+    def record_profile(
+        self, fingerprint: str, profile: Mapping[str, Any], *, tags: Mapping[str, str] | None = None
+    ) -> str:
+        """Stores `profile` (JSON values) under `fingerprint`, of which the newest is found. Returns the run's id."""
+        from mlflow.entities import Metric, Param
+
+        text = json.dumps(dict(profile), sort_keys=True)
+        chunks = [text[start : start + TAG_LIMIT] for start in range(0, len(text), TAG_LIMIT)]
+        every_tag = {_FINGERPRINT: fingerprint, "ringmaster.type": "profile", **(tags or {})}
+        every_tag |= {f"ringmaster.profile.{index}": chunk for index, chunk in enumerate(chunks)}
+
+        now_ms = time.time_ns() // 1_000_000
+        flat = flat_params(profile)
+        numbers = {k: v for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        others = {k: v for k, v in flat.items() if k not in numbers}
+        name = str(profile.get("technique", fingerprint))
+        experiment_id = self.experiment_id(self.profiles_experiment)
+        run_id = str(self.client.create_run(experiment_id, tags=every_tag, run_name=name).info.run_id)
+        self.client.log_batch(
+            run_id,
+            metrics=[Metric(key, float(value), now_ms, 0) for key, value in numbers.items()],
+            params=[Param(key, str(value)) for key, value in others.items()],
+        )
+        self.client.set_terminated(run_id)
+        return run_id
+
+
+def _profile_in(tags: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the profile that the tags of a run hold in pieces."""
+    num_pieces = sum(re.fullmatch(r"ringmaster\.profile\.\d+", key) is not None for key in tags)
+    profile: dict[str, Any] = json.loads("".join(tags[f"ringmaster.profile.{i}"] for i in range(num_pieces)))
+    return profile
 
 
 def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

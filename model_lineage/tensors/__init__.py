@@ -5,13 +5,12 @@
     child = store.add(Path("models/child"), parent=base.id)
     store.restore(child.id, Path("out"))  # the same bytes that were added
 
-Modules: `folders` (the files of a model), `planes` (byte order and compression), `objects` (files named by their
-content's digest), `layout` (the parts of a safetensors file), `lists` (the list of a model's files and tensors),
-`store` (adding and restoring models, `gc` and `fsck`).
+Modules: `model_files` (the files of a model and their parts), `objects` (compressed files named by their content's
+digest), `store` (adding and restoring models, `gc` and `fsck`), `comparison` (of two models' tensors).
 """
 
 from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage.tensors.lists import StoredModel
+from ringmaster.model_lineage.tensors.model_files import StoredModel
 from ringmaster.model_lineage.tensors.store import TensorStore
 
 __all__ = ["StoredModel", "TensorStore", "TensorStoreError"]

@@ -19,9 +19,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ringmaster.errors import TensorObjectError, TensorStoreError
-from ringmaster.model_lineage.tensors.folders import files_of
-from ringmaster.model_lineage.tensors.layout import Layout, TensorPart, full_name, plain_layout, read_layout
-from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor, files_in, odd_tensors
+from ringmaster.model_lineage.tensors.model_files import (
+    Layout,
+    StoredFile,
+    StoredModel,
+    StoredTensor,
+    TensorPart,
+    files_in,
+    files_of,
+    full_name,
+    odd_tensors,
+    plain_layout,
+    read_layout,
+)
 from ringmaster.model_lineage.tensors.objects import Objects, digest_of, write_once
 
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy release the GIL

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
-    from ringmaster.techniques.data.row_samples.row_source import RowSource
+    from ringmaster.techniques.data.row_source import RowSource
     from ringmaster.techniques.data_parallel import DataParallel
 
 __all__ = [
@@ -71,7 +71,7 @@ _MODULES = {
     "BatchResult": "ringmaster.flows.batch.result",
     "DataParallel": "ringmaster.techniques.data_parallel",
     "RingmasterError": "ringmaster.errors",
-    "RowSource": "ringmaster.techniques.data.row_samples.row_source",
+    "RowSource": "ringmaster.techniques.data.row_source",
     "profile_batch": "ringmaster.flows.profile_batch",
     "train_batch": "ringmaster.flows.train_batch",
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, end_of, hand_over, startable
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import CheckpointSaved, Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 from ringmaster.techniques.processes.reporter import STOP, until

@@ -14,9 +14,8 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, registry
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
 from ringmaster.techniques.job import BESIDE_ONE_STEP
 from ringmaster.techniques.preflight import Preflight, PreflightOrder
 from ringmaster.techniques.processes.events import (

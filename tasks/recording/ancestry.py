@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.ledger.bases import record_base
+from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal

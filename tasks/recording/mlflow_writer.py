@@ -12,8 +12,8 @@ from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
@@ -22,8 +22,8 @@ from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import beside_plan
+from ringmaster.tasks.planning import gantt
+from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (
@@ -39,7 +39,7 @@ from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
-from ringmaster.techniques.metrics.registry import why_undefined
+from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, OutcomeStatus, Ready
 from ringmaster.text import markdown
@@ -233,7 +233,7 @@ class MlflowWriter:
         if fusion := self._journal.get(FUSION):
             lines.append(f"Which jobs train together was planned: {markdown(fusion['words'])}.")
         if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
-            lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
+            lines.append(f"Its log and artifacts: {model_pages.link('the flow run in Prefect', page)}.")
         return "\n\n".join(lines)
 
     def unrecorded_ends(self) -> list[JobEnded]:
@@ -387,6 +387,8 @@ class MlflowWriter:
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
         metrics = ", ".join(f"{markdown(name)} {value:.4g}" for name, value in event.details["metrics"].items())
-        made = links.link(f"{model.registered_name} version {model.version}", where["model"])
+        made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
         causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(event.details["metrics"]))
-        return f"Held-out: {metrics}{causes}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
+        return (
+            f"Held-out: {metrics}{causes}\n\nMade {made} in batch {model_pages.link(self._batch.name, where['run'])}."
+        )

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.execution.events import Planned
 from ringmaster.tasks.recording.system_metrics import telemetry_points
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.data.row_samples.row_source import RowSource
-from ringmaster.techniques.data.sources.registry import data_source_of
-from ringmaster.techniques.loss import options_of
-from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.data.row_source import RowSource
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.loss import loss_function_of, options_of
 from ringmaster.techniques.processes.events import DeviceTelemetry, Event, Metrics, Steps
 
 
@@ -42,7 +41,7 @@ def plan_rows(event: Planned) -> list[dict[str, Any]]:
 
 def picture(run_id: str) -> str:
     """Returns markdown that shows the first plan of a run."""
-    return links.picture("The plan", run_id, "plan-1/gantt.svg")
+    return model_pages.picture("The plan", run_id, "plan-1/gantt.svg")
 
 
 def plan_sentence(event: Planned) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import ModelRecord
 from ringmaster.tasks.promotion.names import CHALLENGER
 from ringmaster.tasks.storage.journal import JobStatus
@@ -44,11 +44,11 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
     for path, svg in drawn.items():
         ledger.write_svg(run_id, path, svg)
     note = ledger.note(run_id)
-    mark = links.picture("Parallel coordinates", run_id, PARALLEL)
+    mark = model_pages.picture("Parallel coordinates", run_id, PARALLEL)
     if mark not in note:
-        curves = links.picture("Learning curves", run_id, CURVES)
-        experiment_id = ledger.experiment_of(run_id)
-        board = f"All of them: {links.link('leaderboard', links.artifact_path(experiment_id, run_id, LEADERBOARD))}."
+        curves = model_pages.picture("Learning curves", run_id, CURVES)
+        path = model_pages.artifact_path(ledger.experiment_of(run_id), run_id, LEADERBOARD)
+        board = f"All of them: {model_pages.link('leaderboard', path)}."
         ledger.set_note(run_id, f"{_sentence(rows)} {board}\n\n{mark}\n\n{curves}\n\n{note}")
 
 

@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord

@@ -23,7 +23,7 @@ from ringmaster.techniques.checkpoints.checkpoint import (
     write_described,
 )
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace, Place, place_of
-from ringmaster.techniques.data.prepared import locked
+from ringmaster.techniques.data.stored_source import locked
 
 
 def store_model(folder: Path, url: str) -> None:

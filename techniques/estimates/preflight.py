@@ -16,7 +16,7 @@ from ringmaster.errors import StepError
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.encoding.progress import progress_to
+from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention

@@ -13,8 +13,7 @@ from typing import Any
 from ringmaster.codec import digest, from_json
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, open_data
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.data_source import SampleTensor
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, SampleTensor
 from ringmaster.techniques.estimates.device_rates import Rates, rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
@@ -28,8 +27,7 @@ from ringmaster.techniques.estimates.step_times import (
     times_by_operations,
 )
 from ringmaster.techniques.job import DISTILLED, Job
-from ringmaster.techniques.loss import CAUSAL
-from ringmaster.techniques.losses.registry import loss_function_of, reward_names
+from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.technique import Technique
 
 if TYPE_CHECKING:

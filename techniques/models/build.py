@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import Adapter, ModelSpec

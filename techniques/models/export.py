@@ -19,7 +19,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, publis
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
-from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
+from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets

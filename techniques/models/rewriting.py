@@ -26,7 +26,7 @@ from ringmaster.techniques.processes.events import Measured, Ready
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
 from ringmaster.techniques.training.adaptation import prune
 from ringmaster.techniques.training.trainer import Trainer
 

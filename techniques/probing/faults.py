@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.errors import StepError
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
 from ringmaster.techniques.data.inference import encodes_text, has_tokenizer
+from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED

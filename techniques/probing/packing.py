@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.job import DISTILLED, Job
-from ringmaster.techniques.losses.registry import class_of
+from ringmaster.techniques.loss import class_of
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.training.losses import logits_of
 

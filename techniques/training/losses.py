@@ -16,8 +16,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from ringmaster.techniques import loss as kinds
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.loss import ADVANTAGES, CAUSAL, CLASSIFIER, REWARDS, LossFunction, LossInputs
-from ringmaster.techniques.losses.registry import is_named, loss_named
+from ringmaster.techniques.loss import (
+    ADVANTAGES,
+    CAUSAL,
+    CLASSIFIER,
+    REWARDS,
+    LossFunction,
+    LossInputs,
+    is_named,
+    loss_named,
+)
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 

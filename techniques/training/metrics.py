@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs
-from ringmaster.techniques.metrics.registry import metrics_named
+from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs, metrics_named
 from ringmaster.techniques.training.losses import Batch, Loss
 
 if TYPE_CHECKING:

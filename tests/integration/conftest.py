@@ -2,12 +2,12 @@ import shutil
 
 import pytest
 
-from ringmaster.model_lineage.ledger import database
+from ringmaster.model_lineage.ledger import connection
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
 
-MAKE_DATABASE = database._make
+MAKE_DATABASE = connection._write_database
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,14 +22,14 @@ def databases_made_once(tmp_path_factory):
         shutil.copy(first, file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "_make", make)
+        patch.setattr(connection, "_write_database", make)
         yield
 
 
 @pytest.fixture
 def databases_made_anew(monkeypatch):
     """Restores the function that makes an MLflow database by migrations, as outside of tests."""
-    monkeypatch.setattr(database, "_make", MAKE_DATABASE)
+    monkeypatch.setattr(connection, "_write_database", MAKE_DATABASE)
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +52,9 @@ def client(prefect_server):
 @pytest.fixture
 def pool_database(tmp_path):
     """A new database of a pool."""
-    database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    yield database
-    database.close()
+    connection = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield connection
+    connection.close()
 
 
 @pytest.fixture(scope="module")

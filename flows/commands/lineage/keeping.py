@@ -15,7 +15,7 @@ from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.graph.snapshot import Node
+    from ringmaster.model_lineage.snapshot import Node
 
 
 def import_(
@@ -24,7 +24,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
-    from ringmaster.model_lineage.exchange.importing import fetch_from_hub, import_model
+    from ringmaster.model_lineage.importing import fetch_from_hub, import_model
 
     if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
@@ -94,14 +94,14 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Drop models that nothing reaches: without an alias, and with no descendant that has one."""
-    from ringmaster.model_lineage.graph.maintenance import collect, unreached
+    from ringmaster.model_lineage.snapshot import collect, unreached
 
     if yes and dry_run:
         raise InputError(["--yes drops and --dry-run does not. To fix: give one of them"])
     with lineage_home(is_fresh=True) as home:
         now_ms = time.time_ns() // 1_000_000
         nodes = unreached(home.snapshot, now_ms=now_ms, least_age_days=keep_days)
-        freed = collect(home.ledger, home.store, home.snapshot, nodes).freed_bytes if yes else 0
+        freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
             return
@@ -110,10 +110,10 @@ def gc(
 
 def fsck(as_json: AsJson = False) -> None:
     """Read every tensor and every record, and say what is damaged or missing; exit 1 where something is."""
-    from ringmaster.model_lineage.graph.maintenance import faults
+    from ringmaster.model_lineage.snapshot import consistency_errors
 
     with lineage_home(is_fresh=True) as home:
-        found = faults(home.snapshot, home.store)
+        found = consistency_errors(home.snapshot, home.store)
         if as_json:
             print_json({"faults": found, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
         else:

@@ -16,8 +16,8 @@ from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_h
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.graph.diff import WeightTensor
-    from ringmaster.model_lineage.graph.snapshot import Node
+    from ringmaster.model_lineage.snapshot import Node
+    from ringmaster.model_lineage.tensors.comparison import WeightTensor
 
 
 class Format(StrEnum):
@@ -37,7 +37,7 @@ def show(
 ) -> None:
     """Show a model: what it came from, up to its bases, what became of it, its data, plan and aliases."""
     from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
-    from ringmaster.model_lineage.exchange.exporting import node_json
+    from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         node, snapshot = home.find(model), home.snapshot
@@ -64,7 +64,8 @@ def diff(
 ) -> None:
     """Say what differs between two models: tensors and by how much, data, hyperparameters, metrics, behaviour."""
     from ringmaster.flows.lineage.views import diff_view, print_view
-    from ringmaster.model_lineage.graph.diff import record_differences, tensor_changes
+    from ringmaster.model_lineage.snapshot import record_differences
+    from ringmaster.model_lineage.tensors.comparison import tensor_changes
 
     with lineage_home(is_fresh=refresh) as home:
         one, other = home.find(first), home.find(second)
@@ -86,7 +87,7 @@ def impact(
 ) -> None:
     """List every model that came from a model or was trained on a data set, and which of them are in production."""
     from ringmaster.flows.lineage.views import impact_view, print_view
-    from ringmaster.model_lineage.exchange.exporting import node_json
+    from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -112,7 +113,7 @@ def export(
     refresh: Refresh = False,
 ) -> None:
     """Write the graph as JSON, GraphML or a picture, or a card with base_model and its relation for each model."""
-    from ringmaster.model_lineage.exchange.exporting import card_of, drawing, graph_json, graphml
+    from ringmaster.model_lineage.exporting import card_of, drawing, graph_json, graphml
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -135,7 +136,7 @@ def export(
 
 def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
     """A model's tensors: from the store, which knows which are equal without reading, else from its files."""
-    from ringmaster.model_lineage.graph.diff import tensors_of_folder, tensors_of_store
+    from ringmaster.model_lineage.tensors.comparison import tensors_of_folder, tensors_of_store
 
     id = node.record.tensors_id
     if id is not None and id in home.store.ids():
@@ -149,7 +150,7 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
     """(what is meant, the models that it reached)."""
     from ringmaster.errors import UnknownModel
-    from ringmaster.model_lineage.graph.snapshot import close_names
+    from ringmaster.model_lineage.snapshot import close_names
 
     snapshot = home.snapshot
     trained = snapshot.trained_on(what)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.row_samples.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_samples.tokenizer import CALLS, Message, give_chat_template
+from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_tokenizer import CALLS, Message, give_chat_template
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 

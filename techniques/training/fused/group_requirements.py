@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import OF_WHOLE_TENSORS, DataSpec, Job
-from ringmaster.techniques.losses.registry import class_of
+from ringmaster.techniques.loss import class_of
 from ringmaster.techniques.technique import batch_is_divisible
 
 if TYPE_CHECKING:

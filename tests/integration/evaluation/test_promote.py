@@ -10,7 +10,7 @@ from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import promoting
 from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
-from ringmaster.model_lineage.pages.cards import family_path
+from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import Measured

@@ -7,8 +7,7 @@ import pytest
 
 from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import Ledger
-from ringmaster.model_lineage.graph.maintenance import DAY_MS, collect, unreached
-from ringmaster.model_lineage.graph.snapshot import Snapshot
+from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreached
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.promotion import decisions, stage
 from ringmaster.tasks.promotion.moves import MoveLog

@@ -16,7 +16,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

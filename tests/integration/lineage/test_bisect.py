@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.model_lineage import Ledger
-from ringmaster.model_lineage.pages.cards import family_path
+from ringmaster.model_lineage.model_pages import family_path
 from tests.integration.lineage.family import answer, run
 
 pytestmark = pytest.mark.usefixtures("family_home")

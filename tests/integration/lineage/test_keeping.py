@@ -44,7 +44,7 @@ def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
-    from ringmaster.model_lineage.exchange import importing
+    from ringmaster.model_lineage import importing
 
     hub = tmp_path / "hub"
     for name, base in (("org/tuned", "org/base"), ("org/base", None)):

@@ -3,8 +3,7 @@
 import pytest
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger
-from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, model_pages
 
 TEXT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", num_rows=90)
 HELD_OUT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", context="evaluation", num_rows=10)
@@ -82,13 +81,13 @@ def test_a_page_links_to_parents_run_batch_and_children(ledger, folder, job):
     run = ledger.client.get_run(other_job)
     experiment_id, batch_id = run.info.experiment_id, run.data.tags["mlflow.parentRunId"]
     text = description(ledger, child)
-    assert f"- lora from [page-base version 1]({links.model_version_path('page-base', 1)})" in text
-    assert f"- made by run [tune]({links.run_path(experiment_id, other_job)})" in text
-    assert f"- in batch [b2]({links.run_path(experiment_id, batch_id)})" in text
-    data = links.artifact_path(experiment_id, other_job, "data.json")
+    assert f"- lora from [page-base version 1]({model_pages.model_version_path('page-base', 1)})" in text
+    assert f"- made by run [tune]({model_pages.run_path(experiment_id, other_job)})" in text
+    assert f"- in batch [b2]({model_pages.run_path(experiment_id, batch_id)})" in text
+    data = model_pages.artifact_path(experiment_id, other_job, "data.json")
     assert f"- data for training: [stdlib]({data}) (`d1`, 90 rows)" in text
 
-    forward = f"- lora: [page-child version 1]({links.model_version_path('page-child', 1)})"
+    forward = f"- lora: [page-child version 1]({model_pages.model_version_path('page-child', 1)})"
     assert description(ledger, base).count(forward) == 1
     for record in (base, child):
         note = ledger.client.get_logged_model(record.model_id).tags["mlflow.note.content"]

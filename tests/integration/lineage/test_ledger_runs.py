@@ -10,9 +10,8 @@ import pandas
 import pytest
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint, model_pages
 from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT, valid_key
-from ringmaster.model_lineage.pages import links
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"/>'
 
@@ -74,7 +73,7 @@ def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path, monkeypatch
 
     fresh = Ledger(f"sqlite:///{tmp_path}/mlflow.db")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("ringmaster.model_lineage.ledger.database.shutil.copyfileobj", killed)
+        patch.setattr("ringmaster.model_lineage.ledger.connection.shutil.copyfileobj", killed)
         fresh.warm_up()
     assert fresh.find_profiles(["x"]) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
@@ -175,7 +174,10 @@ def test_pictures_and_json_are_kept(ledger, run):
     ledger.write_json(run, "plan.json", {"gap": float("inf"), "segments": [1]})
     assert ledger.read_text(run, "plan/gantt.svg") == SVG
     assert json.loads(ledger.read_text(run, "plan.json")) == {"gap": None, "segments": [1]}
-    assert links.picture("Plan", run, "plan/gantt.svg") == f"![Plan](get-artifact?path=plan/gantt.svg&run_uuid={run})"
+    assert (
+        model_pages.picture("Plan", run, "plan/gantt.svg")
+        == f"![Plan](get-artifact?path=plan/gantt.svg&run_uuid={run})"
+    )
     with pytest.raises(LedgerError, match=r"\.svg"):
         ledger.write_svg(run, "gantt.html", SVG)
     with pytest.raises(LedgerError, match=r"\.json"):
@@ -227,8 +229,8 @@ def test_a_database_of_another_version_is_told_with_the_remedy(tmp_path, ledger)
 def test_links_lead_to_the_run(ledger, run):
     experiment_id = run_of(ledger, run).info.experiment_id
     assert ledger.ui_links(run_id=run) == {
-        "experiment": links.experiment_path(experiment_id),
-        "run": links.run_path(experiment_id, run),
+        "experiment": model_pages.experiment_path(experiment_id),
+        "run": model_pages.run_path(experiment_id, run),
     }
 
 
@@ -239,13 +241,13 @@ def test_all_of_a_batch_is_in_one_experiment_and_is_found_there(ledger):
     experiment = ledger.client.get_experiment_by_name("tests/retraining")
     assert {ledger.experiment_of(id) for id in (batch, job, again)} == {experiment.experiment_id}
     assert ledger.batch_run("one") == batch
-    assert ledger.ui_links(run_id=job)["experiment"] == links.experiment_path(experiment.experiment_id)
+    assert ledger.ui_links(run_id=job)["experiment"] == model_pages.experiment_path(experiment.experiment_id)
     Ledger(ledger.tracking_uri, experiment="tests-other").warm_up()
     assert ledger.experiment_ids() == [experiment.experiment_id, ledger.experiment_id("tests")]
 
 
 def test_profiles_are_found_exactly_and_the_newest_wins(ledger, monkeypatch):
-    monkeypatch.setattr("ringmaster.model_lineage.ledger.ledger._PAGE", 2)  # several pages
+    monkeypatch.setattr("ringmaster.model_lineage.ledger.runs.PROFILES_PER_PAGE", 2)  # several pages
     profile = {"technique": "ddp", "config": {"micro_batch": 4, "recompute": True}, "step_s": 0.1 + 0.2, "bytes": 7}
     long = {"technique": "fsdp", "notes": "é" * TAG_LIMIT}
     ledger.record_profile("one", profile, tags={"device_kind": "cpu"})

@@ -11,11 +11,10 @@ from safetensors.numpy import save_file
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
-from ringmaster.model_lineage.graph.maintenance import collect
-from ringmaster.model_lineage.graph.snapshot import Snapshot
 from ringmaster.model_lineage.ledger import rows
-from ringmaster.model_lineage.ledger.keeping import LEDGER
+from ringmaster.model_lineage.ledger.ledger import LEDGER
 from ringmaster.model_lineage.ledger.rows import read_rows
+from ringmaster.model_lineage.snapshot import Snapshot, collect
 from ringmaster.model_lineage.tensors import TensorStore
 
 RANDOM = np.random.default_rng(0)
@@ -250,7 +249,7 @@ def test_gc_frees_what_its_own_lineage_has_lost_and_never_what_another_one_has(t
 
     def drop(name, nodes=None):
         snapshot = Snapshot.of(ledgers[name], cache=tmp_path)
-        return collect(ledgers[name], shared, snapshot, snapshot.models if nodes is None else nodes).freed_bytes
+        return collect(ledgers[name], shared, snapshot, snapshot.models if nodes is None else nodes)
 
     if is_interrupted:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -277,5 +276,5 @@ def test_a_copy_of_a_ledger_at_another_address_owns_nothing_of_it(tmp_path):
     kept = ledger.keep_tensors(record, path, store=store)
     copy = Ledger(f"sqlite:///{tmp_path}/copy.db")
     assert LEDGER in copy.client.get_experiment_by_name("ringmaster").tags
-    assert collect(copy, store, Snapshot.of(copy, cache=tmp_path), []).freed_bytes == 0
+    assert collect(copy, store, Snapshot.of(copy, cache=tmp_path), []) == 0
     assert store.ids() == [kept.id]

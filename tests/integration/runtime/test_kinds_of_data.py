@@ -8,7 +8,7 @@ import torch
 
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import open_data, width_of
-from ringmaster.techniques.data.sampling import sampler_of
+from ringmaster.techniques.data.samples import sampler_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.fused.group_requirements import why_not_together

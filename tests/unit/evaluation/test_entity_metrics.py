@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.metrics.entities import entities
+from ringmaster.techniques.metrics.token_sequences import entities
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import measured
 

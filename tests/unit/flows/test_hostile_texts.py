@@ -39,15 +39,14 @@ from ringmaster.flows.reports.plan_report import print_plan
 from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.flows.reports.status_report import status_table
 from ringmaster.flows.reports.watch_view import Room, picture
-from ringmaster.model_lineage.exchange.exporting import card_of, drawing, graphml
-from ringmaster.model_lineage.ledger.keeping import beside_base
-from ringmaster.model_lineage.pages import cards
+from ringmaster.model_lineage import model_pages
+from ringmaster.model_lineage.exporting import card_of, drawing, graphml
+from ringmaster.model_lineage.ledger.ledger import beside_base
 from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve
-from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -267,9 +266,9 @@ def pages(text: str):
     yield "retraining", RetrainingReport(name=text, run_date="2026-11-20", model_results=(outcome,)).markdown()
     yield "timeline", timeline_markdown(timeline(text))
     record = model(text[:500]).record
-    page = cards.card(record, text="", parents=[record], run_name=text[:100], batch=(text[:100], "r"))
+    page = model_pages.card(record, text="", parents=[record], run_name=text[:100], batch=(text[:100], "r"))
     yield "card", page
-    yield "culprit", cards.with_culprit(page, text)
+    yield "culprit", model_pages.with_culprit(page, text)
     yield "base", beside_base(record, record, weight_bytes=(1, 1), metrics={text: 1.0}, base_metrics={text: 1.0})
 
 

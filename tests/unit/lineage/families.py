@@ -1,7 +1,7 @@
 """Small lineages for tests, each written in a few lines."""
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
-from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
+from ringmaster.model_lineage.snapshot import Node, Snapshot
 
 
 def data(name, digest=None, context="training"):

@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from ringmaster.model_lineage.graph.bisection import Culprit, blame, every_bad, first_bad
-from ringmaster.model_lineage.graph.graph import Adaptation, Graph
+from ringmaster.model_lineage.graph import Adaptation, Culprit, Graph, blame, every_bad, first_bad
 
 
 def graph(edges):

@@ -3,8 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.model_lineage import DatasetInput, ModelRecord
-from ringmaster.model_lineage.pages import cards, links
+from ringmaster.model_lineage import DatasetInput, ModelRecord, model_pages
 
 BASE = ModelRecord(model_id="m-1", registered_name="base", version=4, uri="models:/base/4", experiment_id="7")
 DRAFT = ModelRecord(model_id="m-2", registered_name="draft", version=None, uri="models:/m-2", experiment_id="7")
@@ -21,16 +20,16 @@ CHILD = ModelRecord(
 
 
 def test_a_card_tells_every_origin_as_a_link():
-    text = cards.card(CHILD, text="Hello.", parents=[BASE, DRAFT], run_name="tune", batch=("tonight", "r-0"))
+    text = model_pages.card(CHILD, text="Hello.", parents=[BASE, DRAFT], run_name="tune", batch=("tonight", "r-0"))
     assert text.splitlines() == [
         "Hello.",
         "",
-        f"- merged from [base version 4]({links.model_version_path('base', 4)})",
-        f"- merged from [draft]({links.logged_model_path('7', 'm-2')})",
-        f"- made by run [tune]({links.run_path('7', 'r-3')})",
-        f"- in batch [tonight]({links.run_path('7', 'r-0')})",
-        f"- data for training: [stdlib]({links.artifact_path('7', 'r-3', 'data.json')}) (`0123456789ab`, 5 rows)",
-        f"- files and metrics: [m-3]({links.logged_model_path('7', 'm-3')})",
+        f"- merged from [base version 4]({model_pages.model_version_path('base', 4)})",
+        f"- merged from [draft]({model_pages.logged_model_path('7', 'm-2')})",
+        f"- made by run [tune]({model_pages.run_path('7', 'r-3')})",
+        f"- in batch [tonight]({model_pages.run_path('7', 'r-0')})",
+        f"- data for training: [stdlib]({model_pages.artifact_path('7', 'r-3', 'data.json')}) (`0123456789ab`, 5 rows)",
+        f"- files and metrics: [m-3]({model_pages.logged_model_path('7', 'm-3')})",
         "",
         "![Its family](get-artifact?path=lineage/m-3.svg&run_uuid=r-3)",
     ]
@@ -38,42 +37,44 @@ def test_a_card_tells_every_origin_as_a_link():
 
 def test_a_card_of_a_model_without_a_base_says_so():
     said = {"text": "", "parents": [], "run_name": "tune", "batch": None}
-    assert cards.card(replace(CHILD, kind="pretrained"), **said).startswith("- trained from scratch\n")
-    assert cards.card(replace(CHILD, kind="imported"), **said).startswith("- imported, without a base\n")
+    assert model_pages.card(replace(CHILD, kind="pretrained"), **said).startswith("- trained from scratch\n")
+    assert model_pages.card(replace(CHILD, kind="imported"), **said).startswith("- imported, without a base\n")
 
 
 def test_the_newest_bisection_that_found_a_model_is_the_first_line_of_its_page():
-    page = cards.with_children("A model.\n\nDo not use!", ["one"])
-    first = cards.with_culprit(page, "loss<2")
+    page = model_pages.with_children("A model.\n\nDo not use!", ["one"])
+    first = model_pages.with_culprit(page, "loss<2")
     assert first == f"**A fault began here**, as a bisection found by the test `loss<2`.\n\n{page}"
-    assert cards.with_culprit(first, "loss<3") == first.replace("loss<2", "loss<3")
-    assert len(cards.with_culprit(page, "x" * cards.DESCRIPTION_LIMIT)) < len(page) + 300
-    assert cards.with_culprit("x" * cards.DESCRIPTION_LIMIT, "loss<2") == "x" * cards.DESCRIPTION_LIMIT
+    assert model_pages.with_culprit(first, "loss<3") == first.replace("loss<2", "loss<3")
+    assert len(model_pages.with_culprit(page, "x" * model_pages.DESCRIPTION_LIMIT)) < len(page) + 300
+    assert (
+        model_pages.with_culprit("x" * model_pages.DESCRIPTION_LIMIT, "loss<2") == "x" * model_pages.DESCRIPTION_LIMIT
+    )
 
 
 def test_a_long_text_leaves_room_for_the_links():
-    text = cards.card(CHILD, text="x" * 9000, parents=[BASE], run_name="tune", batch=None)
-    assert len(text) == cards.DESCRIPTION_LIMIT
-    assert f"[m-3]({links.logged_model_path('7', 'm-3')})" in text
-    assert text.endswith(links.picture("Its family", "r-3", "lineage/m-3.svg"))
+    text = model_pages.card(CHILD, text="x" * 9000, parents=[BASE], run_name="tune", batch=None)
+    assert len(text) == model_pages.DESCRIPTION_LIMIT
+    assert f"[m-3]({model_pages.logged_model_path('7', 'm-3')})" in text
+    assert text.endswith(model_pages.picture("Its family", "r-3", "lineage/m-3.svg"))
     assert "xxx ...\n\n- merged from [base version 4]" in text
 
 
 def test_children_replace_the_children_that_stood_there():
-    first = cards.with_children("A model.", ["one"])
-    assert cards.with_children(first, ["two", "three"]) == cards.with_children("A model.", ["two", "three"])
-    assert cards.with_children(first, []) == "A model."
+    first = model_pages.with_children("A model.", ["one"])
+    assert model_pages.with_children(first, ["two", "three"]) == model_pages.with_children("A model.", ["two", "three"])
+    assert model_pages.with_children(first, []) == "A model."
 
 
 def test_what_a_person_wrote_above_the_children_stays():
-    text = cards.with_children("A model.", ["one"]).replace("A model.", "A model.\n\nDo not use!")
-    assert "Do not use!" in cards.with_children(text, ["one", "two"])
+    text = model_pages.with_children("A model.", ["one"]).replace("A model.", "A model.\n\nDo not use!")
+    assert "Do not use!" in model_pages.with_children(text, ["one", "two"])
 
 
 @given(st.integers(0, 6000), st.lists(st.text("abc", min_size=1, max_size=200), max_size=80))
 def test_a_description_fits_and_accounts_for_every_child(length, children):
-    text = cards.with_children("x" * length, children)
-    assert len(text) <= cards.DESCRIPTION_LIMIT
+    text = model_pages.with_children("x" * length, children)
+    assert len(text) <= model_pages.DESCRIPTION_LIMIT
     lines = [line for line in text.splitlines() if line.startswith("- ")]
     left_out = int(lines.pop().split()[2]) if lines and lines[-1].startswith("- and ") else 0
     assert len(lines) + left_out == len(children)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ringmaster.model_lineage.graph.components import named_part, shared_parts
-from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor
+from ringmaster.model_lineage.tensors.comparison import named_part, shared_parts
+from ringmaster.model_lineage.tensors.model_files import StoredFile, StoredModel, StoredTensor
 
 
 def model(**digests):

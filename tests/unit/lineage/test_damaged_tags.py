@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from ringmaster.model_lineage.graph.snapshot import Snapshot, node_of
 from ringmaster.model_lineage.ledger.registry import (
     CHILD,
     DATASETS,
@@ -18,6 +17,7 @@ from ringmaster.model_lineage.ledger.registry import (
 )
 from ringmaster.model_lineage.ledger.rows import Row
 from ringmaster.model_lineage.records import DatasetInput, Origin
+from ringmaster.model_lineage.snapshot import Snapshot, node_of
 
 DATA = DatasetInput(name="spam", digest="abc", source="/data/spam", num_rows=5)
 WHOLE = {

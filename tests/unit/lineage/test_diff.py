@@ -7,15 +7,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord
-from ringmaster.model_lineage.graph.diff import (
+from ringmaster.model_lineage.snapshot import Node, record_differences
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors.comparison import (
     WeightTensor,
-    record_differences,
     tensor_changes,
     tensors_of_folder,
     tensors_of_store,
 )
-from ringmaster.model_lineage.graph.snapshot import Node
-from ringmaster.model_lineage.tensors import TensorStore
 
 
 def folder(path, **tensors):

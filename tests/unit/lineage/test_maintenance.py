@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError
 from ringmaster.flows import cli
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.model_lineage.graph.maintenance import DAY_MS, faults, unreached
+from ringmaster.model_lineage.snapshot import DAY_MS, consistency_errors, unreached
 from ringmaster.model_lineage.tensors import TensorStore
 from tests.unit.lineage.families import node, shop, snapshot
 
@@ -19,11 +19,11 @@ def store(tmp_path):
 
 
 def test_a_whole_lineage_has_no_faults(store):
-    assert faults(shop(), store) == []
+    assert consistency_errors(shop(), store) == []
 
 
 def test_tags_edited_into_a_circle_are_told_with_the_way_round(store):
-    (fault,) = faults(snapshot(node("a", "c"), node("b", "a"), node("c", "b"), node("d", "a")), store)
+    (fault,) = consistency_errors(snapshot(node("a", "c"), node("b", "a"), node("c", "b"), node("d", "a")), store)
     assert "own ancestors: " in fault and "ringmaster.parents" in fault
     assert all(f"m-{name}" in fault for name in "abc") and "m-d" not in fault
 
@@ -38,7 +38,7 @@ def test_questions_about_a_circle_are_faults_of_the_input(monkeypatch, words):
 
 def test_parents_and_components_that_were_deleted_and_models_that_are_not_complete_are_told(store):
     lost = node("lost", "gone", components=("m-part",), tensors_id="nowhere")
-    found = faults(snapshot(lost, replace(node("half"), is_ready=False)), store)
+    found = consistency_errors(snapshot(lost, replace(node("half"), is_ready=False)), store)
     assert found == [
         "lost/1 came from m-gone, which was deleted",
         "lost/1 has the component m-part, which was deleted",

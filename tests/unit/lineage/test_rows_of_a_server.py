@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.ledger import rows
-from ringmaster.model_lineage.ledger.rest import Server
+from ringmaster.model_lineage.ledger.rows import Server
 
 
 def model(number, **tags):
@@ -127,15 +127,15 @@ def test_user_and_password_are_those_of_the_environment(server, monkeypatch):
     uri, _ = server
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
-    assert Server(uri).get("registered-models/search")["registered_models"]
+    assert [*Server(uri).listed("registered-models/search", key="registered_models")]
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
     with pytest.raises(OSError, match="401"):
-        Server(uri).get("registered-models/search")
+        [*Server(uri).listed("registered-models/search", key="registered_models")]
 
 
 def test_other_stores_are_left_to_mlflows_client():
     with pytest.raises(ValueError, match="asked by MLflow's client"):
-        Server("postgresql://me:pw@host/db").get("x")
+        next(Server("postgresql://me:pw@host/db").listed("x", key="x"))
 
 
 def test_where_the_server_answers_otherwise_mlflows_client_is_asked(server, tmp_path, monkeypatch):

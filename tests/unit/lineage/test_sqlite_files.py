@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from ringmaster.model_lineage import sqlite_files
-from ringmaster.model_lineage.ledger import database
+from ringmaster.model_lineage.ledger.connection import MIGRATIONS, sqlite_file
 from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url, unfit_characters
 
 NAMES = ["feature%2Ffoo", "a%b", "a b", "a#b", "a@b", "a:b", "a+b", "a'b", 'a"b', "a\\b", "ünï", "~", "a&b=c;d", "[a]*"]
@@ -28,7 +28,7 @@ def test_a_database_is_created_where_its_path_says(tmp_path, name):
     with create_engine(sqlite_url(file)).connect() as connection:
         connection.execute(text("CREATE TABLE t (x INTEGER)"))
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.db")] == [file.relative_to(tmp_path)]
-    assert database.sqlite_file(sqlite_url(file)) == file
+    assert sqlite_file(sqlite_url(file)) == file
 
 
 @given(st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=30).filter(lambda name: name.strip(".")))
@@ -62,7 +62,7 @@ def written(file, version="84291f40a231"):
 
 
 def of_mlflow(file):
-    return fault_of(file, contents="records", versions=database.MIGRATIONS)
+    return fault_of(file, contents="records", versions=MIGRATIONS)
 
 
 def shortened(file):

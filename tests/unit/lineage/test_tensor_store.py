@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.tensors.planes import pack, unpack
+from ringmaster.model_lineage.tensors.objects import pack, unpack
 from tests.children import in_a_child
 from tests.drawing import draws
 

@@ -1,8 +1,8 @@
 """A long preparation says every few seconds how far it is."""
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.encoding import progress as progress_module
-from ringmaster.techniques.data.encoding.progress import INTERVAL_S, Progress, progress_to
+from ringmaster.techniques.data import stored_source as progress_module
+from ringmaster.techniques.data.stored_source import INTERVAL_S, Progress, progress_to
 from ringmaster.techniques.job import DataSpec
 
 

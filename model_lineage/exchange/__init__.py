@@ -1,1 +1,0 @@
-"""Import and export of the lineage, and model cards for Hugging Face's hub."""

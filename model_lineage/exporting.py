@@ -1,0 +1,145 @@
+"""Export of a lineage as JSON, GraphML, a picture, or model cards for Hugging Face's hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from ringmaster.model_lineage.hub_cards import hub_card
+from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.records import CHAMPION, COMPONENT
+from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.text import MOST_IN_LINES, printable
+
+PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
+MOST_DRAWN = 120  # the most models in one picture
+_GRAPHML = "http://graphml.graphdrawing.org/xmlns"
+_NODE_KEYS = ("name", "version", "kind", "aliases", "run", "job", "seed", "code_version", "datasets")
+
+
+def node_json(node: Node) -> dict[str, Any]:
+    """Returns all fields of a node as JSON values."""
+    record = node.record
+    return {
+        "id": node.id,
+        "label": node.label,
+        "name": record.registered_name,
+        "version": record.version,
+        "uri": record.uri,
+        "kind": record.kind,
+        "aliases": list(node.aliases),
+        "also": [{"label": other.label, "aliases": list(other.aliases)} for other in node.others],
+        "parents": list(record.parents),
+        "components": list(record.components),
+        "datasets": [dict(vars(dataset)) for dataset in record.datasets],
+        "run": record.run_id,
+        "origin": {key: value for key, value in vars(record.origin).items() if value is not None},
+        "tensors_id": record.tensors_id,
+        "metrics": dict(node.metrics),
+        "params": dict(node.params),
+        "created_ms": node.created_ms,
+        "culprit_by": node.culprit_by or None,
+    }
+
+
+def graph_json(snapshot: Snapshot, ids: frozenset[str] | None = None) -> dict[str, Any]:
+    """Returns `nodes`, and `edges` from a parent to a child or from a component to a model that contains it.
+
+    ids: the ids of the nodes to include; None stands for all.
+    """
+    nodes = [node for id, node in snapshot.nodes.items() if ids is None or id in ids]
+    edges = [edge for edge in _edges(nodes) if ids is None or edge["parent"] in ids]
+    return {"nodes": [node_json(node) for node in nodes], "edges": edges}
+
+
+def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
+    """Returns the graph of `graph_json` as GraphML, which Gephi, yEd and networkx read.
+
+    Source: http://graphml.graphdrawing.org.
+    """
+    said = graph_json(snapshot, ids)
+    root = ElementTree.Element("graphml", xmlns=_GRAPHML)
+    for key in _NODE_KEYS:
+        attributes = {"id": key, "for": "node", "attr.name": key, "attr.type": "string"}
+        ElementTree.SubElement(root, "key", attributes)
+    attributes = {"id": "adaptation", "for": "edge", "attr.name": "kind", "attr.type": "string"}
+    ElementTree.SubElement(root, "key", attributes)
+    graph = ElementTree.SubElement(root, "graph", id="lineage", edgedefault="directed")
+    known = {node["id"] for node in said["nodes"]}
+    for node in said["nodes"]:
+        element = ElementTree.SubElement(graph, "node", id=node["id"])
+        for key, value in _texts(node).items():
+            ElementTree.SubElement(element, "data", key=key).text = value
+    for gone in dict.fromkeys(edge["parent"] for edge in said["edges"] if edge["parent"] not in known):
+        ElementTree.SubElement(graph, "node", id=printable(gone))
+    for edge in said["edges"]:
+        element = ElementTree.SubElement(graph, "edge", source=printable(edge["parent"]), target=edge["child"])
+        ElementTree.SubElement(element, "data", key="adaptation").text = printable(edge["kind"])
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
+    """Returns the graph as a picture (SVG): each model below its parents, with `champion` or its first alias.
+
+    Marks show culprits of bisections, what they reached, and who serves.
+
+    focus: the id of the model to highlight. Raises ValueError if there are no models, or too many for a picture.
+    """
+    nodes = [node for node in snapshot.models if ids is None or node.id in ids]
+    if not 0 < len(nodes) <= MOST_DRAWN:
+        raise ValueError(
+            f"a picture of {len(nodes)} models is not readable: it has space for {MOST_DRAWN}. "
+            "To fix: name a model, whose relatives are drawn, or export another form"
+        )
+    relatives = [
+        Relative(
+            id=node.id,
+            title=node.label.replace("/", " v"),
+            kind=node.record.kind,
+            detail=next((f"@{alias}" for alias in (CHAMPION, *node.aliases) if alias in node.aliases), ""),
+            serves=node.carrying(CHAMPION) is not None,
+            is_culprit=bool(node.culprit_by),
+        )
+        for node in nodes
+    ]
+    known = {node.id for node in nodes}
+    gone = dict.fromkeys(parent for node in nodes for parent in node.record.parents if parent not in snapshot.nodes)
+    relatives += [Relative(id=id, title=id, kind="deleted") for id in gone]
+    edges = [(parent, node.id) for node in nodes for parent in node.record.parents if parent in known | set(gone)]
+    return family_svg(relatives, edges, focus=focus or "")
+
+
+def card_of(snapshot: Snapshot, node: Node) -> str:
+    """Returns a model's card, as a README.md for the hub, with its parents as base models."""
+    bases = [base_name(snapshot, parent) for parent in node.record.parents]
+    return hub_card(node.record, base_models=bases, metrics=node.metrics, params=node.params)
+
+
+def base_name(snapshot: Snapshot, id: str) -> str:
+    """Returns a parent's name for a card: the source of an imported model, or the name in this registry."""
+    node = snapshot.nodes.get(id)
+    if node is None:
+        return id
+    return node.record.origin.source or node.record.registered_name
+
+
+def _edges(nodes: list[Node]) -> Iterator[dict[str, str]]:
+    for node in nodes:
+        if node.record.kind != COMPONENT:
+            for parent in node.record.parents:
+                yield {"parent": parent, "child": node.id, "kind": node.record.relation_to(parent)}
+            for component in node.record.components:
+                yield {"parent": component, "child": node.id, "kind": PART_OF}
+
+
+def _texts(node: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the attributes of a node in GraphML as strings; empty ones are left out."""
+    values = {
+        **{key: node[key] for key in ("name", "version", "kind", "run")},
+        **{key: node["origin"].get(key) for key in ("job", "seed", "code_version")},
+        "aliases": ", ".join(node["aliases"]),
+        "datasets": ", ".join(f"{dataset['name']}@{dataset['digest']}" for dataset in node["datasets"]),
+    }
+    return {key: printable(str(value), limit=MOST_IN_LINES) for key, value in values.items() if value not in (None, "")}

@@ -1,0 +1,292 @@
+"""The lineage graph, independent of MLflow: models are nodes, adaptations are edges from parents to a child; bisection.
+
+`blame` bisects a model's ancestry for the adaptation that broke it, as `git bisect` searches commits. A test returns
+whether a model is good, or that it cannot be tested. A culprit is an adaptation whose child is bad and whose parents
+are all good. If a fault persists once introduced, each step tests the middle of the undecided models, and about log2(n)
+tests are enough. If the answers show that it does not persist, all models are tested. A model that cannot be tested is
+skipped: its children are treated as children of its parents.
+"""
+
+from __future__ import annotations
+
+import difflib
+import graphlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ringmaster.errors import LineageCycle
+from ringmaster.model_lineage.records import DatasetInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """How model `child` was made from `parents` (several for merging and distillation), by `kind`.
+
+    child, parents: model ids. run: the id of the run that made the child. datasets: the training and evaluation data.
+    kind: one of ADAPTATION_KINDS, or what a person has written into MLflow's tags.
+    """
+
+    child: str
+    parents: tuple[str, ...]
+    kind: str
+    run: str | None = None
+    datasets: tuple[DatasetInput, ...] = ()
+
+
+class Graph:
+    """The models and the adaptations between them.
+
+    A model may have several adaptations (it was distilled from one model, then merged with another). A parent that no
+    adaptation made is a node too. Raises LineageCycle if a model would be its own ancestor.
+    """
+
+    def __init__(self, adaptations: Iterable[Adaptation]) -> None:
+        self.adaptations = tuple(adaptations)
+        self._parents: dict[str, list[str]] = {}
+        self._children: dict[str, list[str]] = {}
+        for adaptation in self.adaptations:
+            for node in (*adaptation.parents, adaptation.child):
+                self._parents.setdefault(node, [])
+                self._children.setdefault(node, [])
+            for parent in adaptation.parents:
+                if parent not in self._parents[adaptation.child]:
+                    self._parents[adaptation.child].append(parent)
+                    self._children[parent].append(adaptation.child)
+        try:
+            self.models = tuple(graphlib.TopologicalSorter(self._parents).static_order())
+        except graphlib.CycleError as error:
+            path = " -> ".join(error.args[1])
+            raise LineageCycle(f"these models would be their own ancestors: {path}") from error
+
+    def made_by(self, model: str) -> tuple[Adaptation, ...]:
+        """Returns the adaptations that made `model`; none for a root."""
+        self._check(model)
+        return tuple(adaptation for adaptation in self.adaptations if adaptation.child == model)
+
+    def parents(self, model: str) -> tuple[str, ...]:
+        """Returns the models that `model` was directly made from."""
+        self._check(model)
+        return tuple(self._parents[model])
+
+    def children(self, model: str) -> tuple[str, ...]:
+        """Returns the models that were directly made from `model`."""
+        self._check(model)
+        return tuple(self._children[model])
+
+    def ancestors(self, model: str) -> tuple[str, ...]:
+        """Returns all ancestors of `model`, the nearest first, without `model` itself."""
+        self._check(model)
+        return _breadth_first([model], self._parents.__getitem__)
+
+    def descendants(self, *models: str) -> tuple[str, ...]:
+        """Returns all descendants of `models`, the nearest first, without `models` themselves."""
+        for model in models:
+            self._check(model)
+        return _breadth_first(models, self._children.__getitem__)
+
+    def __contains__(self, model: object) -> bool:
+        return model in self._parents
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def _check(self, model: str) -> None:
+        if model not in self._parents:
+            close = difflib.get_close_matches(model, self.models, n=3)
+            hint = f"did you mean {', '.join(close)}?" if close else f"there are {len(self)} models"
+            raise ValueError(f"the lineage has no model {model!r}; {hint}")
+
+
+def _breadth_first(starts: Sequence[str], neighbours: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
+    reached = dict.fromkeys(starts)
+    queue = list(reached)
+    for node in queue:
+        for neighbour in neighbours(node):
+            if neighbour not in reached:
+                reached[neighbour] = None
+                queue.append(neighbour)
+    return tuple(queue[len(set(starts)) :])
+
+
+Test = Callable[[str], bool | None]
+"""Returns whether a model is good, or None if it cannot be tested; called at most once a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """An adaptation that broke a model: its child is bad, and all of its parents are good (a root has none).
+
+    child, parents: model ids.
+    perhaps: untestable models between them, each of which may be the culprit instead.
+    """
+
+    child: str
+    parents: tuple[str, ...]
+    perhaps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """The result of a bisection.
+
+    culprits: one if the fault was introduced once; several if it was fixed and introduced again, or occurs in several
+        lines of ancestry.
+    is_monotone: False if some good model has a bad ancestor, so that the fault does not persist.
+    verdicts: the tested models and whether each is good, in the order of the tests.
+    untested: the models that could not be tested.
+    """
+
+    culprits: tuple[Culprit, ...]
+    is_monotone: bool
+    verdicts: Mapping[str, bool] = field(default_factory=dict)
+    untested: tuple[str, ...] = ()
+
+
+def blame(graph: Graph, model: str, test: Test, *, every: bool = False) -> Blame:
+    """Returns the adaptations that broke `model`, a bad one. every: test all of its ancestors instead of bisecting.
+
+    Raises ValueError if the model passes the test or cannot be tested.
+    """
+    answers = _Answers(test)
+    if answers.of(model) is None:
+        raise ValueError(f"{model} cannot be tested. To fix: name a model that fails")
+    if answers.of(model):
+        raise ValueError(f"{model} passes the test: nothing broke it. To fix: name a model that fails")
+    while True:
+        untested = tuple(answers.untested)
+        try:
+            found, is_monotone = _search(_without(graph, model, untested), model, answers, every=every)
+        except _Untestable:
+            continue  # the next search skips one more model and reuses the known answers
+        culprits = tuple(
+            Culprit(child=each.child, parents=each.parents, perhaps=_between(graph, each.child, untested))
+            for each in found
+        )
+        return Blame(culprits=culprits, is_monotone=is_monotone, verdicts=answers.known, untested=untested)
+
+
+def first_bad(points: Sequence[str], test: Test) -> tuple[int, int]:
+    """Returns (index of the last good point or -1, index of the first bad point); points between cannot be tested.
+
+    points: an ordered sequence whose last point is bad, for example the checkpoints of a run.
+    """
+    low, high, untested = -1, len(points) - 1, set[int]()
+    while left := [i for i in range(low + 1, high) if i not in untested]:
+        middle = left[len(left) // 2]
+        is_good = test(points[middle])
+        if is_good is None:
+            untested.add(middle)
+        elif is_good:
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+def every_bad(points: Sequence[str], test: Test) -> list[tuple[int, int]]:
+    """Returns such a pair for every change from good to bad. All points are tested; the beginning counts as good."""
+    found: list[tuple[int, int]] = []
+    low, was_good = -1, True
+    for i, point in enumerate(points):
+        is_good = test(point)
+        if is_good is None:
+            continue
+        if was_good and not is_good:
+            found.append((low, i))
+        low, was_good = i, is_good
+    return found
+
+
+class _Untestable(Exception):
+    """Raised when a model that is to be tested cannot be tested."""
+
+
+class _Answers:
+    def __init__(self, test: Test) -> None:
+        self._test = test
+        self.known: dict[str, bool] = {}
+        self.untested: dict[str, None] = {}
+
+    def of(self, model: str) -> bool | None:
+        if model not in self.known and model not in self.untested:
+            answer = self._test(model)
+            if answer is None:
+                self.untested[model] = None
+            else:
+                self.known[model] = answer
+        return self.known.get(model)
+
+    def is_good(self, model: str) -> bool:
+        answer = self.of(model)
+        if answer is None:
+            raise _Untestable
+        return answer
+
+
+def _search(graph: Graph, model: str, answers: _Answers, *, every: bool) -> tuple[tuple[Culprit, ...], bool]:
+    """Returns (the culprits, whether the known answers are monotone). Raises _Untestable if a test gives no answer."""
+    if not every:
+        culprit = _halve(graph, model, answers)
+        if _is_monotone(graph, answers.known):
+            return (culprit,), True
+    for each in graph.models:  # oldest first
+        answers.is_good(each)
+    culprits = tuple(
+        Culprit(child=each, parents=graph.parents(each))
+        for each in graph.models
+        if not answers.is_good(each) and all(answers.is_good(parent) for parent in graph.parents(each))
+    )
+    return culprits, _is_monotone(graph, answers.known)
+
+
+def _halve(graph: Graph, model: str, answers: _Answers) -> Culprit:
+    """Returns the culprit, assuming that the fault persists once introduced.
+
+    Each step tests the suspect whose answer leaves the fewest suspects in the worse case.
+    """
+    bad, good = model, set[str]()
+    while True:
+        suspects = [each for each in graph.ancestors(bad) if each not in good]
+        if not suspects:
+            return Culprit(child=bad, parents=graph.parents(bad))
+        middle = min(suspects, key=lambda each: _worse_case(graph, each, suspects))
+        if answers.is_good(middle):
+            good |= {middle, *graph.ancestors(middle)}
+        else:
+            bad = middle
+
+
+def _worse_case(graph: Graph, each: str, suspects: Sequence[str]) -> int:
+    cleared = {each, *graph.ancestors(each)} & set(suspects)
+    return max(len(cleared), len(suspects) - len(cleared))
+
+
+def _is_monotone(graph: Graph, known: Mapping[str, bool]) -> bool:
+    """Whether no known-good model has a known-bad ancestor."""
+    return not any(
+        known.get(ancestor) is False for each in graph.models if known.get(each) for ancestor in graph.ancestors(each)
+    )
+
+
+def _without(graph: Graph, model: str, left_out: Collection[str]) -> Graph:
+    """Returns the ancestry of a model without `left_out`, whose children become children of their parents."""
+
+    def parents(id: str) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for parent in graph.parents(id):
+            found |= dict.fromkeys(parents(parent) if parent in left_out else [parent])
+        return tuple(found)
+
+    line = {model, *graph.ancestors(model)}.difference(left_out)
+    return Graph(Adaptation(child=id, parents=parents(id), kind="merged") for id in graph.models if id in line)
+
+
+def _between(graph: Graph, child: str, untested: Collection[str]) -> tuple[str, ...]:
+    """Returns the untested ancestors that only untested models separate from `child`."""
+    found: dict[str, None] = {}
+    todo = [child]
+    for each in todo:
+        new = [parent for parent in graph.parents(each) if parent in untested and parent not in found]
+        found |= dict.fromkeys(new)
+        todo += new
+    return tuple(found)

@@ -1,1 +1,0 @@
-"""The lineage as a graph of models and adaptations, with its queries and its maintenance."""

@@ -1,0 +1,170 @@
+"""The text of a model's page in MLflow: markdown whose names are links, so that people can browse the lineage.
+
+MLflow's UI routes behind "#", so a link without a host works on whatever address the server has. Without `workflowType`
+the page would open in the layout for language-model applications, where runs are hard to find.
+"""
+
+from collections.abc import Iterator, Sequence
+from urllib.parse import quote
+
+from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.text import code_span, markdown, storable
+
+
+def experiment_path(experiment_id: str) -> str:
+    """Returns the UI path of an experiment."""
+    return _path("experiments", experiment_id)
+
+
+def run_path(experiment_id: str, run_id: str) -> str:
+    """Returns the UI path of a run."""
+    return _path("experiments", experiment_id, "runs", run_id)
+
+
+def artifact_path(experiment_id: str, run_id: str, path: str) -> str:
+    """Returns the UI path of an artifact of a run."""
+    return _path("experiments", experiment_id, "runs", run_id, "artifacts", *path.split("/"))
+
+
+def logged_model_path(experiment_id: str, model_id: str) -> str:
+    """Returns the UI path of a LoggedModel, with its files and metrics."""
+    return _path("experiments", experiment_id, "models", model_id)
+
+
+def model_version_path(name: str, version: int | str) -> str:
+    """Returns the UI path of a version of a registered model."""
+    return _path("models", name, "versions", str(version))
+
+
+def picture(text: str, run_id: str, path: str) -> str:
+    """Returns markdown for a picture among a run's artifacts, e.g. for a note, where `data:` URIs stay blank."""
+    return f"![{markdown(text)}](get-artifact?path={quote(path)}&run_uuid={run_id})"
+
+
+def link(text: str, path: str) -> str:
+    """Returns a markdown link that shows `text`."""
+    return f"[{markdown(text)}]({path})"
+
+
+def _path(*parts: str) -> str:
+    return "#/" + "/".join(quote(storable(part), safe="") for part in parts) + "?workflowType=machine_learning"
+
+
+DATA_TABLE = "data.json"  # among the artifacts of a model's run
+DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model version's description
+_CHILDREN = "\n\n**Adapted further into**\n\n"
+_STORE = "\n\n**In the tensor store**\n\n"
+_CULPRIT = "**A fault began here**, "
+_MORE = "\n- and 1000000 more"
+
+
+def card(
+    model: ModelRecord, *, text: str, parents: Sequence[ModelRecord], run_name: str, batch: tuple[str, str] | None
+) -> str:
+    """Returns `text` about `model`, followed by its origin: parents, run, batch (name, run id), data, files.
+
+    `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
+    """
+    experiment_id, run_id = str(model.experiment_id), str(model.run_id)
+    lines = [f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}" for parent in parents]
+    if not parents:
+        lines.append(
+            "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"
+        )
+    lines.append(f"- made by run {link(run_name, run_path(experiment_id, run_id))}")
+    if batch is not None:
+        name, batch_id = batch
+        lines.append(f"- in batch {link(name, run_path(experiment_id, batch_id))}")
+    lines += _origin_lines(model)
+    for dataset in model.datasets:
+        rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
+        rows += "".join(f", {key} {value}" for key, value in dataset.facts().items() if key in ("split", "window"))
+        where = link(dataset.label, artifact_path(experiment_id, run_id, DATA_TABLE))
+        lines.append(
+            f"- data for {markdown(dataset.context)}: {where} ({code_span(dataset.digest[:12])}{markdown(rows)})"
+        )
+    files = logged_model_path(experiment_id, model.model_id)
+    lines.append(f"- files and metrics: {link(model.model_id, files)}")
+    lines.append(f"\n{picture('Its family', run_id, family_path(model))}")
+    origin = "\n".join(lines)
+    room = max(0, DESCRIPTION_LIMIT - len(origin) - len("\n\n"))
+    head = text if len(text) <= room else text[: max(0, room - 4)] + " ..."
+    return (f"{head}\n\n{origin}" if head else origin)[:DESCRIPTION_LIMIT]
+
+
+def family_path(model: ModelRecord) -> str:
+    """Returns the path of a model's family picture among the artifacts of its run."""
+    return f"lineage/{model.model_id}.svg"
+
+
+def _origin_lines(model: ModelRecord) -> Iterator[str]:
+    """Yields how the model was trained: plan, profiles, step, seed and code, as far as known."""
+    origin, experiment_id = model.origin, str(model.experiment_id)
+    if origin.plan is not None and origin.batch_run_id is not None:
+        where = artifact_path(experiment_id, origin.batch_run_id, origin.plan)
+        how = "made" if origin.num_steps == 0 else "trained"  # a model converted without training has no steps
+        trained = "" if origin.technique is None else f", {how} by {markdown(origin.technique)}"
+        yield f"- after {link('this plan', where)}{trained}"
+    if origin.profiles is not None:
+        where = artifact_path(experiment_id, str(model.run_id), origin.profiles)
+        yield f"- {link('what was measured of its techniques', where)}"
+    if origin.num_steps:
+        seed = "" if origin.seed is None else f", seed {origin.seed}"
+        yield f"- {origin.num_steps} steps{seed}"
+    if origin.code_version is not None:
+        yield f"- code: {code_span(origin.code_version)}"
+    if origin.source is not None:
+        yield f"- imported from {code_span(origin.source)}"
+
+
+def with_children(description: str, children: Sequence[str]) -> str:
+    """Returns `description` with a last section that lists as many `children` (markdown) as fit in DESCRIPTION_LIMIT.
+
+    The text above that section stays, so that people may edit it. Children left out are counted.
+    """
+    text = description.partition(_CHILDREN)[0]
+    if not children:
+        return text[:DESCRIPTION_LIMIT]
+    room = DESCRIPTION_LIMIT - len(_CHILDREN) - len(_MORE)
+    text = text[:room]
+    lines: list[str] = []
+    used = len(text)
+    for child in children:
+        used += len(child) + len("\n- ")
+        if used > room:
+            break
+        lines.append(f"- {child}")
+    if left_out := len(children) - len(lines):
+        lines.append(f"- and {left_out} more")
+    return text + _CHILDREN + "\n".join(lines)
+
+
+def with_culprit(description: str, test: str) -> str:
+    """Returns `description` below a first line that a bisection by `test` found this model, instead of an earlier one.
+
+    Returns `description` unchanged if the result would exceed DESCRIPTION_LIMIT.
+    """
+    below = description.partition("\n\n")[2] if description.startswith(_CULPRIT) else description
+    text = f"{_CULPRIT}as a bisection found by the test {code_span(test, limit=200)}.\n\n{below}"
+    return description if len(text) > DESCRIPTION_LIMIT else text
+
+
+def with_store(description: str, lines: Sequence[str]) -> str:
+    """Replaces the section about the tensor store in `description`, above the section of the children.
+
+    Returns `description` unchanged if the result would exceed DESCRIPTION_LIMIT.
+    """
+    above, children, below = description.partition(_CHILDREN)
+    text = above.partition(_STORE)[0]
+    section = _STORE + "\n".join(f"- {line}" for line in lines) if lines else ""
+    if len(text) + len(section) + len(children) + len(below) > DESCRIPTION_LIMIT:
+        return description
+    return text + section + children + below
+
+
+def model_link(model: ModelRecord) -> str:
+    """Returns a link to the page of a model's version, or of its LoggedModel if it has no version."""
+    if model.version is None:
+        return link(model.registered_name, logged_model_path(str(model.experiment_id), model.model_id))
+    text = f"{model.registered_name} version {model.version}"
+    return link(text, model_version_path(model.registered_name, model.version))

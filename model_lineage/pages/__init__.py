@@ -1,1 +1,0 @@
-"""The pages of models in MLflow: cards, links and family pictures."""

@@ -1,0 +1,270 @@
+"""Comparison of two models' tensors: what differs, and which components (a tower, a frozen stem) they share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ringmaster.model_lineage.tensors import StoredModel, TensorStore
+from ringmaster.model_lineage.tensors.model_files import ITEM_BYTES, StoredTensor, by_name, read_layout
+from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
+
+BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
+SAME, CHANGED, ADDED, REMOVED, RESHAPED = "same", "changed", "added", "removed", "reshaped"
+BEHAVIOUR = "behaviour/"  # prefix of the metrics of behavioural tests
+_NUMPY = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.uint8,
+}  # fmt: skip
+_NUMPY_BYTES: Mapping[int, type] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+Pair = tuple[object, object]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightTensor:
+    """A tensor that is loaded on demand. digest: the digest of its bytes, if known without reading them."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], memoryview]
+    digest: str | None = None
+
+    @property
+    def num_values(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorChange:
+    """How a tensor differs from the one of the same name in another model.
+
+    what: one of SAME, CHANGED, ADDED, REMOVED, RESHAPED.
+    relative_l2: the L2 norm of the difference divided by that of the first tensor.
+    largest: the largest absolute difference.
+    share: the fraction of the elements that differ, 0 to 1.
+
+    The figures are None if the tensors cannot be compared, e.g. because their shapes differ. For a dtype that numpy
+    does not support, only `share` is given.
+    """
+
+    name: str
+    what: str
+    dtype: str
+    shape: tuple[int, ...]
+    relative_l2: float | None = None
+    largest: float | None = None
+    share: float | None = None
+
+
+def tensors_of_folder(folder: Path) -> dict[str, WeightTensor]:
+    """Returns the tensors of a model's safetensors files by name; repeated names are prefixed with their file's path.
+
+    Raises ValueError on a file that is truncated or not safetensors.
+    """
+    found: list[tuple[str, str, WeightTensor]] = []
+    for path in sorted(folder.rglob(f"*{WEIGHTS}")):
+        layout = read_layout(path)
+        for part in layout.tensors:
+            load = partial(layout.bytes_of, part)
+            tensor = WeightTensor(dtype=part.dtype, shape=part.shape, load=load)
+            found.append((path.relative_to(folder).as_posix(), part.name, tensor))
+    return by_name(found)
+
+
+def tensors_of_store(store: TensorStore, id: str) -> dict[str, WeightTensor]:
+    """Returns the tensors of a stored model, with digests that reveal equal ones without reading.
+
+    Raises TensorStoreError.
+    """
+    return {
+        name: WeightTensor(
+            dtype=stored.dtype, shape=stored.shape, load=partial(store.tensor, stored), digest=stored.digest
+        )
+        for name, stored in store.model(id).tensors.items()
+    }
+
+
+def tensor_changes(first: Mapping[str, WeightTensor], second: Mapping[str, WeightTensor]) -> list[TensorChange]:
+    """Returns how each tensor of the second model differs from the first's, with tensors that only one has."""
+    names = list(dict.fromkeys([*first, *second]))
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(lambda name: _change(name, first.get(name), second.get(name)), names))
+
+
+def _change(name: str, first: WeightTensor | None, second: WeightTensor | None) -> TensorChange:
+    there = second or first
+    assert there is not None, "a name is of one of the two"
+    said = partial(TensorChange, name=name, dtype=there.dtype, shape=there.shape)
+    if first is None or second is None:
+        return said(what=ADDED if first is None else REMOVED)
+    if first.shape != second.shape:
+        return said(what=RESHAPED)
+    if first.dtype == second.dtype and first.digest is not None and first.digest == second.digest:
+        return said(what=SAME)
+    one, other = first.load(), second.load()
+    if first.dtype == second.dtype and one == other:
+        return said(what=SAME)
+    if not all(each.dtype in _NUMPY or each.dtype == "BF16" for each in (first, second)):
+        return said(what=CHANGED, share=_share_of_items(one, other, first.dtype) if len(one) == len(other) else None)
+    return _measured(said, zip(_blocks(one, first.dtype), _blocks(other, second.dtype), strict=True))
+
+
+def _measured(said: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, Floats]]) -> TensorChange:
+    squares, base, largest, changed, total = 0.0, 0.0, 0.0, 0, 0
+    for one, other in pairs:
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity show in the figures
+            apart = other - one
+            squares += float(apart @ apart)
+            base += float(one @ one)
+            largest = float(np.maximum(largest, np.max(np.abs(apart), initial=0.0)))
+        changed += int(np.count_nonzero((one != other) & ~(np.isnan(one) & np.isnan(other))))
+        total += len(one)
+    relative = math.sqrt(squares / base) if base else math.inf if squares else 0.0
+    return said(what=CHANGED, relative_l2=relative, largest=largest, share=changed / total if total else 0.0)
+
+
+def _blocks(content: memoryview, dtype: str) -> Iterator[Floats]:
+    """Yields the values in blocks, as float64."""
+    raw = np.frombuffer(content, np.uint16 if dtype == "BF16" else _NUMPY[dtype])
+    for start in range(0, max(len(raw), 1), BLOCK_ITEMS):
+        block = raw[start : start + BLOCK_ITEMS]
+        if dtype == "BF16":  # bfloat16 is the upper half of a float32
+            block = (block.astype(np.uint32) << 16).view(np.float32)
+        yield block.astype(np.float64)
+
+
+def _share_of_items(one: memoryview, other: memoryview, dtype: str) -> float:
+    kind = _NUMPY_BYTES[ITEM_BYTES.get(dtype, 1)]
+    return float(np.mean(np.frombuffer(one, kind) != np.frombuffer(other, kind))) if len(one) else 0.0
+
+
+SMALLEST_SHARE = 0.01  # the minimum fraction of a model's bytes; equal biases and norms are not a component
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPart:
+    """A part that two models share under the same name, or that a user has named.
+
+    name: the name of the module or of a range of numbered modules, such as "model.layers.0-3".
+    digest: the digest of the part's tensors and their names within it; equal parts have equal digests in all models.
+    is_named: whether a user named the part.
+    """
+
+    name: str
+    digest: str
+    num_tensors: int
+    num_bytes: int
+    is_named: bool = False
+
+
+@dataclass
+class _Module:
+    """A module of two models: its submodules, and whether all of its tensors are equal in both."""
+
+    below: dict[str, _Module] = field(default_factory=dict)
+    tensor: StoredTensor | None = None  # the tensor of a leaf, if it is equal in both
+    is_alike: bool = True
+
+
+def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
+    """Returns the largest modules whose tensors are all equal in two models; none if the whole models are equal."""
+    root = _modules(first, second)
+    if root.is_alike:
+        return []
+    total = sum(_num_bytes(tensor) for tensor in first.tensors.values())
+    parts = [_part(name, modules) for name, modules in _largest(root, ())]
+    return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
+
+
+def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
+    """Returns the part that a user names `name`: all tensors of `prefix`, the name of a module or a parameter.
+
+    Models that have it under other prefixes have the same part if name and tensors are equal. Raises ValueError if the
+    model has no such tensor.
+    """
+    found = {
+        full.removeprefix(prefix).removeprefix("."): tensor
+        for full, tensor in sorted(model.tensors.items())
+        if is_within(full, prefix)
+    }
+    if not found:
+        there = ", ".join(sorted({full.partition(".")[0] for full in model.tensors})[:8])
+        raise ValueError(f"component {name}: no parameter is within {prefix!r}. To fix: begin with one of {there}")
+    part = _of(name, [(f"{name}:{below}", tensor) for below, tensor in found.items()])
+    return replace(part, is_named=True)
+
+
+def is_within(name: str, prefix: str) -> bool:
+    """Whether a module or parameter is `prefix` or below it."""
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _modules(first: StoredModel, second: StoredModel) -> _Module:
+    one, other = first.tensors, second.tensors
+    root = _Module()
+    for name in sorted(one.keys() | other.keys()):
+        is_alike = name in one and name in other and one[name] == other[name]
+        at = root
+        at.is_alike &= is_alike
+        for word in name.split("."):
+            at = at.below.setdefault(word, _Module())
+            at.is_alike &= is_alike
+        at.tensor = one.get(name) if is_alike else None
+    return root
+
+
+def _largest(module: _Module, path: tuple[str, ...]) -> Iterator[tuple[str, Sequence[tuple[str, _Module]]]]:
+    """Yields (name, modules) of the largest equal parts below a module; consecutive numbered modules form one part."""
+    alike = [(word, below) for word, below in module.below.items() if below.is_alike]
+    numbered = sorted((int(word), below) for word, below in alike if word.isdecimal())
+    for _, grouped in groupby(enumerate(numbered), lambda entry: entry[1][0] - entry[0]):
+        run = [pair for _, pair in grouped]
+        first, last = run[0][0], run[-1][0]
+        word = str(first) if first == last else f"{first}-{last}"
+        yield ".".join((*path, word)), [(str(number), below) for number, below in run]
+    for word, below in alike:
+        if not word.isdecimal():
+            yield ".".join((*path, word)), [(word, below)]
+    for word, below in module.below.items():
+        if not below.is_alike:
+            yield from _largest(below, (*path, word))
+
+
+def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
+    return _of(name, [entry for word, module in modules for entry in _leaves(module, word)])
+
+
+def _of(name: str, tensors: Sequence[tuple[str, StoredTensor]]) -> SharedPart:
+    """Returns the part of these tensors, which are given with their names within it."""
+    said = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
+    return SharedPart(
+        name=name,
+        digest=hashlib.sha256(json.dumps(said).encode()).hexdigest(),
+        num_tensors=len(tensors),
+        num_bytes=sum(_num_bytes(tensor) for _, tensor in tensors),
+    )
+
+
+def _leaves(module: _Module, path: str) -> Iterator[tuple[str, StoredTensor]]:
+    if module.tensor is not None:
+        yield path, module.tensor
+    for word, below in sorted(module.below.items()):
+        yield from _leaves(below, f"{path}.{word}")
+
+
+def _num_bytes(tensor: StoredTensor) -> int:
+    return math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 1)

@@ -1,0 +1,341 @@
+"""The files of a model: a validated listing of an untrusted folder, the parts of safetensors files, the stored list.
+
+A file that is not a plain file of the folder is refused. A link to a file is followed if it stays in the folder.
+Hugging Face's cache stores a model in `models--OWNER--NAME`, where `snapshots/REVISION/model.safetensors` is a link to
+`../../blobs/...`. In such a snapshot a link may therefore lead anywhere in that model's cache folder, but not out of
+it. Links to folders, pipes and devices are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+import stat
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeGuard, TypeVar
+
+MOST_FILES = 10_000
+MOST_FAULTS = 20
+REMEDY = "give a folder with the model's own files alone"
+
+
+def files_of(folder: Path) -> list[tuple[str, Path]]:
+    """Returns (relative name, path of the bytes) of every file in a model's folder, sorted by name.
+
+    Raises ValueError if a file lies outside of the folder, or if its name could be taken for another's.
+    """
+    root = folder.resolve()
+    home = _home_of(root)
+    found: list[tuple[str, Path]] = []
+    faults: list[str] = []
+    for place, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            path = Path(place, name)
+            relative = path.relative_to(root).as_posix()
+            if fault := name_fault(relative):
+                faults.append(f"{folder} has a file {relative!r}, whose name {fault}. To fix: rename it")
+            elif name in names or path.is_symlink():
+                try:
+                    found.append((relative, _file_at(path, relative, folder, home)))
+                except ValueError as error:
+                    faults.append(str(error))
+        if len(found) + len(faults) > MOST_FILES:
+            raise ValueError(f"{folder} has more than {MOST_FILES:,} files. To fix: {REMEDY}")
+    if faults:
+        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+        raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
+    return sorted(found, key=lambda each: Path(each[0]))
+
+
+def name_fault(name: str) -> str:
+    """Returns why a file of a model may not have this relative name, or "" if it may."""
+    if any(unicodedata.category(c)[0] == "C" for c in name):  # bytes that are not UTF-8 are decoded as lone surrogates
+        return "has control characters, or bytes that are no UTF-8"
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "/".join(parts) != name:
+        return "leads out of the folder"
+    return ""
+
+
+def _file_at(path: Path, relative: str, folder: Path, home: Path) -> Path:
+    """Returns the resolved path of a file. Raises ValueError if it is no file, or a link that leads out of `home`."""
+    try:
+        real = path.resolve(strict=True)
+        kind = real.stat().st_mode
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise ValueError(
+            f"{folder}: {relative} is a link that leads nowhere. To fix: remove it, or {REMEDY}"
+        ) from error
+    if not real.is_relative_to(home):
+        raise ValueError(f"{folder}: {relative} is a link to {real}, outside of the model. To fix: {REMEDY}")
+    if not stat.S_ISREG(kind):
+        what = "a link to a folder" if stat.S_ISDIR(kind) else "a pipe, a socket or a device"
+        raise ValueError(f"{folder}: {relative} is {what}, and no file. To fix: remove it, or {REMEDY}")
+    return real
+
+
+def _home_of(root: Path) -> Path:
+    """Returns the folder that links must not leave: the model's own, or its whole folder in Hugging Face's cache."""
+    for above in root.parents:
+        if above.name.startswith("models--") and root.relative_to(above).parts[0] == "snapshots":
+            return above
+    return root
+
+
+T = TypeVar("T")
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+ITEM_BITS = {**{dtype: 8 * size for dtype, size in ITEM_BYTES.items()}, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MOST_DIMENSIONS = 64  # of a tensor; the limit of torch
+DEEPEST_NAME = 100  # the deepest nesting of modules, counted as the dots of a parameter's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPart:
+    """A tensor in a file. start, end: the byte range, counted from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number; 1 for dtypes that are smaller than a byte."""
+        return ITEM_BYTES.get(self.dtype, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A memory-mapped file: the bytes of its header, and the tensors in byte order, which fill the rest of the file."""
+
+    content: memoryview
+    header: memoryview
+    tensors: tuple[TensorPart, ...]
+
+    def bytes_of(self, tensor: TensorPart) -> memoryview:
+        """Returns the bytes of a tensor."""
+        return self.content[tensor.start : tensor.end]
+
+
+def read_layout(path: Path, *, named: str | None = None) -> Layout:
+    """Returns the layout of a safetensors file. Raises ValueError if the file is truncated or not safetensors.
+
+    named: the file's name in messages, if its bytes are stored under another name.
+    """
+    content, named = map_file(path), named or str(path)
+    remedy = "To fix: fetch or save the file again"
+    if len(content) < 8:
+        raise ValueError(f"{named} is no safetensors file: it has {len(content)} bytes. {remedy}")
+    body = 8 + int.from_bytes(content[:8], "little")
+    if body - 8 > MOST_HEADER_BYTES:
+        raise ValueError(f"{named} is no safetensors file: its header would have {body - 8} bytes. {remedy}")
+    if body > len(content):
+        raise ValueError(f"{named} is cut off: its header alone has {body} bytes, the file {len(content)}. {remedy}")
+    try:
+        tensors = tuple(
+            sorted(
+                _tensors(json.loads(bytes(content[8:body]), object_pairs_hook=_each_once), body),
+                key=lambda t: (t.start, t.end),
+            )
+        )
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{named} is no safetensors file: its header cannot be read ({error}). {remedy}") from error
+    ends = [body, *(tensor.end for tensor in tensors)]
+    if [tensor.start for tensor in tensors] != ends[:-1] or ends[-1] != len(content):
+        raise ValueError(
+            f"{named} is damaged: its tensors do not fill it ({ends[-1]} bytes of {len(content)}). {remedy}"
+        )
+    return Layout(content=content, header=content[:body], tensors=tensors)
+
+
+def plain_layout(path: Path) -> Layout:
+    """Returns the layout of a file that is not safetensors: all of it is the header."""
+    content = map_file(path)
+    return Layout(content=content, header=content, tensors=())
+
+
+def full_name(path: str, name: str) -> str:
+    """Returns a unique name for a tensor: the path of its file without suffix, and its name."""
+    return f"{PurePosixPath(path).with_suffix('')}/{name}"
+
+
+def by_name(tensors: Sequence[tuple[str, str, T]]) -> dict[str, T]:
+    """Maps names to tensors, from (path of the file, name, tensor). A name in several files is prefixed by the path.
+
+    Several files have the same names in, for example, diffusion models (unet/ and vae/).
+    """
+    num_files = Counter(name for _, name, _ in tensors)
+    return {name if num_files[name] == 1 else full_name(path, name): tensor for path, name, tensor in tensors}
+
+
+def map_file(path: Path) -> memoryview:
+    """Returns a memory map of a file."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def num_bytes(dtype: str, shape: Sequence[int]) -> int | None:
+    """Returns the size of a tensor in bytes; None for an unknown dtype, or if the last byte is incomplete."""
+    bits = ITEM_BITS.get(dtype, 0) * math.prod(shape)
+    return None if dtype not in ITEM_BITS or bits % 8 else bits // 8
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object. Raises ValueError on duplicate keys: two tensors of one name would be ambiguous."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it names something twice")
+    return found
+
+
+def _tensors(header: Any, body: int) -> Iterator[TensorPart]:
+    if not isinstance(header, dict):
+        raise ValueError("it is no object")
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield _tensor_part(name, entry, body)
+
+
+def _tensor_part(name: str, entry: Any, body: int) -> TensorPart:
+    said: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    if not name.isprintable() or name.count(".") > DEEPEST_NAME:
+        raise ValueError(f"{name[:80]!r} is no parameter's name")
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
+        raise ValueError(f"{name} is of {str(dtype)[:40]!r}, which is no kind of number")
+    if not _are_counts(shape) or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{name} has the shape {str(shape)[:80]}")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"{name} has the data_offsets {str(offsets)[:80]}")
+    first, last = offsets
+    if num_bytes(dtype, shape) != last - first:
+        raise ValueError(f"{name} has {last - first} bytes, and its shape {shape} of {dtype} takes others")
+    return TensorPart(name=name, dtype=dtype, shape=tuple(shape), start=body + first, end=body + last)
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor of a model. digest: of its bytes; the name of its object in the store."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file of a model. head: the digest of a safetensors header, or of the whole content of any other file."""
+
+    path: str
+    head: str
+    tensors: tuple[StoredTensor, ...] = ()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the file's parts, in file order."""
+        return (self.head, *(tensor.digest for tensor in self.tensors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model in the store."""
+
+    id: str
+    files: tuple[StoredFile, ...]
+
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """The model's tensors by name; repeated names are prefixed with their file's path."""
+        return by_name([(file.path, tensor.name, tensor) for file in self.files for tensor in file.tensors])
+
+    @property
+    def weight_bytes(self) -> int:
+        """The uncompressed size of the tensors."""
+        return sum(math.prod(t.shape) * ITEM_BYTES.get(t.dtype, 1) for t in self.tensors.values())
+
+    @property
+    def digests(self) -> set[str]:
+        """The objects that the model consists of, without the parents of those stored as differences."""
+        return {digest for file in self.files for digest in file.digests}
+
+
+def files_in(entries: Any) -> tuple[StoredFile, ...]:
+    """Parses a list of files. Raises ValueError if it is invalid, or if a path would lead out of the model's folder."""
+    if not isinstance(entries, list):
+        raise ValueError("it is no list")
+    files = tuple(_file(entry) for entry in entries)
+    paths = {file.path for file in files}
+    folders = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
+    if len(paths) < len(files) or paths & folders:
+        raise ValueError("it names a file twice")
+    return files
+
+
+def _file(entry: Any) -> StoredFile:
+    said = _object(entry)
+    tensors = said.get("tensors")
+    if not isinstance(tensors, list):
+        raise ValueError("a file has no list of tensors")
+    path = _text(said, "path")
+    if fault := name_fault(path):
+        raise ValueError(f"it has a file {path!r}, whose name {fault}")
+    return StoredFile(
+        path=path, head=_digest(said, "head"), tensors=tuple(_stored_tensor(_object(each)) for each in tensors)
+    )
+
+
+def _stored_tensor(said: Mapping[str, Any]) -> StoredTensor:
+    shape = said.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        raise ValueError("a shape is no list of whole numbers")
+    name, dtype = _text(said, "name"), _text(said, "dtype")
+    return StoredTensor(name=name, dtype=dtype, shape=tuple(shape), digest=_digest(said, "digest"))
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("an entry is no object")
+    return value
+
+
+def _text(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"a {key} is no text")
+    return value
+
+
+def _digest(said: Mapping[str, Any], key: str) -> str:
+    value = _text(said, key)
+    if not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError(f"a {key} is no digest")
+    return value
+
+
+def odd_tensors(model: StoredModel) -> Iterator[str]:
+    """Yields a message for each tensor with an invalid shape or dtype, which earlier releases stored unchecked."""
+    for name, tensor in model.tensors.items():
+        if min(tensor.shape, default=0) < 0 or num_bytes(tensor.dtype, tensor.shape) is None:
+            yield f"{name} is said to be {list(tensor.shape)} of {tensor.dtype}, which no tensor is"
