@@ -7,7 +7,6 @@ from importlib.util import find_spec
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.job import Job, ModelSpec
-from ringmaster.techniques.technique import GangShape
 
 # Our names, and those of transformers.
 IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "flex": "flex_attention"}
@@ -31,10 +30,10 @@ def check_attention(spec: ModelSpec) -> None:
         )
 
 
-def why_no_attention(job: Job, gang: GangShape) -> str | None:
+def why_no_attention(job: Job, *, device_kind: str) -> str | None:
     """Returns why devices of this kind cannot compute attention as the job says, or None."""
     attention = job.model.attention
-    if attention in ("flash", "flex") and gang.kind != "gpu":
+    if attention in ("flash", "flex") and device_kind != "gpu":
         reason = "is a GPU's" if attention == "flash" else "has no backward on CPUs"
         return f"attention: {attention} {reason}; sdpa is for every device"
     if attention == "flash" and job.precision == "fp32":

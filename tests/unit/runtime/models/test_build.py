@@ -11,7 +11,6 @@ import transformers
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.model_facts import check_attention, why_no_attention
 from ringmaster.techniques.models import build_model, export_model, known_architectures
-from ringmaster.techniques.technique import GangShape
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -70,7 +69,7 @@ def test_flash_attention_is_asked_of_its_package(monkeypatch):
 def test_devices_that_cannot_compute_attention_so_are_told():
     def reason(kind, attention, precision):
         job = Job(name="a", model=ModelSpec(attention=attention), data=DataSpec(), precision=precision)
-        return why_no_attention(job, GangShape(kind=kind, num_devices=1, memory_bytes=1))
+        return why_no_attention(job, device_kind=kind)
 
     assert reason("cpu", "auto", "fp32") is reason("cpu", "sdpa", "fp32") is reason("gpu", "flash", "bf16") is None
     assert reason("gpu", "flex", "fp32") is None
