@@ -97,7 +97,11 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
             continue
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
-            reason = _black_box(technique, job) or why_no_adaptation(technique, job) or why_no_attention(job, device_kind=shape.kind)
+            reason = (
+                _black_box(technique, job)
+                or why_no_adaptation(technique, job)
+                or why_no_attention(job, device_kind=shape.kind)
+            )
             reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
             reason = reason or technique.supports(job, shape, facts)
             if not order.forecast_all:
