@@ -25,8 +25,7 @@ from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import preflight_jobs
-from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.isolated_calls import in_children

@@ -113,7 +113,7 @@ class Theirs:
 
     def __init__(self, job, folder):
         from ringmaster.techniques.data import open_data, prepare
-        from ringmaster.techniques.models import build_model
+        from ringmaster.techniques.models.build import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

@@ -114,7 +114,7 @@ class Fsdp(DataParallel):
             fully_shard,
         )
 
-        from ringmaster.techniques.models import layer_names
+        from ringmaster.techniques.models.layers import layer_names
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None

@@ -103,17 +103,17 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     import torch
 
     from ringmaster.techniques.data import prepare
-    from ringmaster.techniques.models import build_model
-    from ringmaster.techniques.training.fused.group import Group
-    from ringmaster.techniques.training.fused.member import Member
-    from ringmaster.techniques.training.fused.shared_base_model import Stem
+    from ringmaster.techniques.models.build import build_model
+    from ringmaster.techniques.training.fused.group import FusedGroup
+    from ringmaster.techniques.training.fused.member import GroupMember
+    from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]
     data = prepare(jobs[0].data, cache_dir=folder)
     base = build_model(jobs[0].model, data=data, seed=0).to(device, torch.bfloat16)
-    group = Group(Stem(base, recompute="full" if is_recomputed else "none"))
-    members = [Member(order_of(job, kind, folder), base, device=device) for job in jobs]
+    group = FusedGroup(MultiAdapterBase(base, recompute="full" if is_recomputed else "none"))
+    members = [GroupMember(order_of(job, kind, folder), base, device=device) for job in jobs]
     for member in members:
         group.join(member)
     seconds = [timed(group.step) for _ in range(WARM_UP_STEPS + num_steps)][WARM_UP_STEPS:]

@@ -13,7 +13,7 @@ from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.evaluation.task import examine_task
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.promotion.policy import PLAIN_RULE, Decision, decide_by
 from ringmaster.tasks.promotion.policy_file import Policy
 from ringmaster.techniques import Job

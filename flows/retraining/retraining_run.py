@@ -19,7 +19,7 @@ from ringmaster.flows.promotion.moves import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.stage import ServingVersions, standings
 from ringmaster.tasks.retraining.dates import Clock

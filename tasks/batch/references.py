@@ -124,7 +124,7 @@ def objective(name: str) -> str:
 
 def architecture(name: str) -> str:
     """Checks that a Hugging Face class can be built from its config. The list of classes is imported only on use."""
-    from ringmaster.techniques.models import known_architectures
+    from ringmaster.techniques.models.architectures import known_architectures
 
     known = known_architectures()
     if name not in known:

@@ -15,7 +15,7 @@ from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_te
 from ringmaster.tasks.evaluation.scores import Cases, Scored, Scores, score_models
 from ringmaster.tasks.evaluation.slices import Measured, measure
 from ringmaster.tasks.evaluation.suite import Suite
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import default_metrics
 from ringmaster.techniques.scoring import Progress

@@ -20,10 +20,10 @@ from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.probing import Probe, explained, probe
 from ringmaster.techniques.processes.channel import Channel

@@ -27,9 +27,9 @@ from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.estimates.live_bytes import LiveBytes, watch_layers
 from ringmaster.techniques.job import Adapter, Job
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
-from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot

@@ -29,8 +29,8 @@ from ringmaster.techniques.estimates.step_times import (
 from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import Config, GangShape, Technique

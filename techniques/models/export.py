@@ -1,4 +1,4 @@
-"""Export of a trained model in the format that `from_pretrained` loads: config, safetensors and tokenizer."""
+"""Export of a model, of a checkpoint's model or of an adapter, in the formats that `from_pretrained` and peft load."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def export_adapter(
     model, adapter = skeleton(spec, prepared), resolved(adapter)
     at = sites(model, adapter)
     targets, feedforward = unambiguous_targets(model, at)
-    said = config_of(
+    config = config_of(
         adapter,
         model=model,
         base=base,
@@ -225,6 +225,6 @@ def export_adapter(
     )
     tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
     with publish(folder) as aside:
-        (aside / ADAPTER_CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
+        (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         save_file(tensors, aside / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         copy_processors(aside, prepared=prepared, base=base)

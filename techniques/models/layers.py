@@ -1,4 +1,4 @@
-"""The repeated layers of a model, found in its modules."""
+"""The structure of a model: its repeated layers, its description as a decoder, and the components that a job names."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.technique import StepWork
 from ringmaster.techniques.training.dropout import Draws, current, resumed
 from ringmaster.techniques.training.gradients import local, settle_
@@ -116,7 +116,7 @@ class Stage(nn.Module):
 
     def forward(self, received: Tensor) -> Tensor:
         """Returns hidden states, or logits in the last stage."""
-        with self.precision(), resumed(next(self.draws, None)):
+        with self.precision(), ResumedDraws(next(self.draws, None)):
             given = {"input_ids": received} if self.part.has_entry else {"inputs_embeds": received}
             if self.part.has_exit:
                 logits: Tensor = self.model(**given, use_cache=False).logits

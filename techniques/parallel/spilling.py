@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.recomputation import drawing_again
 
 MOST_RESIDENT = 2  # the slice that computes, and the next one

@@ -23,8 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ringmaster.techniques.models import layer_names
 from ringmaster.techniques.models.adapter_modules import ScaledInputLinear, ScaledOutputLinear
+from ringmaster.techniques.models.layers import layer_names
 
 HEAD_NORMS = ("q_norm", "k_norm")
 

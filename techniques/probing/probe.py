@@ -37,7 +37,7 @@ from ringmaster.techniques.probing.prompts import completions_of
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
 from ringmaster.techniques.training.losses import Loss, disable_dropout, loss_of, with_made_up_reference
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 
 NUM_SAMPLES = 4
 WHOLE = ((0, 1, 2, 3),)
@@ -272,7 +272,7 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
-            metrics = Metrics(self._job.evaluation.metrics, loss=self._loss, data=self._data)
+            metrics = MetricTotals(self._job.evaluation.metrics, loss=self._loss, data=self._data)
             metrics.add(output, self._batch)
             metrics.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):

@@ -90,7 +90,7 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
-    from ringmaster.techniques.models import model_facts
+    from ringmaster.techniques.models.facts import model_facts
 
     facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)

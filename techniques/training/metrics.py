@@ -46,7 +46,7 @@ def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
     return found
 
 
-class Metrics:
+class MetricTotals:
     """Metrics of one model over many batches.
 
     names: of registered metrics; ValueError on another.

@@ -16,7 +16,7 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, Opti
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import with_probe
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.processes.events import Event, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer

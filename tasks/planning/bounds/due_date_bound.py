@@ -44,7 +44,7 @@ def due_bound(prices: WindowPrices, problem: Problem, latest: Mapping[str, float
     prices = prices.mapped(scaling_of(prices.prices()))
     if faults := list(_faults(prices, problem)):
         raise ValueError("; ".join(faults))
-    books = _Books(prices, problem, dues_of(problem, latest))
+    books = _WindowAccounts(prices, problem, dues_of(problem, latest))
     for begin, end in pairwise([0.0, *books.breaks(), math.inf]):
         further = end if end < math.inf else 2.0 * begin + 1.0
         earned, spent = books.earned(begin), books.spent((begin + further) / 2)
@@ -58,7 +58,7 @@ def due_bound(prices: WindowPrices, problem: Problem, latest: Mapping[str, float
     return math.inf
 
 
-class _Books:
+class _WindowAccounts:
     """What the windows earn at a value of the plan, and what the jobs must earn."""
 
     def __init__(self, prices: WindowPrices, problem: Problem, dues: Mapping[str, float]) -> None:

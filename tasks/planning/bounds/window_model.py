@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from ringmaster.tasks.planning.bounds.job_costs import earliest_starts_s, useful_options, whole_of
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
-from ringmaster.tasks.planning.bounds.pattern_model import steps_of
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Option, Problem
 
@@ -52,18 +51,13 @@ class WindowRows:
             [(job.options[k], whole_of(job, k, problem.switch_cost_s) / unit_s) for k in useful_options(job)]
             for job in self.jobs
         ]
-        self._slots: dict[tuple[int, str, int], int] = {}
         self._begin: dict[tuple[int, int], int] = {}
         self._wait: dict[tuple[int, int, int], int] = {}
 
     def slot_rows(self, i: int, option: Option) -> list[tuple[int, float]]:
         """Returns the row and coefficient of an option in window i for each type of devices that it may use."""
         kinds = [kind for kind in self.problem.device_types if option.device_type in ("", kind)]
-        keys = [(i, kind, option.slot) for kind in kinds]
-        for key in keys:
-            if key not in self._slots:
-                self._slots[key] = self.lp.row(-math.inf, 0.0)
-        return [(self._slots[key], float(option.num_nodes)) for key in keys]
+        return [(self.lp.slot_row(i, kind, option.slot), float(option.num_nodes)) for kind in kinds]
 
     def order_rows(self, c: int, i: int) -> list[tuple[int, float]]:
         """Adds the rows `begin` and `wait` of a class in window i, and returns its coefficients there."""
@@ -98,16 +92,9 @@ class WindowRows:
         for (kind, size, until_s), count in groups.items():
             until = math.inf if until_s is None else until_s / self.unit_s
             for i in range(self.num if self.end is not None else self.last):
-                slots = tuple(slot for at, own, slot in self._slots if (at, own) == (i, kind))
-                if until <= self.points[i] or not slots:
+                if until <= self.points[i] or not any(key[:2] == (i, kind) for key in self.lp.slots):
                     continue
-                rows = self._walk_rows(i, count, until, size)
-                for place, slot in steps_of(size, slots):
-                    entries = [(self._slots[i, kind, slot], -1.0)] if slot else []
-                    entries.append((rows[place], 1.0))
-                    if (reached := place + max(1, slot)) < size:
-                        entries.append((rows[reached], -1.0))
-                    self.lp.column(entries)
+                self.lp.add_walks(self._walk_rows(i, count, until, size), i, kind)
 
     def _walk_rows(self, i: int, count: int, until: float, size: int) -> list[int]:
         """Adds the rows of the positions of a group of nodes; what leaves position 0 is the time that it is there."""
@@ -125,7 +112,7 @@ class WindowRows:
     def window_prices(self, duals: Sequence[float], own: dict[str, list[float]]) -> WindowPrices:
         """Returns the dual prices of slots and of the order; `own` are those of jobs that are alone in the order."""
         slots: list[dict[str, dict[int, float]]] = [defaultdict(dict) for _ in range(self.num)]
-        for (i, kind, slot), row in self._slots.items():
+        for (i, kind, slot), row in self.lp.slots.items():
             if duals[row] < 0:
                 slots[i][kind][slot] = -duals[row]
         order = self._order_prices(duals)

@@ -18,7 +18,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.tasks.evaluation.drawing import figure
 from ringmaster.tasks.evaluation.examination import examine
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.promotion.policy import decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard

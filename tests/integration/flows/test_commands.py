@@ -207,7 +207,7 @@ def test_only_the_gangs_devices_can_be_seen(bench, tmp_path):
 
 def test_a_commands_job_is_for_the_command_alone(bench):
     from ringmaster.techniques.estimates.preflight import _black_box
-    from ringmaster.techniques.models import model_facts
+    from ringmaster.techniques.models.facts import model_facts
 
     commanded, plain = job(bench), bench.job()
     command = registry.load(registry.dotted_path("command"))

@@ -13,9 +13,9 @@ from ringmaster.codec import to_json
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,

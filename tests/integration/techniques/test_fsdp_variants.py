@@ -7,7 +7,7 @@ import pytest
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.time_estimate import MOST_CONFIGS
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference
 from tests.matrix import matrix

@@ -12,8 +12,8 @@ from ringmaster.techniques.estimates import layer_times as measuring
 from ringmaster.techniques.estimates import time_estimate
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.build import skeleton
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.parallel.pipe import parts_of
 from ringmaster.techniques.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.processes.order import Slot

@@ -10,7 +10,7 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape
 
 SEQ_LEN, HIDDEN, LAYERS, VOCABULARY = 512, 4096, 32, 32000

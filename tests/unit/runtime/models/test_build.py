@@ -10,7 +10,9 @@ import transformers
 
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.model_facts import check_attention, why_no_attention
-from ringmaster.techniques.models import build_model, export_model, known_architectures
+from ringmaster.techniques.models.architectures import known_architectures
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -137,7 +139,7 @@ def test_architectures_are_known_by_name():
 
 
 def test_names_of_architectures_cost_no_torch():
-    names = "import sys, ringmaster.techniques.models as models; models.known_architectures()"
+    names = "import sys, ringmaster.techniques.models.architectures as models; models.known_architectures()"
     code = f"{names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

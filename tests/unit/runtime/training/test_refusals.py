@@ -9,7 +9,7 @@ from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSp
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.job import ParameterGroup
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.technique import GangShape, training_state_bytes
 from ringmaster.techniques.training.fused.group_requirements import why_not_together

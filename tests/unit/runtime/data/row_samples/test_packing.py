@@ -16,7 +16,8 @@ from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.sample_blocks import Packer, first_fit
 from ringmaster.techniques.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.models import build_model, model_facts
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
