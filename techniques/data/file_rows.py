@@ -17,8 +17,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringmaster.techniques.data.unfit_data import with_leaks
-
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.files import FilePart, MatchedFiles, local_copies, matching
 from ringmaster.techniques.data.manifest import FILE, Manifest
@@ -32,6 +30,7 @@ from ringmaster.techniques.data.rows import (
     to_json_text,
 )
 from ringmaster.techniques.data.stored_source import Preparation
+from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 

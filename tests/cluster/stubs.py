@@ -14,9 +14,9 @@ from select import select
 
 import torch
 import torch.distributed as dist
-from ringmaster.flows.services.service_files import ProcessId
 from torch import nn
 
+from ringmaster.flows.services.service_files import ProcessId
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.processes.events import Ready, Steps

@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
-from ringmaster.techniques.data.unfit_data import with_leaks
 
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_rows import is_held_out
@@ -22,6 +21,7 @@ from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.rows import MAX_FAULTS
 from ringmaster.techniques.data.stored_source import Preparation
+from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
