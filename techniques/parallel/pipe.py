@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import (
 
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.technique import StepWork
-from ringmaster.techniques.training.dropout import Draws, current
+from ringmaster.techniques.training.dropout import Draws, ResumedDraws, current
 from ringmaster.techniques.training.gradients import local, settle_
 
 
