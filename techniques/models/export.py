@@ -145,9 +145,6 @@ def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-SAFETENSORS = ".safetensors"
-
-
 def checkpoint_steps(root: str) -> dict[int, str]:
     """The names of the checkpoints under a folder or URL, by step; empty if the location does not exist."""
     try:
@@ -171,7 +168,7 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
     with Reader(checkpoint) as reader, publish(folder) as aside:
         for file in sorted(path for path in finished.rglob("*") if path.is_file()):
             path = file.relative_to(finished)
-            if file.suffix != SAFETENSORS:
+            if file.suffix != ".safetensors":
                 (aside / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, aside / path)
                 continue
