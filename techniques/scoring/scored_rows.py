@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.dotted_names import resolve
+from ringmaster.registry import resolve
 from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.scoring.order import TrainingData, tokenizer_of
 

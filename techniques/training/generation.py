@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ringmaster.codec import digest
+from ringmaster.registry import resolve
 from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED
 

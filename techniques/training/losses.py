@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
+from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.loss import (
     ADVANTAGES,

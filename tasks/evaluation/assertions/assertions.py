@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.registry import resolve
 from ringmaster.tasks.evaluation.assertions.logs import Row, is_number, largest_probability
 from ringmaster.tasks.evaluation.assertions.row_groups import RowGroups
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
-from ringmaster.techniques.dotted_names import resolve
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 160

@@ -46,7 +46,7 @@ def installed(monkeypatch):
 
     def install(**paths):
         found = {name: f"{__name__}:{path}" for name, path in paths.items()}
-        monkeypatch.setattr(registry, "installed", lambda group: found if group == "ringmaster.metrics" else {})
+        monkeypatch.setattr("ringmaster.registry.installed", lambda group: found if group == "ringmaster.metrics" else {})
 
     return install
 
