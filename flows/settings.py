@@ -144,7 +144,7 @@ def pool() -> PoolAddress | None:
     missing = [variables[key] for key in ("database", "prefect_api", "mlflow_uri") if key not in said]
     if missing:
         names = " and ".join(missing)
-        raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
+        raise InputError([f"RINGMASTER_DATABASE names a pool; {names} must also be set"])
     address = PoolAddress(**said)
     address.bypass_proxies()
     return address
@@ -180,8 +180,8 @@ def elasticity() -> ElasticityOptions | None:
     try:
         return ElasticityOptions(max_nodes=int(num_nodes), idle_s=float(idle_s), prices=prices)
     except ValueError:
-        said = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
-        raise InputError([f"{said} are not a number of nodes and of seconds. To fix: as in 4 and 300"]) from None
+        got = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
+        raise InputError([f"{got} must be an integer and a number of seconds, for example 4 and 300"]) from None
 
 
 def most_flow_runs() -> int:
@@ -195,7 +195,9 @@ def most_flow_runs() -> int:
     if not (given := os.environ.get(MOST_FLOW_RUNS)):
         return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), LEAST_FLOW_RUNS)
     if not (given.isdecimal() and len(given) < 10 and int(given) > 0):
-        raise InputError([f"{MOST_FLOW_RUNS}={given[:50]} is not a number of flow runs. To fix: as in 8"])
+        raise InputError(
+            [f"{MOST_FLOW_RUNS}={given[:50]} is not a valid number of flow runs. To fix: a number such as 8"]
+        )
     return int(given)
 
 

@@ -221,7 +221,7 @@ def _database(url: str) -> dict[str, Any]:
     try:
         parts = make_url(url)
     except ArgumentError:
-        return {"fault": "it is no URL of a database"}
+        return {"fault": "not a valid URL of a database"}
     known = {"driver": parts.drivername, "host": parts.host, "port": parts.port, "name": parts.database}
     return {**known, "user": parts.username, "has_password": parts.password is not None, "options": sorted(parts.query)}
 
