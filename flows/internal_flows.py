@@ -1,6 +1,7 @@
-"""Serves a machine that an engine lends, such as a Slurm node, as a node of the pool, for as long as it is lent.
+"""Flows that people do not start: a segment, and a machine that an engine lends, such as a Slurm node.
 
-The pool's controller starts these flow runs in the engine's work pool, and ends them when the node is needed no more.
+The pool's controller starts and ends their runs: those of a lent node in the engine's work pool, for as long as the
+node is lent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths and settings: RINGMASTER_HOME, the pool's address, and the environment variables of Prefect and MLflow."""
+"""Paths and settings: RINGMASTER_HOME, examples, the pool's address, and the variables of Prefect and MLflow."""
 
 from __future__ import annotations
 

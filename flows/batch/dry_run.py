@@ -1,4 +1,4 @@
-"""Dry runs: a batch is planned and not trained, to estimate its end, its devices and its cost."""
+"""Batches that are not trained: profiled alone, or planned to estimate their end, their devices and their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a batch, which `run --json` prints."""
+"""The result of a batch, which `run --json` prints, and its records: in MLflow, and in the flow run's log."""
 
 from __future__ import annotations
 

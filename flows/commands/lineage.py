@@ -1,4 +1,7 @@
-"""The commands that ask the lineage: what came from what, what differs, what a fault reached. They need no torch."""
+"""The commands of the lineage: questions, the search for what broke a model, and changes of what is kept.
+
+They need no torch.
+"""
 
 from __future__ import annotations
 

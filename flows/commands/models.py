@@ -1,4 +1,4 @@
-"""Commands about single models: how good one is, whether its answers in production are sane, and its formats."""
+"""Commands about single models: evaluation, monitoring in production, promotion and rollback, conversion of formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that plan a problem file and say what a plan is worth; nothing is run."""
+"""Commands that plan a problem file and check a plan, and the files of both; nothing is run."""
 
 from __future__ import annotations
 

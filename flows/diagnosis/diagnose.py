@@ -1,4 +1,7 @@
-"""Collects the bundle of `ringmaster diagnose`, with the ends of the newest log files."""
+"""Collects the bundle of `ringmaster diagnose`: versions, machine, settings, states of the pool and its runs, and logs.
+
+Of jobs, it has names, states and times, and no contents.
+"""
 
 from __future__ import annotations
 

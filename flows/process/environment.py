@@ -1,4 +1,7 @@
-"""Proxies of the environment: what runs on this machine or belongs to the pool is reached without them.
+"""The environment of a process: permissions of the files that it writes, and proxies.
+
+What runs on this machine or belongs to the pool is reached without proxies. Files are for the owner alone or, with
+RINGMASTER_UMASK, for the users of a group too.
 
 HTTP_PROXY and its relatives are meant for the internet. httpx (Prefect, Hugging Face), requests (MLflow), urllib and
 websockets apply them to every host, loopback included, that NO_PROXY does not name. httpx also refuses to work at all

@@ -1,4 +1,7 @@
-"""Report of the techniques that fit a model's jobs, with memory estimates and refusals; needs no weights and no GPU."""
+"""Checks of jobs before they are submitted: which techniques fit, in how much memory, and a tiny step of each job.
+
+They need neither weights nor a GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a pool as `ringmaster up` configures it: what lends nodes, how many, and for how long."""
+"""The engine of a pool as `ringmaster up` configures it: what lends nodes, how many, for how long; and its checks."""
 
 from __future__ import annotations
 
