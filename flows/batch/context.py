@@ -34,7 +34,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
-from ringmaster.tasks.batch.parents import with_teachers
+from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths

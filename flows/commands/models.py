@@ -79,8 +79,7 @@ def monitor(
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
     from ringmaster.codec import to_json
-    from ringmaster.tasks.evaluation.assertions.assertions import check, importable
-    from ringmaster.tasks.evaluation.assertions.logs import Log
+    from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
     from ringmaster.tasks.evaluation.suite import load_suite
 
     suite = load_suite(assertions)
@@ -102,8 +101,8 @@ def monitor(
 
 def _show(examined: Mapping[str, Examined]) -> None:
     """What was found of each model, for a person: one table of all."""
+    from ringmaster.tasks.evaluation.examination import ALL
     from ringmaster.tasks.evaluation.recording import tables
-    from ringmaster.tasks.evaluation.slices import ALL
     from ringmaster.techniques.metrics.registry import why_undefined
 
     found: dict[str, list[Mapping[str, Any]]] = {}

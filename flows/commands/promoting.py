@@ -17,7 +17,7 @@ from ringmaster.flows.output import AllRows, AsJson, error_console, output_conso
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.tasks.alarms import Alarm
-    from ringmaster.tasks.promotion.moves import MoveLog
+    from ringmaster.tasks.retraining.alias_moves import MoveLog
 
 
 def promote(
@@ -67,7 +67,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Let the previous champion of a registered model serve again."""
-    from ringmaster.tasks.promotion.stage import roll_back
+    from ringmaster.tasks.retraining.promotion import roll_back
 
     with _promotions() as (home, log):
         restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
@@ -92,7 +92,7 @@ def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
     from ringmaster.errors import PromotionRefused
     from ringmaster.flows.lineage.home import lineage_home
-    from ringmaster.flows.promotion.moves import open_move_log
+    from ringmaster.flows.promotion.promote import open_move_log
 
     with lineage_home() as home, open_move_log() as log:
         try:

@@ -13,8 +13,7 @@ from rich.text import Text
 from ringmaster.flows.output import fitting_columns, styled
 from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
 from ringmaster.tasks.planning.charts.gantt_text import Piece
-from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
-from ringmaster.tasks.timeline.text import (
+from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
     FIGURES,
     KEY,
@@ -26,6 +25,7 @@ from ringmaster.tasks.timeline.text import (
     num_rows,
     rows,
 )
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 
 NUMBERS = ("step", *FIGURES, "ends after")  # columns of numbers
 LEAST = {"job": 8, "message": 12}  # columns of text that may be cut, and the cells that they get

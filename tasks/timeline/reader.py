@@ -15,8 +15,7 @@ from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
-from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
-from ringmaster.tasks.timeline.queries import Archive, Head
+from ringmaster.tasks.timeline.queries import Archive, FollowedPlan, Head, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.run_timeline import (
     AT_FIRST,
     NOW_RUNNING,
