@@ -16,9 +16,9 @@ import torch
 
 from ringmaster.tasks.batch import load_batch
 from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
-from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import loss_of
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 from ringmaster.techniques.training.optimizers import build_optimizer, learning_rate
 
 
@@ -57,7 +57,7 @@ def train(job, *, cache: Path, models: Path) -> dict[str, float]:
 def evaluate(job, model, loss_function, held_out) -> dict[str, float]:
     """Returns the job's metrics on as much held-out data as the batch specifies."""
     model.eval()
-    metrics = Metrics(job.evaluation.metrics, loss=loss_function)
+    metrics = MetricTotals(job.evaluation.metrics, loss=loss_function)
     size = job.global_batch_size
     num_rows = min(len(held_out), size * job.evaluation.max_batches)
     for first in range(0, num_rows, size):

@@ -25,9 +25,9 @@ import torch
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.adapters import first_state, sites
-from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.scoring import Together, score_together
 
 ROUNDS = 3

@@ -101,7 +101,7 @@ class Task:
         from transformers import AutoTokenizer
 
         from ringmaster.techniques.data import open_data, prepare
-        from ringmaster.techniques.models import build_model
+        from ringmaster.techniques.models.build import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.samples, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

@@ -36,14 +36,14 @@ from typing import Any, Protocol
 import psutil
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
+from ringmaster.techniques.processes.events import DeviceTelemetry
 
 # Xids after which the device itself is broken until it is reset; others (13, 31, 43, 45, ...) are faults of programs.
 # NVIDIA, "GPU Debug Guidelines" and "Xid Errors": 48 double-bit ECC error, 64 row remapping failed, 74 NVLink error,
 # 79 fallen off the bus, 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
 BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
 # The modules that are run as commands of which a rank is a part.
-RANK_MODULES = frozenset(("ringmaster.techniques.runtime.processes.forkserver", "ringmaster.techniques.runtime.rank"))
+RANK_MODULES = frozenset(("ringmaster.techniques.processes.forkserver", "ringmaster.techniques.processes.rank"))
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied)  # processes that end while they are read, or forbid it
 INITIAL_PIDS = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO, the only namespace in which NVML's PIDs are ours
 

@@ -16,12 +16,12 @@ from benchmarks.adapters.jobs import HEAD_DIM, Size, jobs_on, order_of, save_bas
 from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.models import build_model
-from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.single import Single
-from ringmaster.techniques.training.fused.group import Group
-from ringmaster.techniques.training.fused.member import Member
-from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.fused.group import FusedGroup
+from ringmaster.techniques.training.fused.member import GroupMember
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.trainer import Trainer
 
 RANKS = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
@@ -85,11 +85,11 @@ def ratios_of(rounds: Sequence[Turn]) -> dict[str, float]:
     return found
 
 
-def grouped(jobs: Sequence[Job], folder: Path, *, recompute: str = "none") -> tuple[Group, list[Member]]:
+def grouped(jobs: Sequence[Job], folder: Path, *, recompute: str = "none") -> tuple[FusedGroup, list[GroupMember]]:
     """Returns the jobs as a group on their base, and its members."""
     data = prepare(jobs[0].data, cache_dir=folder)
-    group = Group(Stem(build_model(jobs[0].model, data=data, seed=0), recompute=recompute))
-    members = [Member(order_of(job, folder), group.stem.model, device=RANKS.device) for job in jobs]
+    group = FusedGroup(MultiAdapterBase(build_model(jobs[0].model, data=data, seed=0), recompute=recompute))
+    members = [GroupMember(order_of(job, folder), group.stem.model, device=RANKS.device) for job in jobs]
     for member in members:
         group.join(member)
     return group, members

@@ -103,17 +103,17 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     import torch
 
     from ringmaster.techniques.data import prepare
-    from ringmaster.techniques.models import build_model
-    from ringmaster.techniques.training.fused.group import Group
-    from ringmaster.techniques.training.fused.member import Member
-    from ringmaster.techniques.training.fused.shared_base_model import Stem
+    from ringmaster.techniques.models.build import build_model
+    from ringmaster.techniques.training.fused.group import FusedGroup
+    from ringmaster.techniques.training.fused.member import GroupMember
+    from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]
     data = prepare(jobs[0].data, cache_dir=folder)
     base = build_model(jobs[0].model, data=data, seed=0).to(device, torch.bfloat16)
-    group = Group(Stem(base, recompute="full" if is_recomputed else "none"))
-    members = [Member(order_of(job, kind, folder), base, device=device) for job in jobs]
+    group = FusedGroup(MultiAdapterBase(base, recompute="full" if is_recomputed else "none"))
+    members = [GroupMember(order_of(job, kind, folder), base, device=device) for job in jobs]
     for member in members:
         group.join(member)
     seconds = [timed(group.step) for _ in range(WARM_UP_STEPS + num_steps)][WARM_UP_STEPS:]
@@ -126,8 +126,8 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
 def one_by_one(config, kind, folder, *, num, num_steps, **_):
     """Measures steps of the first few adapters under `single`, each as a gang of one trains it, scaled to all."""
     sys.path.append(str(ROOT))
-    from ringmaster.techniques.interface import registry
-    from ringmaster.techniques.runtime.processes.ranks import join
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.processes.ranks import join
     from ringmaster.techniques.training.trainer import Trainer
 
     medians = []
@@ -220,8 +220,8 @@ def job_of(config, number, **changes):
 
 
 def order_of(job, kind, folder):
-    from ringmaster.techniques.interface import registry
-    from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 
     return GangOrder(
         purpose=TRIAL,

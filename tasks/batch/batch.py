@@ -29,9 +29,9 @@ from ringmaster.techniques.data.inference import (
     infer_kind,
     with_processor_of,
 )
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.losses.contrastive import Contrastive
-from ringmaster.techniques.losses.registry import reward_names
 from ringmaster.techniques.models.peft_format import resolved
 
 

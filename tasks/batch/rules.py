@@ -21,8 +21,8 @@ from ringmaster.tasks.batch.adaptation_rules import (
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, Model, Section, misspelt
-from ringmaster.techniques.data.windows import moment
-from ringmaster.techniques.interface.job import (
+from ringmaster.techniques.data.file_rows import moment
+from ringmaster.techniques.job import (
     ADAPTERS,
     ATTENTIONS,
     DECAY_RATIO,
@@ -35,8 +35,7 @@ from ringmaster.techniques.interface.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.interface.loss import option_faults, options_of
-from ringmaster.techniques.losses.registry import is_named, loss_class, loss_names
+from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 from ringmaster.techniques.models.architectures import architecture_in, attribute_names, linear_names
 
 Raw = Mapping[str, Any]

@@ -16,13 +16,13 @@ from ringmaster.codec import digest, to_json
 from ringmaster.tasks.batch.faults import Finding, got
 from ringmaster.tasks.batch.schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
+from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.rows import FileText, format_of, read_rows
-from ringmaster.techniques.data.sources.registry import data_source_of
 from ringmaster.techniques.data.training_faults import SplitRows
-from ringmaster.techniques.data.windows import moment
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.job import DataSpec
 
 MOST_REMEMBERED = 256
 

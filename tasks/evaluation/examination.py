@@ -23,7 +23,7 @@ from ringmaster.tasks.evaluation.scores import Cases, Scored, Scores, score_mode
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
-from ringmaster.techniques.metrics.registry import default_metrics
+from ringmaster.techniques.metric import default_metrics
 from ringmaster.techniques.scoring import Progress
 from ringmaster.techniques.scoring.order import TrainingData
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
-from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.dotted_names import resolve
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 160

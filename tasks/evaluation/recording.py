@@ -12,7 +12,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
 from ringmaster.tasks.evaluation.examination import ALL, Examined, Measured
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.text import xml
 
 FOLDER = "evaluation"  # of the artifacts

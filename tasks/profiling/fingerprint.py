@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, set_fields, to_json
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING, installed_source
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
-from ringmaster.techniques.losses.registry import reward_names, source_of
-from ringmaster.techniques.metrics.registry import installed_metric
+from ringmaster.techniques import registry
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
+from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
+from ringmaster.techniques.loss import reward_names, source_of
+from ringmaster.techniques.metric import installed_metric
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
 LIBRARIES = ("torch", "transformers")

@@ -18,9 +18,9 @@ from dataclasses import replace
 from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.group_requirements import NAME
 
 # Assumed if nothing is known of a device's speed; corrected by the first steps.

@@ -10,7 +10,7 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, Failure, Result
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import ProfileKey
+from ringmaster.techniques.profile import ProfileKey
 
 TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
 MOST_STEPS = 200  # for which older measurements count: a machine may change

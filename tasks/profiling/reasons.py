@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.techniques.interface.preflight import Refusal
+from ringmaster.techniques.preflight import Refusal
 
 MOST_REASONS = 3
 MORE = "--verbose shows all that was left out"

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.profile import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,7 @@ from ringmaster.tasks.profiling.groups.layouts import Layout, layouts
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.groups.search import GroupSearch
 from ringmaster.tasks.profiling.lending import Lend
-from ringmaster.tasks.profiling.over_nodes import (
-    known_speeds,
-    option_profiles,
-    predicted_profiles,
-    shapes_over_nodes,
-)
+from ringmaster.tasks.profiling.over_nodes import known_speeds, option_profiles, predicted_profiles, shapes_over_nodes
 from ringmaster.tasks.profiling.preflight import Failed, Notice, data_lines, preflight_jobs, resolve_steps, untold
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.reasons import why_nothing_fits
@@ -43,8 +38,8 @@ from ringmaster.tasks.profiling.trial_runner import (
 )
 from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.profile import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)

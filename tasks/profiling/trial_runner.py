@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.search import KILLED, ConfigSearch, Failure, Result, worthwhile
 from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave, waves
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.preflight import Preflight
 
 MOST_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
 LEAST_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun

@@ -17,16 +17,15 @@ from typing import Any
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.reference import QuietTimes, without_load
 from ringmaster.tasks.profiling.search import FAILED, KILLED, OUT_OF_MEMORY, TIMED_OUT, Failure, Result
-from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
-from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
+from ringmaster.techniques.processes.reporter import MEASURE, STOP
+from ringmaster.techniques.profile import ProfileKey
+from ringmaster.techniques.technique import GangShape
 
 READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed
 STOPPING_S = 5.0  # after the limit, for gangs to end

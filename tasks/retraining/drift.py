@@ -26,8 +26,7 @@ import numpy.typing as npt
 from ringmaster.codec import from_json, stored_as, to_json
 from ringmaster.tasks.evaluation.model_assertions import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
-from ringmaster.techniques.data.arrays import open_columns
-from ringmaster.techniques.data.row_samples.ragged import rows_of
+from ringmaster.techniques.data.arrays import open_columns, rows_of
 
 NUM_BINS = 10
 MOST_CATEGORIES = 20  # the remaining values form one bin

@@ -15,7 +15,7 @@ from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.text import markdown, xml
 
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"

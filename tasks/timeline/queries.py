@@ -22,7 +22,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, Span
-from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, event_or_refusal
+from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
 
 
 @dataclass(frozen=True)

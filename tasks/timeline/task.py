@@ -24,7 +24,7 @@ from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.drawing import job_table, render_svg
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0

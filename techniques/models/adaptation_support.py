@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.interface.technique import Technique
-from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from ringmaster.techniques.data import PreparedData
@@ -28,7 +28,7 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
     if job.adaptation is None or job.adaptation.kind in technique.adaptations:
         return None
     needed = {
-        DISTILLED: "a teacher beside the whole output of each row",
+        DISTILLED: "a teacher in addition to the whole output of each row",
         PRUNED: "gradients that are masked between their exchange and the optimizer",
     }[job.adaptation.kind]
     return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
@@ -49,7 +49,7 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
     if not technique.generates:
         return f"the loss {loss.name} generates with the whole model on each device, which {technique.name} has not"
     if job.compile:
-        return f"the loss {loss.name} generates sequences that grow, for each of which layers would be compiled anew"
+        return f"the loss {loss.name} generates sequences that grow, for each of which layers would be compiled again"
     if job.adapter is not None and job.adapter.kind == "prefix":
         return f"the loss {loss.name} generates with a cache of keys and values, to which a prefix is not added"
     return None
@@ -60,14 +60,14 @@ def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
 
     Raises ValueError where the teacher is unknown, or has another vocabulary than the job.
     """
-    said = job.adaptation
-    if said is None or not job.trains:
+    adaptation = job.adaptation
+    if adaptation is None or not job.trains:
         return 0
-    from ringmaster.techniques.models import model_facts
+    from ringmaster.techniques.models.facts import model_facts
     from ringmaster.techniques.training.adaptation import teacher_model
 
     student = model_facts(job.model, data=data)
-    if said.kind == PRUNED:
+    if adaptation.kind == PRUNED:
         return student.num_parameters * MASK_BYTES
     teacher = model_facts(teacher_model(job, None), data=data)
     if teacher.decoder is None or student.decoder is None:
@@ -75,7 +75,7 @@ def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
     sizes = [facts.vocab_size for facts in (teacher.decoder, student.decoder)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"distillation: the teacher {said.teacher} has a vocabulary of {sizes[0]} tokens, and the student one of "
-            f"{sizes[1]}. To fix: give both the same data.tokenizer and vocab_size"
+            f"distillation: the teacher {adaptation.teacher} has a vocabulary of {sizes[0]} tokens, and the student "
+            f"one of {sizes[1]}. To fix: give both the same data.tokenizer and vocab_size"
         )
     return teacher.parameter_bytes + num_rows * teacher.decoder.seq_len * sizes[0] * FP32_BYTES

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.models.adapter_modules import (
     LORA,
-    PREFIX,
     SCALED_INPUT,
     SCALED_OUTPUT,
     PrependPrefix,
@@ -25,7 +24,7 @@ from ringmaster.techniques.models.adapter_modules import (
     scaling,
 )
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, kv_shape, parameter_name, resolved
+from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, PREFIX, kv_shape, parameter_name, resolved
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 # (targets of (IA)3, those of them whose inputs are scaled), by a config's model_type. These are peft's defaults.

@@ -1,4 +1,4 @@
-"""Hugging Face architectures by name, and their configs, completed from and checked against the data."""
+"""Hugging Face architectures by name: their configs, completed from and checked against the data, and module names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.errors import ModelTooLarge
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.job import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -145,8 +145,8 @@ def _check_sizes(fields: Any, place: str = "model.config") -> None:
         if isinstance(value, int):
             most = MOST_LAYERS if name in LAYERS else MOST_SIZE
             if abs(value) > most:
-                said = f"{value:,}" if abs(value) < 10**15 else f"about 2^{abs(value).bit_length()}"
-                raise ValueError(f"{place}.{name} is {said}; a model has at most {most:,}. To fix: lower it")
+                shown = f"{value:,}" if abs(value) < 10**15 else f"about 2^{abs(value).bit_length()}"
+                raise ValueError(f"{place}.{name} is {shown}; a model has at most {most:,}. To fix: lower it")
         else:
             _check_sizes(value, f"{place}.{name}")
 
@@ -335,10 +335,10 @@ LINEAR = re.compile(r"^\s+self\.(\w+)\s*=\s*(?:nn\.Linear|Conv1D)\(", re.MULTILI
 def architecture_in(folder: Path) -> str | None:
     """Returns the model class that `save_pretrained` recorded in a folder, or None where none is recorded."""
     try:
-        said = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    names = said.get("architectures") if isinstance(said, dict) else None
+    names = config.get("architectures") if isinstance(config, dict) else None
     return str(names[0]) if isinstance(names, list) and names else None
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.attention import IMPLEMENTATIONS, check_attention
+from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.architectures import (
     architecture,
     check_labels,
@@ -108,12 +108,16 @@ def _is_quantized(config: Any, *, of: str) -> bool:
     """Returns whether a model was quantized by another program. Raises ValueError if it cannot be loaded here."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    said = getattr(config, "quantization_config", None)
-    if said is None:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
         return False
-    method = said.get("quant_method") if isinstance(said, Mapping) else getattr(said, "quant_method", None)
+    method = (
+        quantization.get("quant_method")
+        if isinstance(quantization, Mapping)
+        else getattr(quantization, "quant_method", None)
+    )
     try:
-        quantizer = AutoHfQuantizer.from_config(said, pre_quantized=True)
+        quantizer = AutoHfQuantizer.from_config(quantization, pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
     except (AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
@@ -149,8 +153,8 @@ def check_model(spec: ModelSpec) -> None:
         raise ValueError("model: a command's model is known to the command alone. To fix: evaluate it there")
     given = [name for name in ("architecture", "from_pretrained", "factory") if getattr(spec, name) is not None]
     if not given or ("factory" in given and len(given) > 1):
-        said = " and ".join(given) or "none"
-        raise ValueError(f"model: {said} given. To fix: give architecture, from_pretrained or both, or a factory")
+        names = " and ".join(given) or "none"
+        raise ValueError(f"model: {names} given. To fix: give architecture, from_pretrained or both, or a factory")
     if spec.factory is not None and spec.config:
         raise ValueError("model: a factory takes no config. To fix: give kwargs")
     if spec.factory is None and spec.kwargs:
@@ -225,9 +229,9 @@ def _load_pretrained(
                 trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **source,
             )  # fmt: skip
     except RuntimeError as error:  # tensors that transformers joins, such as those of experts, are not all there
-        said = " ".join(str(error.__cause__ or error.__context__ or error).split())
+        reason = " ".join(str(error.__cause__ or error.__context__ or error).split())
         raise ValueError(
-            f"model: the weights of {name!r} do not fit {cls.__name__}: {said}. To fix: save the model again"
+            f"model: the weights of {name!r} do not fit {cls.__name__}: {reason}. To fix: save the model again"
         ) from error
     except OSError as error:
         raise ValueError(

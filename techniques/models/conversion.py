@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ringmaster.techniques.models.megatron import LlamaShape, Named, from_megatron, to_megatron
-from ringmaster.techniques.runtime.checkpoints.checkpoint import Checkpoint, CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.state import Reader
-from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.state import Reader
+from ringmaster.techniques.checkpoints.storage import LocalPlace
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
+from ringmaster.techniques.models.megatron import LlamaShape, NamedTensors, from_megatron, to_megatron
 
 HUGGING_FACE, MEGATRON = "hf", "megatron"
 FORMATS = (HUGGING_FACE, MEGATRON)
@@ -47,7 +47,7 @@ NOT_LLAMA = "To fix: give a checkpoint folder, a folder with config.json and saf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class LazyModel:
     """A model whose tensors are not loaded yet.
 
     kind: the format of its source.
@@ -58,7 +58,7 @@ class Model:
 
     kind: str
     config: Mapping[str, Any]
-    tensors: Named
+    tensors: NamedTensors
     tokenizer: tuple[Path, ...] = ()
 
 
@@ -97,7 +97,7 @@ def convert(source: str, destination: Path, *, to: str, tp: int = 1, pp: int = 1
     }
 
 
-def open_model(source: str) -> Model:
+def open_model(source: str) -> LazyModel:
     """The model in a folder (or URL of checkpoints), of any known format. Raises ValueError if there is none."""
     if "://" in source:
         return _from_checkpoint(CheckpointStore(source).newest(), source)
@@ -110,11 +110,13 @@ def open_model(source: str) -> Model:
         return _from_megatron(folder)
     if (folder / "config.json").is_file():
         files = sorted(folder.glob("*.safetensors"))
-        return Model(kind=HUGGING_FACE, config=_read_config(folder), tensors=_lazy(files), tokenizer=_tokenizer(folder))
+        return LazyModel(
+            kind=HUGGING_FACE, config=_read_config(folder), tensors=_lazy(files), tokenizer=_tokenizer(folder)
+        )
     raise ValueError(f"{source} holds no model that is known. {NOT_LLAMA}")
 
 
-def _from_checkpoint(checkpoint: Checkpoint | None, source: str) -> Model:
+def _from_checkpoint(checkpoint: Checkpoint | None, source: str) -> LazyModel:
     if checkpoint is None:
         raise ValueError(f"{source} holds no checkpoint that is whole. {NOT_LLAMA}")
     meta, reader = checkpoint.manifest.meta, Reader(checkpoint)
@@ -128,15 +130,15 @@ def _from_checkpoint(checkpoint: Checkpoint | None, source: str) -> Model:
         if name.startswith("model/")
     }
     tokenizer = _tokenizer(Path(meta["tokenizer_dir"])) if meta.get("tokenizer_dir") else ()
-    return Model(kind="checkpoint", config=meta["config"], tensors=tensors, tokenizer=tokenizer)
+    return LazyModel(kind="checkpoint", config=meta["config"], tensors=tensors, tokenizer=tokenizer)
 
 
-def _from_megatron(folder: Path) -> Model:
+def _from_megatron(folder: Path) -> LazyModel:
     ranks_in = folder
     if (folder / LATEST_ITERATION).is_file():
         latest = (folder / LATEST_ITERATION).read_text().strip()
         ranks_in = folder / (latest if latest == RELEASE else f"iter_{int(latest):07d}")
-    found: dict[tuple[int, int], Named] = {}
+    found: dict[tuple[int, int], NamedTensors] = {}
     args: Mapping[str, Any] = {}
     for path in sorted(ranks_in.glob("mp_rank_*")):
         if match := RANK_FOLDER.fullmatch(path.name):
@@ -151,10 +153,10 @@ def _from_megatron(folder: Path) -> Model:
     config = _read_config(folder) if has_config else _config_of(args)
     ranks = [[found[rank, stage] for stage in range(num[1])] for rank in range(num[0])]
     tensors = from_megatron(ranks, LlamaShape.of(config))
-    return Model(kind=MEGATRON, config=config, tensors=tensors, tokenizer=_tokenizer(folder))
+    return LazyModel(kind=MEGATRON, config=config, tensors=tensors, tokenizer=_tokenizer(folder))
 
 
-def _read_rank(folder: Path) -> tuple[Named, Mapping[str, Any]]:
+def _read_rank(folder: Path) -> tuple[NamedTensors, Mapping[str, Any]]:
     if files := sorted(folder.glob("*.safetensors")):
         return _lazy(files), {}
     files = [folder / name for name in ("model_optim_rng.pt", "model_rng.pt") if (folder / name).is_file()]
@@ -202,9 +204,9 @@ def _config_of(args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lazy(files: Iterable[Path]) -> Named:
+def _lazy(files: Iterable[Path]) -> NamedTensors:
     """The tensors of safetensors files. A file stays open as long as one of its tensors is referenced."""
-    found: Named = {}
+    found: NamedTensors = {}
     for file in files:
         try:
             opened: Any = safe_open(file, framework="pt")
@@ -219,8 +221,8 @@ def _lazy(files: Iterable[Path]) -> Named:
     return found
 
 
-def _write_hugging_face(place: LocalPlace, tensors: Named) -> None:
-    shards: list[Named] = [{}]
+def _write_hugging_face(place: LocalPlace, tensors: NamedTensors) -> None:
+    shards: list[NamedTensors] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and sum(t.num_bytes for t in shards[-1].values()) + tensor.num_bytes > SHARD_BYTES:
             shards.append({})
@@ -237,7 +239,7 @@ def _write_hugging_face(place: LocalPlace, tensors: Named) -> None:
     place.write("model.safetensors.index.json", [json.dumps(index, indent=2).encode()])
 
 
-def _write_megatron(place: LocalPlace, ranks: list[list[Named]]) -> None:
+def _write_megatron(place: LocalPlace, ranks: list[list[NamedTensors]]) -> None:
     for rank, stages in enumerate(ranks):
         for stage, tensors in enumerate(stages):
             folder = f"mp_rank_{rank:02d}" if len(stages) == 1 else f"mp_rank_{rank:02d}_{stage:03d}"
@@ -245,7 +247,7 @@ def _write_megatron(place: LocalPlace, ranks: list[list[Named]]) -> None:
     place.write(LATEST_ITERATION, [RELEASE.encode()])
 
 
-def _config(model: Model) -> dict[str, Any]:
+def _config(model: LazyModel) -> dict[str, Any]:
     """The config to write: with the tensors' common dtype, and with `use_cache` for generation."""
     dtypes = {tensor.dtype for tensor in model.tensors.values()}
     known = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}

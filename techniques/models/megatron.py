@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.runtime.checkpoints.tensor_files import LazyTensor
+from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 
-Named = dict[str, LazyTensor]
+NamedTensors = dict[str, LazyTensor]
 
 VOCABULARY_MULTIPLE = 128
 EMBEDDINGS, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -80,7 +80,7 @@ def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     return value
 
 
-def to_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape, *, tp: int, pp: int) -> list[list[Named]]:
+def to_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape, *, tp: int, pp: int) -> list[list[NamedTensors]]:
     """The tensors of each rank under Megatron-LM's names, by tensor-parallel rank and pipeline stage.
 
     Raises ValueError if the sizes do not divide the model, or if it lacks tensors or has others (biases).
@@ -97,7 +97,7 @@ def to_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape, *, tp: int
     embeddings, norm = take("model.embed_tokens.weight"), take("model.norm.weight")
     tied_copy = left.pop("lm_head.weight", embeddings)
     output = embeddings if shape.is_tied else tied_copy
-    ranks: list[list[Named]] = [[{} for _ in range(pp)] for _ in range(tp)]
+    ranks: list[list[NamedTensors]] = [[{} for _ in range(pp)] for _ in range(tp)]
 
     def put(stage: int, name: str, parts: Sequence[LazyTensor]) -> None:
         for rank, part in zip(ranks, parts, strict=True):
@@ -123,7 +123,7 @@ def to_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape, *, tp: int
     return ranks
 
 
-def from_megatron(ranks: Sequence[Sequence[Mapping[str, LazyTensor]]], shape: LlamaShape) -> Named:
+def from_megatron(ranks: Sequence[Sequence[Mapping[str, LazyTensor]]], shape: LlamaShape) -> NamedTensors:
     """The full tensors under Hugging Face's names, from those of each tensor-parallel rank and pipeline stage.
 
     Raises ValueError if a rank lacks a tensor or has an unknown one.
@@ -140,7 +140,7 @@ def from_megatron(ranks: Sequence[Sequence[Mapping[str, LazyTensor]]], shape: Ll
                     raise ValueError(f"a tensor-parallel rank of stage {stage} lacks {name}") from None
         raise ValueError(f"stage {stage} of {pp} lacks {names[0]}. To fix: give all ranks' folders of one checkpoint")
 
-    found: Named = {}
+    found: NamedTensors = {}
     embeddings = _concatenated(take(0, EMBEDDINGS), dim=0)
     found["model.embed_tokens.weight"] = _rows(embeddings, 0, shape.vocab_size)
     for i in range(shape.num_layers):

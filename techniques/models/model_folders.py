@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
 MOST_HEADER_BYTES = 100_000_000  # of a safetensors file, the library's own limit
@@ -22,16 +22,16 @@ QUANTIZATION = "ringmaster_quantization"
 
 def model_of_folder(folder: Path) -> ModelSpec | None:
     """Returns the model that a folder holds, or None where the folder does not describe it."""
-    said = _read(folder / FACTORY)
-    if "factory" in said:
-        return ModelSpec(factory=said["factory"], kwargs=said.get("kwargs", {}))
+    content = _read(folder / FACTORY)
+    if "factory" in content:
+        return ModelSpec(factory=content["factory"], kwargs=content.get("kwargs", {}))
     return ModelSpec(from_pretrained=str(folder)) if (folder / CONFIG).is_file() else None
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:
     """Returns {"method", "modules"} where Ringmaster quantized the model in the folder, else None."""
-    said = [_read(folder / file).get(QUANTIZATION) for file in (CONFIG, FACTORY)]
-    return next((each for each in said if isinstance(each, Mapping)), None)
+    content = [_read(folder / file).get(QUANTIZATION) for file in (CONFIG, FACTORY)]
+    return next((each for each in content if isinstance(each, Mapping)), None)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -77,5 +77,5 @@ def _tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return said if isinstance(said, dict) else {}
+    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return content if isinstance(content, dict) else {}

@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.job import Adapter
-from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.job import Adapter
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PARAMETER_PREFIX = "base_model.model."
@@ -69,38 +69,38 @@ def read_adapter(folder: Path) -> Adapter:
     try:
         return _adapter_of(read_config(folder), folder)
     except (KeyError, TypeError) as error:
-        said = f"says nothing of {error}" if isinstance(error, KeyError) else f"has a value of another kind: {error}"
-        raise ValueError(f"adapter: {folder / ADAPTER_CONFIG} {said}. To fix: save the adapter again") from error
+        reason = f"says nothing of {error}" if isinstance(error, KeyError) else f"has a value of another kind: {error}"
+        raise ValueError(f"adapter: {folder / ADAPTER_CONFIG} {reason}. To fix: save the adapter again") from error
 
 
-def _adapter_of(said: Mapping[str, Any], folder: Path) -> Adapter:
-    kind = KINDS.get(str(said.get("peft_type")))
+def _adapter_of(config: Mapping[str, Any], folder: Path) -> Adapter:
+    kind = KINDS.get(str(config.get("peft_type")))
     if kind is None:
         there = ", ".join(KINDS)
-        raise ValueError(f"adapter: {folder} holds a {said.get('peft_type')}. To fix: give one of {there}")
+        raise ValueError(f"adapter: {folder} holds a {config.get('peft_type')}. To fix: give one of {there}")
     for key, harmless in FOREIGN.items():
-        if said.get(key) not in harmless:
+        if config.get(key) not in harmless:
             raise ValueError(
-                f"adapter: {folder} has {key}: {json.dumps(said[key])}, which is not known here. "
+                f"adapter: {folder} has {key}: {json.dumps(config[key])}, which is not known here. "
                 "To fix: give a plain LoRA, prefix or (IA)3"
             )
-    targets = said.get("target_modules") or []
+    targets = config.get("target_modules") or []
     if isinstance(targets, str) and targets != "all-linear":
         raise ValueError(
             f"adapter: {folder} names its targets by an expression, {targets!r}. To fix: save it with a list of names"
         )
     common: dict[str, Any] = {
         "kind": kind,
-        "modules_to_save": tuple(sorted(said.get("modules_to_save") or ())),
+        "modules_to_save": tuple(sorted(config.get("modules_to_save") or ())),
         "from_pretrained": str(folder),
     }
     if kind == "prefix":
-        return Adapter(num_virtual_tokens=said["num_virtual_tokens"], **common)
+        return Adapter(num_virtual_tokens=config["num_virtual_tokens"], **common)
     common["targets"] = () if isinstance(targets, str) else tuple(sorted(targets))
     if kind == "ia3":
-        return Adapter(feedforward=tuple(sorted(said.get("feedforward_modules") or ())), **common)
-    stabilised = bool(said.get("use_rslora", False))
-    return Adapter(rank=said["r"], alpha=float(said["lora_alpha"]), rank_stabilised=stabilised, **common)
+        return Adapter(feedforward=tuple(sorted(config.get("feedforward_modules") or ())), **common)
+    stabilised = bool(config.get("use_rslora", False))
+    return Adapter(rank=config["r"], alpha=float(config["lora_alpha"]), rank_stabilised=stabilised, **common)
 
 
 def resolved(adapter: Adapter) -> Adapter:
@@ -125,10 +125,10 @@ def resolved(adapter: Adapter) -> Adapter:
 def read_config(folder: Path) -> Mapping[str, Any]:
     """Returns the content of the folder's adapter_config.json.
 
-    Raises ValueError where it is missing or invalid, or where no weights are beside it.
+    Raises ValueError where it is missing or invalid, or where there are no weights next to it.
     """
     try:
-        said = json.loads((folder / ADAPTER_CONFIG).read_text())
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
     except OSError as error:
         raise ValueError(
             f"adapter: {folder} has no {ADAPTER_CONFIG}. To fix: give a folder that peft or we have saved"
@@ -139,9 +139,9 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         ) from error
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ValueError(f"adapter: {folder} has no {ADAPTER_WEIGHTS}. To fix: save the adapter as safetensors")
-    if not isinstance(said, Mapping):
+    if not isinstance(config, Mapping):
         raise ValueError(f"adapter: {folder / ADAPTER_CONFIG} is no mapping. To fix: save the adapter again")
-    return said
+    return config
 
 
 def base_of(folder: Path) -> Path | None:
@@ -149,13 +149,13 @@ def base_of(folder: Path) -> Path | None:
 
     Raises ValueError where the config does not name the base, or where the base's folder no longer exists.
     """
-    said = read_config(folder).get("base_model_name_or_path")
-    if not said:
+    config = read_config(folder).get("base_model_name_or_path")
+    if not config:
         raise ValueError(
             f"adapter: {folder} does not say which model it is on. To fix: write base_model_name_or_path into its "
             "adapter_config.json"
         )
-    path = Path(said)
+    path = Path(config)
     if path.is_absolute() and not path.is_dir():
         raise ValueError(f"adapter: the base of {folder}, {path}, is not there. To fix: bring it back")
     return path if path.is_dir() else None
@@ -176,13 +176,13 @@ def config_of(
     targets, feedforward: the modules that it adapts, by suffixes that match no other module.
     saved: the whole names of the modules that it trains directly.
     """
-    config: Any = getattr(model, "config", None)
+    model_config: Any = getattr(model, "config", None)
     name = type(model).__name__
     modules = [path for path, _ in model.named_modules()]
     task = _task_of(model)
     if not {path for path in modules if path.endswith(HEADS.get(task or "", ()))} <= set(saved):
         task = None  # peft would look for the heads' weights in the adapter
-    said: dict[str, Any] = {
+    config: dict[str, Any] = {
         "peft_type": {kind: theirs for theirs, kind in KINDS.items()}[adapter.kind],
         "task_type": task,
         "base_model_name_or_path": base,
@@ -190,25 +190,25 @@ def config_of(
         "modules_to_save": _ends(adapter.modules_to_save, saved, modules) or None,
     }
     if task is None:
-        said["auto_mapping"] = {"base_model_class": name, "parent_library": type(model).__module__}
+        config["auto_mapping"] = {"base_model_class": name, "parent_library": type(model).__module__}
     if adapter.kind == "prefix":
-        del said["modules_to_save"]
-        heads = kv_shape(config)
-        said |= {
+        del config["modules_to_save"]
+        heads = kv_shape(model_config)
+        config |= {
             "num_virtual_tokens": adapter.num_virtual_tokens,
-            "num_layers": config.num_hidden_layers,
+            "num_layers": model_config.num_hidden_layers,
             "num_attention_heads": heads[0],
             "token_dim": heads[0] * heads[1],
             "num_transformer_submodules": 1,
             "encoder_hidden_size": heads[0] * heads[1],
             "prefix_projection": False,
         }
-        return said
-    said |= {"target_modules": list(targets), "fan_in_fan_out": getattr(config, "model_type", None) == "gpt2"}
+        return config
+    config |= {"target_modules": list(targets), "fan_in_fan_out": getattr(model_config, "model_type", None) == "gpt2"}
     if adapter.kind == "ia3":
-        return said | {"feedforward_modules": list(feedforward), "init_ia3_weights": True}
+        return config | {"feedforward_modules": list(feedforward), "init_ia3_weights": True}
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
-    return said | {
+    return config | {
         "r": adapter.rank,
         "lora_alpha": alpha,
         "use_rslora": adapter.rank_stabilised,
@@ -275,7 +275,7 @@ def on_base(folder: Path, base: Path, *, copy: Path) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     with publish(copy) as aside:
         shutil.copytree(folder, aside, dirs_exist_ok=True)
-        said = {**read_config(folder), NAMED: str(base.absolute())}
+        config = {**read_config(folder), NAMED: str(base.absolute())}
         (aside / ADAPTER_CONFIG).unlink()  # the copied file may be read-only
-        (aside / ADAPTER_CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
+        (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
     return copy

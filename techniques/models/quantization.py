@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import AdaptationSpec, ModelSpec
 from ringmaster.techniques.models.model_folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
-from ringmaster.techniques.runtime.checkpoints.publish import publish
 
 LARGEST = 127
 # CUDA's integer product requires more than 16 rows, and widths that are multiples of 8.
@@ -33,6 +33,14 @@ class Int8Linear(nn.Module):
     """A linear layer with `weight` (int8, [out, in]), `weight_scale` (fp32, [out, 1]) and optionally a `bias`.
 
     All three are buffers, so none of them is trained.
+
+    With a weight W [out, in], a scale s_i = max_j |W_ij| / 127 for each output channel and Q = round(W / s) in int8:
+
+        weight-only    y = x (s Q)^T + b                  saves memory; the product is computed in floating point
+        dynamic        y = t s (P Q^T) + b, x ~ t P       rows of x in int8 too, with their own scales t
+
+    Sources: Jacob et al. (arXiv:1712.05877), symmetric and without zero points; Dettmers et al., LLM.int8()
+    (arXiv:2208.07339), vector-wise scales.
     """
 
     weight: Tensor
@@ -93,7 +101,7 @@ def int8_product(a: Tensor, b: Tensor) -> Tensor:
 DYNAMIC = "dynamic-int8"
 
 
-def quantize(model: nn.Module, said: AdaptationSpec) -> tuple[str, ...]:
+def quantize(model: nn.Module, adaptation: AdaptationSpec) -> tuple[str, ...]:
     """Quantizes linear layers to 8 bits, in place; returns their names.
 
     An output head that shares its weight with the embedding stays as it is. Raises ValueError where the model has no
@@ -106,7 +114,7 @@ def quantize(model: nn.Module, said: AdaptationSpec) -> tuple[str, ...]:
             "quantization: the model has no linear layers (torch.nn.Linear) inside. "
             "To fix: quantize a model that has some"
         )
-    _replace(model, names, lambda linear: Int8Linear.of(linear, is_dynamic=said.method == DYNAMIC))
+    _replace(model, names, lambda linear: Int8Linear.of(linear, is_dynamic=adaptation.method == DYNAMIC))
     return tuple(names)
 
 
@@ -115,17 +123,22 @@ def is_quantized(model: nn.Module) -> bool:
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
-def load_quantized(model: nn.Module, folder: Path, said: Mapping[str, Any]) -> nn.Module:
+def load_quantized(model: nn.Module, folder: Path, quantization: Mapping[str, Any]) -> nn.Module:
     """Fills a fresh, plain `model` with the quantized weights in `folder`.
 
-    `said` is the result of `quantization_of(folder)`. Raises ValueError where the weights do not match the model.
+    quantization: the result of `quantization_of(folder)`.
+    Raises ValueError where the weights do not match the model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     remedy = f"To fix: give the model that the one in {folder} was quantized from"
     try:
-        _replace(model, said["modules"], lambda linear: Int8Linear.like(linear, is_dynamic=said["method"] == DYNAMIC))
+        _replace(
+            model,
+            quantization["modules"],
+            lambda linear: Int8Linear.like(linear, is_dynamic=quantization["method"] == DYNAMIC),
+        )
         missing, unexpected = load_model(model, folder / WEIGHTS, strict=False)
     except (AttributeError, OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model: the quantized weights in {folder} do not fit: {error}. {remedy}") from error
@@ -140,18 +153,18 @@ def export_quantized(
     """Writes a quantized model: int8 weights and scales in safetensors, and the method and layers in its config."""
     from safetensors.torch import save_model
 
-    said = {"method": method, "modules": list(names)}
+    quantization = {"method": method, "modules": list(names)}
     with publish(folder) as aside:
         save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
         if spec.factory is not None:
             content: dict[str, Any] = {"factory": spec.factory, "kwargs": to_json(spec.kwargs)}
-            (aside / FACTORY).write_text(json.dumps({**content, QUANTIZATION: said}, indent=1))
+            (aside / FACTORY).write_text(json.dumps({**content, QUANTIZATION: quantization}, indent=1))
             return
         config: Any = copy.deepcopy(model.config)
         if hasattr(config, "use_cache"):
             config.use_cache = True
         config.quantization_config = _compressed_tensors(model, method=method)
-        setattr(config, QUANTIZATION, said)
+        setattr(config, QUANTIZATION, quantization)
         (aside / CONFIG).write_text(config.to_json_string())
         if prepared.tokenizer_dir is not None:
             shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)

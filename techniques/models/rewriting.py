@@ -1,4 +1,4 @@
-"""Runs jobs without steps: reads the parents' weights, rewrites and exports them, and measures the result."""
+"""Jobs without steps: the parents' weights are read, rewritten (merged, pruned, quantized), exported, and measured."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.data import PreparedData, prepare
-from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.models import build_model, export_model
+from ringmaster.codec import to_json
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.external.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.quantization import export_quantized, quantize
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
-from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, join
-from ringmaster.techniques.runtime.processes.reporter import Reporter
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.reporter import Reporter
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
 from ringmaster.techniques.training.adaptation import prune
-from ringmaster.techniques.training.trainer import Trainer
+from ringmaster.techniques.training.trainer import Trainer, prepared_data
 
 READING_PATIENCE_S = 600.0
 LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
 
 
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-    """Rewrites and exports the model, then measures it beside its parents.
+    """Rewrites and exports the model, then measures it and its parents.
 
     Returns the keys of `segment_loop.train`, and `compared`.
     """
@@ -89,11 +90,9 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
 
     In a trial (`is_trial`), a fresh model replaces each parent whose folder the order lacks.
     """
-    job, said = order.job, order.job.adaptation
-    assert said is not None and not job.trains
-    cache = Path(order.cache_dir)
-    pinned = from_json(PreparedData, order.data) if order.data else None
-    prepared = prepare(job.data, cache_dir=cache, pinned=pinned)
+    job, adaptation = order.job, order.job.adaptation
+    assert adaptation is not None and not job.trains
+    prepared = prepared_data(order)
 
     def read(folder: str | None, *, is_named: bool) -> nn.Module:
         assert folder is not None or is_trial or not is_named, "a parent's folder was not ordered"
@@ -106,20 +105,20 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
         beat()
         return model
 
-    if said.kind == MERGED:
-        parents = (read(order.parents.get(parent), is_named=True) for parent in said.parents)
+    if adaptation.kind == MERGED:
+        parents = (read(order.parents.get(parent), is_named=True) for parent in adaptation.parents)
         base = None if job.base is None else read(order.weights_from, is_named=True)
-        model = merge(base, parents, said, beat=beat)
+        model = merge(base, parents, adaptation, beat=beat)
     else:
         # Without a base, the model that `model.from_pretrained` names is rewritten.
         model = read(order.weights_from, is_named=job.base is not None)
-    if said.kind == QUANTIZED:
-        assert said.method is not None
-        names = quantize(model, said)
-        export_quantized(folder, spec=job.model, model=model, names=names, method=said.method, prepared=prepared)
+    if adaptation.kind == QUANTIZED:
+        assert adaptation.method is not None
+        names = quantize(model, adaptation)
+        export_quantized(folder, spec=job.model, model=model, names=names, method=adaptation.method, prepared=prepared)
         return
-    if said.kind == PRUNED:
-        prune(model, said)
+    if adaptation.kind == PRUNED:
+        prune(model, adaptation)
     export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared)
 
 
@@ -169,9 +168,9 @@ def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path)
 
 def _model(job: Job, name: str, folder: Path) -> ModelSpec:
     """Returns a parent's model: a teacher's own; for parents that are rewritten or trained further, the job's."""
-    said = job.adaptation
-    if said is not None and name == said.teacher:
-        model = said.teacher_model or model_of_folder(folder)
+    adaptation = job.adaptation
+    if adaptation is not None and name == adaptation.teacher:
+        model = adaptation.teacher_model or model_of_folder(folder)
         assert model is not None, "a teacher was trained with"
         return model
     return job.model
@@ -222,14 +221,19 @@ def share_of_zeros(folder: Path) -> float:
 
 @torch.no_grad()
 def merge(
-    base: nn.Module | None, parents: Iterable[nn.Module], said: AdaptationSpec, *, beat: Callable[[], None]
+    base: nn.Module | None, parents: Iterable[nn.Module], adaptation: AdaptationSpec, *, beat: Callable[[], None]
 ) -> nn.Module:
     """Returns one model merged from the parents, which are read one after another.
 
     Memory holds two models at a time, and sums in double precision. `base` is the base of task arithmetic. Tensors that
     are not floating-point (counters) are those of the base, or of the first parent.
+
+    With the parents' weights theta_i and their given factors w_i:
+
+        average            theta = sum_i w_i theta_i / sum_i w_i      (Wortsman et al., Model soups, arXiv:2203.05482)
+        task arithmetic    theta = theta_0 + sum_i w_i (theta_i - theta_0)           (Ilharco et al., arXiv:2212.04089)
     """
-    weights = said.weights or (1.0,) * len(said.parents)
+    weights = adaptation.weights or (1.0,) * len(adaptation.parents)
     is_average = base is None
     scale = 1.0 / sum(weights) if is_average else 1.0
     start = 0.0 if is_average else 1.0 - sum(weights)  # theta_0 (1 - sum w) + sum w theta_i

@@ -1,1 +1,1 @@
-"""Training of one job: trainer, loops of segments and trials, losses, optimizers and precision."""
+"""Training: trainer, loops of segments and trials, losses, optimizers, dropout, and groups of adapters on one base."""

@@ -1,4 +1,4 @@
-"""Additions to training: a teacher's loss besides the labels, masks of pruned weights, and a loss's reference."""
+"""Additions to the training of a job: a teacher's loss, masks of pruned weights, and a copy of the initial weights."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.losses.preferences import log_probabilities
-from ringmaster.techniques.models import build_model
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.adapter_modules import switchable
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.training.gradients import local, share_of
 from ringmaster.techniques.training.half_precision import compute_in_half
 from ringmaster.techniques.training.losses import (
@@ -45,6 +45,9 @@ class Reference:
     """Adds to batches their log-probabilities under the initial weights.
 
     model: a frozen copy of the model with them; None where the trained model computes them without its adapter.
+
+    With an adapter, the initial weights are those of the model itself without its adapter, and one more forward of the
+    same model gives their log-probabilities. Otherwise a frozen copy computes them.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ def without_adapter(*models: nn.Module) -> Iterator[None]:
             part.is_off = False
 
 
-class Adapting:
+class JobAdaptation:
     """The adaptation of one job during training; it does nothing for a job without one, or outside training.
 
     Raises ValueError where the model, or its teacher, does not match, or where the model is quantized and so cannot be
@@ -145,13 +148,13 @@ class Adapting:
                 "the model is quantized, and a quantized model is not trained further. "
                 "To fix: train what it was quantized from, and quantize the result"
             )
-        said = order.job.adaptation
-        if said is not None and said.kind == PRUNED:
-            self._whole_masks = prune(model, said)
-        if said is not None and said.kind == DISTILLED:
-            taught = _teacher(order, said, prepared=prepared).to(device).eval().requires_grad_(False)
-            teachers_loss = loss_of(None, taught, teacher_model(order.job, _folder(order, said)))
-            self.loss = distilled_loss(loss, Teacher(model=taught, loss=teachers_loss, autocast=autocast), said)
+        adaptation = order.job.adaptation
+        if adaptation is not None and adaptation.kind == PRUNED:
+            self._whole_masks = prune(model, adaptation)
+        if adaptation is not None and adaptation.kind == DISTILLED:
+            taught = _teacher(order, adaptation, prepared=prepared).to(device).eval().requires_grad_(False)
+            teachers_loss = loss_of(None, taught, teacher_model(order.job, _folder(order, adaptation)))
+            self.loss = distilled_loss(loss, Teacher(model=taught, loss=teachers_loss, autocast=autocast), adaptation)
 
     def lay_out(self, model: nn.Module) -> None:
         """Computes this rank's part of each mask, for the parameters of the laid-out model."""
@@ -177,13 +180,13 @@ class Adapting:
 def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
     """Returns the model of a job's teacher. Raises ValueError where neither the job nor the folder describes it."""
     assert job.adaptation is not None
-    said = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
-    if said is None:
+    model = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
+    if model is None:
         raise ValueError(
             f"distillation: the teacher {job.adaptation.teacher} does not say what model it is. "
             f"To fix: give adaptation.teacher_model"
         )
-    return said
+    return model
 
 
 def _reference(
@@ -198,7 +201,7 @@ def _reference(
     """Returns the job's initial weights, where its loss compares with them.
 
     `model` has them in training, before a checkpoint is restored. In an evaluation of trained weights they are built
-    anew, unless they were another model's.
+    again, unless they were another model's.
     """
     if loss.function is None or not loss.function.compares:
         return None
@@ -213,15 +216,15 @@ def _reference(
     return Reference(model=copied, loss=loss, autocast=autocast)
 
 
-def _folder(order: GangOrder, said: AdaptationSpec) -> Path | None:
-    found = order.parents.get(said.teacher or "")
+def _folder(order: GangOrder, adaptation: AdaptationSpec) -> Path | None:
+    found = order.parents.get(adaptation.teacher or "")
     return Path(found) if found else None
 
 
-def _teacher(order: GangOrder, said: AdaptationSpec, *, prepared: PreparedData) -> nn.Module:
+def _teacher(order: GangOrder, adaptation: AdaptationSpec, *, prepared: PreparedData) -> nn.Module:
     """Returns the teacher; in a trial before it is trained, one with fresh weights, which is as fast."""
-    folder = _folder(order, said)
-    assert folder is not None or order.purpose == TRIAL, f"the folder of teacher {said.teacher} was not ordered"
+    folder = _folder(order, adaptation)
+    assert folder is not None or order.purpose == TRIAL, f"the folder of teacher {adaptation.teacher} was not ordered"
     model = teacher_model(order.job, folder)
     return build_model(model, data=prepared, seed=order.job.seed, weights_from=folder)
 
@@ -244,10 +247,17 @@ class Teacher:
             return logits_of(self.model(**self.loss.forward_inputs(batch)))
 
 
-def distilled_loss(loss: Loss, teacher: Teacher, said: AdaptationSpec) -> Loss:
+def distilled_loss(loss: Loss, teacher: Teacher, adaptation: AdaptationSpec) -> Loss:
     """Returns the distillation loss of a student whose loss without a teacher is `loss`.
 
     Raises ValueError where `loss` is no cross entropy, as then the two losses would not cover the same rows.
+
+    With student logits z, teacher logits v, temperature T and weight w, over the rows or tokens that have a label:
+
+        loss = (1 - w) CE(z, label) + w T^2 KL(softmax(v / T) || softmax(z / T))
+
+    Source: Hinton et al., Distilling the Knowledge in a Neural Network (arXiv:1503.02531), section 2: T^2 keeps the
+    gradients of both parts comparable.
     """
     if loss.compute not in (next_token_loss, classification_loss):
         raise ValueError(
@@ -257,7 +267,7 @@ def distilled_loss(loss: Loss, teacher: Teacher, said: AdaptationSpec) -> Loss:
 
     def compute(output: Any, batch: Batch) -> SumAndCount:
         total, count = loss(output, batch)
-        return (1 - said.weight) * _whole(total) + said.weight * divergence(output, batch), count
+        return (1 - adaptation.weight) * _whole(total) + adaptation.weight * divergence(output, batch), count
 
     def divergence(output: Any, batch: Batch) -> Tensor:
         students, teachers = logits_of(output), teacher.logits(batch)
@@ -272,7 +282,7 @@ def distilled_loss(loss: Loss, teacher: Teacher, said: AdaptationSpec) -> Loss:
         labels = next_tokens(batch) if loss.shifted else batch["labels"]
         if students.shape[:-1] != labels.shape or students.shape[-1] == 1 or labels.is_floating_point():
             raise ValueError("distillation: there is not one class for each label. To fix: distill a classifier")
-        return softened_divergence(students, teachers, counted=labels != IGNORED, temperature=said.temperature)
+        return softened_divergence(students, teachers, counted=labels != IGNORED, temperature=adaptation.temperature)
 
     return replace(loss, compute=compute)
 
@@ -297,22 +307,27 @@ LocalMasks = Sequence[tuple[nn.Parameter, Tensor]]
 
 
 @torch.no_grad()
-def prune(model: nn.Module, said: AdaptationSpec) -> dict[str, Tensor]:
+def prune(model: nn.Module, adaptation: AdaptationSpec) -> dict[str, Tensor]:
     """Zeroes weights of `model` in place; returns the masks of kept entries (bool, of the weight's shape) by name.
 
     The method "magnitude" zeroes the `sparsity` share of each weight that is smallest (Han et al., arXiv:1506.02626).
     The method "2:4" keeps the two largest of each four neighbours along a row of a linear layer; sparse tensor cores
     skip the zeros (Mishra et al., arXiv:2104.08378). Of equal weights the first ones are zeroed. Raises ValueError
     where the model has no suitable layer.
+
+    The smallest weights of linear and convolution layers become zero. The output head of a language model is left
+    whole, as by convention (Frantar and Alistarh, SparseGPT, arXiv:2301.00774).
     """
-    masks = {}
-    for name, weight in _prunable(model, is_structured=said.method == "2:4"):
-        kept = two_of_four(weight) if said.method == "2:4" else largest(weight, sparsity=said.sparsity)
+    masks, is_structured = {}, adaptation.method == "2:4"
+    for name, weight in _prunable(model, is_structured=is_structured):
+        kept = two_of_four(weight) if is_structured else largest(weight, sparsity=adaptation.sparsity)
         weight.mul_(kept)
         masks[name] = kept
     if not masks:
-        needed = f"linear layer of a width that {GROUP} divides" if said.method == "2:4" else "linear or convolution"
-        raise ValueError(f"pruning by {said.method}: the model has no {needed}. To fix: prune by magnitude, or another")
+        layers = f"linear layer of a width that {GROUP} divides" if is_structured else "linear or convolution"
+        raise ValueError(
+            f"pruning by {adaptation.method}: the model has no {layers}. To fix: prune by magnitude, or another"
+        )
     return masks
 
 

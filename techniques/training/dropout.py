@@ -1,4 +1,13 @@
-"""Random draws of a forward pass: the seed and samples they derive from, and the module that makes them."""
+"""Dropout that does not depend on how a batch is divided.
+
+Whether an element is dropped is a hash of (seed, step, position of its sample in the global batch, module, number of
+the draw in that module, indices of the element). So ranks, micro-batches and recomputed layers draw the same as an
+undivided batch; nothing is stored, and the order of draws has no effect.
+
+`Draws` are the draws of a forward pass, `drawing` replaces torch's random functions by them (`nn.Dropout` and
+transformers look these up at each call, so that no model has to be changed), and `find_sites` finds, by running a
+model, which of its draws are for tensors that hold samples.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +39,7 @@ def kind_of(site: Site) -> Site:
     return _LAYER_NUMBER.sub("*", site[0]), site[1]
 
 
-class NoSample(ValueError):
+class UnsampledShapeError(ValueError):
     """Raised for a mask whose first dimension holds no samples, such as tokens that are routed to an expert."""
 
 
@@ -65,12 +74,12 @@ class Draws:
         self._place.pop()
 
     def kept(self, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-        """Returns a bool tensor of `shape`, False with probability p. Raises NoSample."""
+        """Returns a bool tensor of `shape`, False with probability p. Raises UnsampledShapeError."""
         keys, rest = self._keys(shape)
         return kept(keys, rest, p, device).reshape(shape)
 
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Returns an fp32 tensor of `shape`, uniform in [0, 1). Raises NoSample."""
+        """Returns an fp32 tensor of `shape`, uniform in [0, 1). Raises UnsampledShapeError."""
         keys, rest = self._keys(shape)
         bits = random_bits(keys, rest, device).bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1)
         return bits.reshape(shape).float().mul_(2.0**-24)
@@ -82,7 +91,7 @@ class Draws:
         if not shape or (self._shared and kind_of(site) in self._shared):
             return mixed(self._none ^ _key_of_site(site)), tuple(shape)
         if shape[0] % num_samples:
-            raise NoSample(
+            raise UnsampledShapeError(
                 f"dropout in {site[0] or 'the model'} draws for a tensor of shape {list(shape)}, whose first dimension "
                 f"does not hold the {num_samples} samples of the batch"
             )
@@ -129,7 +138,7 @@ def seed_generators(*parts: int) -> None:
     random.seed(seed)
 
 
-class resumed:
+class ResumedDraws:
     """Context that draws from a copy of `draws`, for a part of a forward pass that runs at another time than the rest.
 
     It may be entered several times: some schedules recompute a layer twice.
@@ -416,7 +425,7 @@ class DrawSites:
     reason: str = ""
 
 
-class _Recording(Draws):
+class _RecordingDraws(Draws):
     """Records the length of the first dimension of each requested tensor, instead of drawing."""
 
     def __init__(self) -> None:
@@ -463,8 +472,8 @@ def find_sites(forward: Callable[[int], object]) -> DrawSites:
     )
 
 
-def _recorded(forward: Callable[[int], object], num_samples: int) -> _Recording:
-    recording = _Recording()
+def _recorded(forward: Callable[[int], object], num_samples: int) -> _RecordingDraws:
+    recording = _RecordingDraws()
     with drawing():
         use(recording)
         forward(num_samples)

@@ -1,4 +1,10 @@
-"""The batch of a step whose completions the model itself writes: prompts in, sequences with advantages out."""
+"""Training on completions that the model itself writes: their sampling, their rewards, and the batch made of them.
+
+A token is sampled from softmax(logits / T) as the argmax of logits / T - log E, with E exponentially distributed (the
+Gumbel-max trick: Maddison et al., A* Sampling, arXiv:1411.0030, section 2). Each prompt draws E from a generator of its
+own, so that transformers' `generate` may answer any number of prompts at once, by greedy search on these sums. Rewards
+are a user's functions, called as TRL's trainers call them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +23,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ringmaster.codec import digest
 from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
+from ringmaster.techniques.metric import IGNORED
 
 WIDTH_MULTIPLE = 8
 TURN_END = "<|im_end|>"
@@ -48,7 +54,7 @@ class Rollout:
     generation: Generation
     rewards: Rewards
     tokenizer: Any
-    ends: Ends
+    ends: EndTokens
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]]
     beat: Callable[[], None] = lambda: None
@@ -140,7 +146,7 @@ def rollout_of(
         generation=generation,
         rewards=Rewards(generation),
         tokenizer=tokenizer,
-        ends=replace(ends_of(tokenizer, model), are_ignored=is_trial),
+        ends=replace(end_tokens_of(tokenizer, model), are_ignored=is_trial),
         device=device,
         autocast=autocast,
         beat=beat,
@@ -154,14 +160,14 @@ def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return [json.loads(bytes(row[row != 0].tolist())) for row in batch[ROW].cpu()]
 
 
-def ends_of(tokenizer: Any, model: nn.Module) -> Ends:
+def end_tokens_of(tokenizer: Any, model: nn.Module) -> EndTokens:
     """Returns how completions end: by the end of text of the tokenizer or of the model, or by the end of a turn."""
     named: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
     of_model = list(named) if isinstance(named, (list, tuple)) else [named]
     of_turn = tokenizer.get_vocab().get(TURN_END)
     known = [token for token in (tokenizer.eos_token_id, *of_model, of_turn) if token is not None]
     pad = next((token for token in (tokenizer.pad_token_id, *known) if token is not None), 0)
-    return Ends(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad))
+    return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad))
 
 
 def _sequences(tokens: Sequence[list[int]], written: Sequence[Sequence[list[int]]], *, pad_id: int) -> Batch:
@@ -179,7 +185,7 @@ def _sequences(tokens: Sequence[list[int]], written: Sequence[Sequence[list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends:
+class EndTokens:
     """How completions end.
 
     token_ids: a completion ends with the first of them.
@@ -200,7 +206,7 @@ def sample(
     *,
     seeds: Sequence[int],
     generation: Generation,
-    ends: Ends,
+    ends: EndTokens,
     device: torch.device,
     beat: Callable[[], None] = lambda: None,
 ) -> list[list[list[int]]]:
@@ -216,7 +222,7 @@ def sample(
     for row, prompt in enumerate(prompts):  # on the left, so that all completions begin at one place
         tokens[row, width - len(prompt) :] = torch.as_tensor(prompt)
         mask[row, width - len(prompt) :] = 1
-    noise = _Noise(seeds, generation=generation, device=device, beat=beat)
+    noise = _GumbelNoise(seeds, generation=generation, device=device, beat=beat)
     ended = () if ends.are_ignored else ends.token_ids
     config = GenerationConfig(
         max_new_tokens=generation.max_new_tokens,
@@ -256,7 +262,7 @@ def _without_defaults(model: nn.Module) -> Iterator[None]:
         model.generation_config = own
 
 
-class _Noise(LogitsProcessor):  # type: ignore[misc]
+class _GumbelNoise(LogitsProcessor):  # type: ignore[misc]
     """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator."""
 
     def __init__(
@@ -320,8 +326,8 @@ def rewards_by(name: str, function: Reward, known: Mapping[str, Any], *, number:
         raise ValueError(f"loss.rewards: {name} returned {type(found).__name__}. {remedy}")
     values = found if isinstance(found, (list, tuple)) else found.tolist()
     if not isinstance(values, (list, tuple)) or len(values) != number:
-        said = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
-        raise ValueError(f"loss.rewards: {name} returned {said} for {number} completions. {remedy}")
+        shown = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
+        raise ValueError(f"loss.rewards: {name} returned {shown} for {number} completions. {remedy}")
     return [_number(name, value, remedy) for value in values]
 
 

@@ -34,8 +34,8 @@ def compute_in_half(model: nn.Module) -> None:
         holders = [module]
         if isinstance(module, nn.MultiheadAttention):  # it reads the weights of a sub-module without calling it
             holders.append(module.out_proj)
-        module.register_forward_pre_hook(_Round(holders), with_kwargs=True)
-        module.register_forward_hook(_Restore(holders), always_call=True)
+        module.register_forward_pre_hook(_RoundWeights(holders), with_kwargs=True)
+        module.register_forward_hook(_RestoreWeights(holders), always_call=True)
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def average_in_half(
     return arriving.then(lambda future: gradients.copy_(future.value()[0]))
 
 
-class _Round:
+class _RoundWeights:
     """Forward pre-hook that rounds a module's weights and inputs to bf16."""
 
     def __init__(self, holders: list[nn.Module]) -> None:
@@ -81,7 +81,7 @@ class _Round:
         return tuple(map(_rounded, args)), {key: _rounded(value) for key, value in kwargs.items()}
 
 
-class _Restore:
+class _RestoreWeights:
     """Forward hook that removes the rounded weights, even where the forward raised."""
 
     def __init__(self, holders: list[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Builds the optimizer of a job, and takes its steps."""
+"""The optimizer of a job, its learning-rate schedule, and the steps that they take, independent of parallelism."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
 from ringmaster.techniques.training.parameters import ParameterSettings
 
@@ -46,7 +46,7 @@ def build_optimizer(
     of_adamw = {key.removeprefix(OF_ADAMW): value for key, value in options.items() if key.startswith(OF_ADAMW)}
     of_muon = {key: value for key, value in options.items() if not key.startswith(OF_ADAMW)}
     of_adamw.pop("lr", None)  # the settings have it
-    return Together(
+    return CombinedOptimizer(
         [
             _build("muon", matrices, spec=spec, options=of_muon),
             _build("adamw", others, spec=spec, options=of_adamw),
@@ -112,7 +112,7 @@ def _build(
     is_divided = any(isinstance(p, DTensor) for group in groups.values() for p in group)
     try:
         if name in OF_WHOLE_TENSORS and is_divided:
-            return WholeTensors(cls, given, **arguments)
+            return GatheringOptimizer(cls, given, **arguments)
         return cls(given, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
@@ -124,7 +124,23 @@ def learning_rate(job: Job, step: int) -> float:
 
 
 def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at step `step` of `num_steps`."""
+    """Returns the factor of the base learning rate at step `step` of `num_steps`.
+
+    With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r the
+    `min_lr_ratio`:
+
+        k < W       (k + 1) / W                                 linear warm-up
+        constant    1
+        linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
+        cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
+        wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
+
+    After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup` and
+    `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of transformers,
+    whose first step has the learning rate 0 and changes nothing.
+
+    Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
+    """
     num_warmup = schedule.num_warmup_steps(num_steps)
     if step < num_warmup:
         return (step + 1) / num_warmup
@@ -145,6 +161,8 @@ class Lion(torch.optim.Optimizer):
         m <- b2 m + (1 - b2) g
 
     Every element is updated by itself, so each rank may update the part of a parameter that it holds.
+
+    Source: Chen et al., Symbolic Discovery of Optimization Algorithms (arXiv:2302.06675).
     """
 
     def __init__(
@@ -183,7 +201,7 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_add_(averages, gradients, alpha=1.0 - beta2)
 
 
-class WholeTensors(torch.optim.Optimizer):
+class GatheringOptimizer(torch.optim.Optimizer):
     """Takes the steps of an optimizer that needs whole tensors, on DTensors of which each rank holds a part.
 
     One parameter at a time, every rank gathers the weight, its gradient and its state, takes the same step on them, and
@@ -224,7 +242,7 @@ class WholeTensors(torch.optim.Optimizer):
         return kept
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers of different parameters as one: their groups one after another, and all their state."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:

@@ -1,4 +1,7 @@
-"""Freezing of parameters by glob patterns of their names."""
+"""Which parameters of a model are trained, and with which settings, by their names.
+
+Both are determined for the whole model before a technique divides it, so that they are the same in every layout.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ringmaster.techniques.interface.job import Job, OptimizerSpec
+from ringmaster.techniques.job import Job, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
 
 MOST_LISTED = 5

@@ -1,7 +1,8 @@
-"""Activation checkpointing: layers whose activations are recomputed in backward instead of stored.
+"""Activation checkpointing: layers whose activations are recomputed in backward instead of stored; and compilation.
 
 Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); Korthikanti et al., Reducing
-Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the selection of stored activations.
+Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for the selection of stored activations;
+PyTorch's regional compilation, `torch.compile` of repeated layers: one compilation serves all layers that are alike.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ringmaster.techniques.models import layer_names
-from ringmaster.techniques.training.dropout import current, resumed
+from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.training.dropout import ResumedDraws, current
 
 # Slow operators, whose outputs "selective" stores: matrix products, attention, and (below) collectives.
 DEAR_OPERATORS = frozenset(
@@ -57,12 +58,12 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 def drawing_again() -> Contexts:
     """Returns contexts in which the recomputation draws the same random numbers as the forward."""
-    return nullcontext(), resumed(current())
+    return nullcontext(), ResumedDraws(current())
 
 
 def _selective() -> Contexts:
     keeping, recomputing = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    drawing = resumed(current())
+    drawing = ResumedDraws(current())
 
     @contextmanager
     def both() -> Iterator[None]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.techniques.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
 from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
-from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
+from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import STOP, EventSender, Reporter
 from ringmaster.techniques.training.trainer import StepReport, Trainer
 
 REPORT_EVERY_S = 0.2
@@ -93,7 +93,7 @@ def tell_passed_over(folders: Sequence[str], sender: EventSender, *, step: int) 
 def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
     """Returns the comparison of the finished model with its parents. Rank 0 measures them; the other ranks wait."""
     if trainer.ranks.rank == 0:
-        trainer.adapting.verify(Path(order.model_dir or ""))
+        trainer.adaptation.verify(Path(order.model_dir or ""))
         return to_json(compare(order, trainer.ranks, reporter, folder=Path(order.model_dir or "")))
     reporter.phase("waiting for the comparison", patience_s=(1 + len(order.parents)) * COMPARING_PATIENCE_S)
     return None
@@ -101,7 +101,7 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
 
 def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver) -> bool:
     """Trains the steps of the segment; returns whether a command stopped it early."""
-    progress = Progress(reporter, trainer.ranks)
+    progress = StepProgress(reporter, trainer.ranks)
     patience = StepTimeout(reporter)
     every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
     is_first = trainer.ranks.rank == 0
@@ -153,7 +153,7 @@ def evaluation_due(order: GangOrder, step: int) -> bool:
     return step < order.job.total_steps and order.job.evaluation.is_due(step)
 
 
-class Progress:
+class StepProgress:
     """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
 
     def __init__(self, reporter: EventSender, ranks: Ranks) -> None:

@@ -15,6 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
+    HostCopies,
+    Reader,
+    named_state,
+    piece_writer,
+    read_whole,
+    restore_model,
+)
 from ringmaster.techniques.data import (
     Dataset,
     Indices,
@@ -26,37 +36,22 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.loss import REWARDS
-from ringmaster.techniques.interface.technique import (
-    Technique,
-    data_parallel_rank,
-    data_parallel_size,
-    why_no_optimizer,
-)
-from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adapters import attach, trained_names
-from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.models.layers import check_components
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
-    HostCopies,
-    Reader,
-    named_state,
-    piece_writer,
-    read_whole,
-    restore_model,
-)
-from ringmaster.techniques.runtime.probing import draws_of
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.training.adaptation import Adapting
+from ringmaster.techniques.probing import draws_of
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.technique import Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
+from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
 from ringmaster.techniques.training.half_precision import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 from ringmaster.techniques.training.optimizers import build_optimizer, update_
 from ringmaster.techniques.training.parameters import ParameterSettings, freeze, parameter_settings
 from ringmaster.techniques.training.recomputation import compile_layers
@@ -106,16 +101,83 @@ def batch_width(job: Job, dataset: Dataset, indices: Indices, *, divisor: int = 
     return width_of(dataset, indices, multiple_of=math.lcm(WIDTH_MULTIPLE, divisor))
 
 
-class Trainer:
+def prepared_data(order: GangOrder) -> PreparedData:
+    """Returns the prepared data of an order's job: the data that the order pins, where it does."""
+    pinned = from_json(PreparedData, order.data) if order.data else None
+    return prepare(order.job.data, cache_dir=Path(order.cache_dir), pinned=pinned)
+
+
+class JobState:
+    """What a job owns on a rank, alone or in a group: its data, its step and its checkpoints.
+
+    next_step: the number of completed steps.
+    passed_over: newer checkpoints that were skipped as damaged.
+    """
+
+    def __init__(self, order: GangOrder, ranks: Ranks) -> None:
+        self.order, self.job, self.ranks = order, order.job, ranks
+        self.prepared = prepared_data(order)
+        cache = Path(order.cache_dir)
+        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
+        self._sampler = sampler_of(self.job, self._training)
+        self.next_step = 0
+        self.passed_over: tuple[str, ...] = ()
+
+    def num_evaluated_batches(self) -> int:
+        """Returns the number of global batches of one evaluation."""
+        return min(-(-len(self._held_out) // self.job.global_batch_size), self.job.evaluation.max_batches)
+
+    def store(self, root: Root) -> CheckpointStore:
+        """Returns the checkpoints under `root`, which all ranks read and write together."""
+        return CheckpointStore(
+            root,
+            rank=self.ranks.rank,
+            num_ranks=self.ranks.num_ranks,
+            agree=self.ranks.agree,
+            keep=self.order.keep_checkpoints,
+            attempt=self.order.attempt,
+        )
+
+    def newest_checkpoint(self, root: Root, *, known_step: int = 0) -> Checkpoint | None:
+        """Returns the newest whole checkpoint under `root`.
+
+        Raises ValueError where it belongs to a job that would train other weights. Raises CheckpointNotFound where
+        there is none although one of `known_step` was stored.
+        """
+        store = self.store(root)
+        checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)
+        own = weights_digest(self.job, data_digest=self.prepared.digest)
+        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own:
+            raise ValueError(
+                f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
+                "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
+            )
+        return checkpoint
+
+    def trained_weights(self, root: Root) -> dict[str, Tensor]:
+        """Returns the whole tensors of the model in the newest checkpoint under `root`, which is of this step."""
+        checkpoint = CheckpointStore(root).newest()
+        assert checkpoint is not None and checkpoint.manifest.step == self.next_step
+        return read_whole(checkpoint, prefix="model/")
+
+    def model_meta(self, model: nn.Module) -> dict[str, Any]:
+        """Returns the metadata that a checkpoint stores of the job and of the model that it trains."""
+        config: Any = getattr(model, "config", None)  # a Hugging Face model's config, for converting the checkpoint
+        as_json = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
+        tokenizer = self.prepared.tokenizer_dir and str(Path(self.prepared.tokenizer_dir).absolute())
+        own = weights_digest(self.job, data_digest=self.prepared.digest)
+        return {"job": self.job.name, "weights_digest": own, "config": as_json, "tokenizer_dir": tokenizer}
+
+    def _to_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
+
+
+class Trainer(JobState):
     """The training state of a job on one rank."""
 
     def __init__(self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat) -> None:
-        self.job, self.ranks, self._technique, self._beat = order.job, ranks, technique, beat
-        self._order = order
-        cache = Path(order.cache_dir)
-        pinned = from_json(PreparedData, order.data) if order.data else None
-        self.prepared = prepare(self.job.data, cache_dir=cache, pinned=pinned)
-        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
+        super().__init__(order, ranks)
+        self._technique, self._beat = technique, beat
         beat()
         weights = Path(order.weights_from) if order.weights_from else None
         model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
@@ -133,14 +195,14 @@ class Trainer:
                 freeze(model, self.job.freeze)
             settings = parameter_settings(self.job, model)
         self._plain = model
-        self._sites = draws_of(self.job, data=self.prepared, cache_dir=cache)
+        self._sites = draws_of(self.job, data=self.prepared, cache_dir=Path(order.cache_dir))
         # Compiled layers draw from the compiler's generator. This needs no hash, as their batch is not divided.
         self._draws_by_hash = self._sites.draws and not self.job.compile
         if self._draws_by_hash:
             name_modules(model)
         self._loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
         disable_dropout(model, self._loss)
-        self.adapting = Adapting(
+        self.adaptation = JobAdaptation(
             order,
             model=model,
             loss=self._loss,
@@ -167,7 +229,7 @@ class Trainer:
             compute_in_half(technique.unwrap(self.model))
         if self.job.compile:
             compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
-        self.adapting.lay_out(technique.unwrap(self.model))
+        self.adaptation.lay_out(technique.unwrap(self.model))
         names = technique.parameter_names(self.model)
         self.optimizer = build_optimizer(
             self.job,
@@ -175,11 +237,8 @@ class Trainer:
             settings={parameter: settings[name] for parameter, name in names.items() if name in settings},
         )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._sampler = sampler_of(self.job, self._training)
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
-        self.next_step = 0
-        self.passed_over: tuple[str, ...] = ()  # damaged checkpoints that `restore` skipped
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -190,9 +249,9 @@ class Trainer:
         started_s = time.perf_counter()
         rows, width = self._rows()
         with drawing() if self._draws_by_hash else nullcontext():
-            work = _Work(self, rows, width=width)
+            work = _TrainerWork(self, rows, width=width)
             reward = self._generate(work)
-            work.loss_function = self.adapting.loss.given(self._totals(self._training, work.micro_batches))
+            work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
         loss_sum, count, num_tokens, *asked = sums
@@ -215,7 +274,7 @@ class Trainer:
         self._beat()
         return report
 
-    def _generate(self, work: _Work) -> float | None:
+    def _generate(self, work: _TrainerWork) -> float | None:
         """Writes the completions of a step on which the loss is computed; returns their mean reward.
 
         Their random numbers depend on the seed, the step and the prompt's place in the global batch alone.
@@ -227,8 +286,8 @@ class Trainer:
             seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places(index)]
             batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
             self._beat()
-        mine = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
-        every = torch.cat(self.ranks.gather([mine])[0])
+        own_rewards = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
+        every = torch.cat(self.ranks.gather([own_rewards])[0])
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
 
@@ -251,12 +310,15 @@ class Trainer:
         """
         if self._loss.function is None or not self._loss.function.total_names:
             return {}
-        mine = dict.fromkeys(self._loss.function.total_names, 0.0)
+        own_totals = dict.fromkeys(self._loss.function.total_names, 0.0)
         for rows in chunks:
             for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
-                mine[name] += value
+                own_totals[name] += value
         num_replicas = self.ranks.num_ranks // self._dp_size  # ranks with the same rows
-        return {name: value / num_replicas for name, value in zip(mine, self.ranks.sum([*mine.values()]), strict=True)}
+        return {
+            name: value / num_replicas
+            for name, value in zip(own_totals, self.ranks.sum([*own_totals.values()]), strict=True)
+        }
 
     def _update(self, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
@@ -264,7 +326,7 @@ class Trainer:
         With g the exchanged gradient, d the exchange's divisor, n the global count and c the clipping norm, the
         optimizer sees g * d/n * min(1, c / |g * d/n|).
         """
-        self.adapting.mask_gradients()
+        self.adaptation.mask_gradients()
         to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
         norm = self._technique.grad_norm(self._parameters) if self.job.clip_grad_norm is not None else None
         update_(self.job, self.optimizer, self._parameters, step=self.next_step, to_mean=to_mean, norm=norm)
@@ -278,7 +340,7 @@ class Trainer:
         chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
         totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
-        metrics, work = Metrics(names, loss=loss, data=self.prepared), _Work(self, [])
+        metrics, work = MetricTotals(names, loss=loss, data=self.prepared), _TrainerWork(self, [])
         self.model.eval()
         for rows, counted, width in chunks:
             batch = fetch(self._held_out, rows, width=width)
@@ -303,26 +365,10 @@ class Trainer:
         for first in range(0, min(num_rows, max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
             share, width = -(-len(rows) // self._dp_size), self._width(self._held_out, rows)
-            mine = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
+            own_rows = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
             for start in range(0, share, self._micro_batch):
-                chunk = mine[start : start + self._micro_batch]
+                chunk = own_rows[start : start + self._micro_batch]
                 yield chunk or [first], bool(chunk), width
-
-    def num_evaluated_batches(self) -> int:
-        """Returns the number of global batches of one evaluation."""
-        size = self.job.global_batch_size
-        return min(-(-len(self._held_out) // size), self.job.evaluation.max_batches)
-
-    def store(self, root: Root) -> CheckpointStore:
-        """Returns the checkpoints under `root`, which all ranks read and write together."""
-        return CheckpointStore(
-            root,
-            rank=self.ranks.rank,
-            num_ranks=self.ranks.num_ranks,
-            agree=self.ranks.agree,
-            keep=self._order.keep_checkpoints,
-            attempt=self._order.attempt,
-        )
 
     def save(self, root: Root) -> float:
         """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
@@ -346,24 +392,17 @@ class Trainer:
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
-        meta = checkpoint_meta(self.job, self._plain, self.prepared)
+        meta = self.model_meta(self._plain)
         return {**meta, "draws": BY_HASH} if self._draws_by_hash else meta
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps.
 
-        Raises ValueError where the checkpoint belongs to a job that would train other weights. Raises
-        CheckpointNotFound where there is none although one of `known_step` was stored.
+        Raises as `newest_checkpoint`.
         """
-        store = self.store(root)
-        checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)
+        checkpoint = self.newest_checkpoint(root, known_step=known_step)
         if checkpoint is None:
             return 0
-        if checkpoint.manifest.meta["weights_digest"] != self._weights_digest():
-            raise ValueError(
-                f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
-                "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
-            )
         self._draws_by_hash = self._draws_by_hash and checkpoint.manifest.meta.get("draws") == BY_HASH
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
@@ -372,46 +411,38 @@ class Trainer:
         self.next_step = checkpoint.manifest.step
         return self.next_step
 
-    def _weights_digest(self) -> str:
-        return weights_digest(self.job, data_digest=self.prepared.digest)
-
     def export(self, folder: Path, root: Root) -> None:
         """Writes the model of the newest checkpoint under `root` in the format of `from_pretrained`.
 
         Rank 0 reads it from the checkpoint, so that the ranks' layout does not matter; the other ranks do nothing.
         """
         if self.ranks.rank == 0:
-            checkpoint = CheckpointStore(root).newest()
-            assert checkpoint is not None and checkpoint.manifest.step == self.next_step
-            state = read_whole(checkpoint, prefix="model/")
-            base = self._order.weights_from or self.job.model.from_pretrained
+            state = self.trained_weights(root)
+            base = self.order.weights_from or self.job.model.from_pretrained
             spec, prepared = self.job.model, self.prepared
             if self.job.adapter is not None:
                 export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
             else:
                 export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
-            if self._order.model_url is not None:
+            if self.order.model_url is not None:
                 self._beat()
-                store_model(folder, self._order.model_url)
+                store_model(folder, self.order.model_url)
         self._beat()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         enabled = self.job.precision == "bf16"
         return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=enabled)
 
-    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
 
-
-class _Work:
-    """A rank's share of one step; implements `ringmaster.techniques.interface.technique.StepWork`."""
+class _TrainerWork:
+    """A rank's share of one step; implements `ringmaster.techniques.technique.StepWork`."""
 
     def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
         self._trainer, self._step, self.width = trainer, trainer.next_step, width
         self.completions: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the loss generates them
         self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
         self.micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
-        self.loss_function = trainer.adapting.loss
+        self.loss_function = trainer.adaptation.loss
         self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
 
     @property
@@ -452,7 +483,7 @@ class _Work:
 
     def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the batch with what the reference of its loss gives, if the trained model itself computes it."""
-        trainer, reference = self._trainer, self._trainer.adapting.reference
+        trainer, reference = self._trainer, self._trainer.adaptation.reference
         if reference is None:
             return batch
         return reference.before_forward(
@@ -464,7 +495,7 @@ class _Work:
 
     def with_reference(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the batch with what the reference of its loss gives, if a frozen copy computes it."""
-        reference = self._trainer.adapting.reference
+        reference = self._trainer.adaptation.reference
         return batch if reference is None else reference.before_loss(batch)
 
     def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -483,21 +514,11 @@ class _Work:
         self._trainer._beat()
 
 
-def checkpoint_meta(job: Job, model: nn.Module, prepared: PreparedData) -> dict[str, Any]:
-    """Returns the metadata that a checkpoint stores of its job and of the model that it trains."""
-    config: Any = getattr(model, "config", None)  # a Hugging Face model's config, for converting the checkpoint
-    said = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
-    tokenizer = prepared.tokenizer_dir and str(Path(prepared.tokenizer_dir).absolute())
-    known = {"config": said, "tokenizer_dir": tokenizer}
-    return {"job": job.name, "weights_digest": weights_digest(job, data_digest=prepared.digest), **known}
-
-
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    said: dict[str, Any] = {**to_json(job), "data_digest": data_digest}
-    for key in ("name", "techniques", "num_devices", "evaluation", "exact"):
-        said.pop(key)
-    return digest(said)
+    others = ("name", "techniques", "num_devices", "evaluation", "exact")
+    fields = {key: value for key, value in to_json(job).items() if key not in others}
+    return digest({**fields, "data_digest": data_digest})
 
 
 def _step_seed(seed: int, step: int) -> int:

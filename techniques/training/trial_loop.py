@@ -6,18 +6,19 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies
-from ringmaster.techniques.runtime.estimates.reference_kernel import standard_error, time_on_ranks
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Root, StepReport
+from ringmaster.techniques.checkpoints.state import HostCopies
+from ringmaster.techniques.estimates.reference_kernel import standard_error, time_on_ranks
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
+
+if TYPE_CHECKING:
+    from ringmaster.techniques.training.fused.group import GroupTrial
 
 LEAST_STEPS, USUAL_STEPS = 3, 12
 LEAST_S, ENOUGH_S = 0.4, 1.5  # total of measured steps: steps of milliseconds are measured more often than usual
@@ -25,31 +26,7 @@ PATIENCE_S = 300.0
 EVALUATED_BATCHES = 2
 
 
-class Tried(Protocol):
-    """Operations that a trial measures, of a trainer or of a group of jobs that are trained together."""
-
-    ranks: Ranks
-
-    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
-        """Trains the next global step."""
-
-    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
-        """Returns the pieces that this rank writes into a checkpoint of the present state."""
-
-    def save(self, root: Root) -> float:
-        """Checkpoints the state; returns the seconds."""
-
-    def export(self, folder: Path, root: Root) -> None:
-        """Writes the finished model of the newest checkpoint under `root`."""
-
-    def evaluate(self, *, max_batches: int | None = None) -> Any:
-        """Measures the metrics over held-out data, on at most `max_batches` global batches."""
-
-    def num_evaluated_batches(self) -> float:
-        """Returns the number of global batches of one evaluation."""
-
-
-def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def trial(trainer: Trainer | GroupTrial, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
@@ -84,7 +61,7 @@ def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any
     return {"status": "done"}
 
 
-def _timed_step(trainer: Tried, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
+def _timed_step(trainer: Trainer | GroupTrial, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
     asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(asks)
@@ -94,7 +71,7 @@ def _timed_step(trainer: Tried, reporter: Reporter) -> tuple[float, tuple[bool, 
     return time.perf_counter() - started_s, (stop, measure)
 
 
-def _measure(trainer: Tried, reporter: Reporter) -> list[float]:
+def _measure(trainer: Trainer | GroupTrial, reporter: Reporter) -> list[float]:
     """Returns the seconds of several steps, as many on every rank: enough steps, or enough seconds."""
     seconds: list[float] = []
     while len(seconds) < LEAST_STEPS or not _enough(trainer, seconds):
@@ -102,13 +79,13 @@ def _measure(trainer: Tried, reporter: Reporter) -> list[float]:
     return seconds
 
 
-def _enough(trainer: Tried, seconds: list[float]) -> bool:
+def _enough(trainer: Trainer | GroupTrial, seconds: list[float]) -> bool:
     total_s = sum(seconds)
     is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= LEAST_S)
     return trainer.ranks.sum([float(is_enough)])[0] > 0
 
 
-def _measure_saving(trainer: Tried, order: GangOrder) -> dict[str, float]:
+def _measure_saving(trainer: Trainer | GroupTrial, order: GangOrder) -> dict[str, float]:
     """Measures the seconds of a checkpoint, of the stall by a background save, of an evaluation and of an export."""
     scratch = Path(order.folder) / "scratch"
     working_s = time.thread_time()
@@ -128,7 +105,7 @@ def _measure_saving(trainer: Tried, order: GangOrder) -> dict[str, float]:
     return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
 
 
-def _copy_s(trainer: Tried) -> float:
+def _copy_s(trainer: Trainer | GroupTrial) -> float:
     """Returns the seconds for which a background save stalls training: a copy of the state to existing buffers.
 
     Writing the copy takes no GPU time, but on a CPU it takes time of the cores that train.

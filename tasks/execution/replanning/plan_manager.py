@@ -28,7 +28,7 @@ from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replann
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, Journal
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 
 MakePlan = Callable[[Problem], Plan]
 

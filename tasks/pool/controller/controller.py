@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.pool.controller.active_batches import (
     PRIORITIES,
     ActiveBatch,
@@ -54,8 +54,8 @@ from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.
 MOST_MESSAGES = 20

@@ -14,7 +14,7 @@ from ringmaster.codec import digest
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE, Layout
 from ringmaster.tasks.profiling.options import num_evaluations
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 MOST_TOGETHER = 32

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 
 WHOLE, SHARDED = "whole", "sharded"
 KEPT, AGAIN = "none", "full"

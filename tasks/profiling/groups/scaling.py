@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from ringmaster.tasks.profiling.groups.candidates import Group, Solo
 from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, Layout
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember
-from ringmaster.techniques.interface.turns import AT_ONCE
+from ringmaster.techniques.profile import PREDICTED, GroupMember
 from ringmaster.techniques.training.fused.group_requirements import NAME
+from ringmaster.techniques.turns import AT_ONCE
 
 
 @dataclass(frozen=True)

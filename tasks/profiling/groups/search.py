@@ -15,8 +15,8 @@ from ringmaster.tasks.profiling.options import num_evaluations
 from ringmaster.tasks.profiling.search import FAILED, Failure, Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.profiles import ProfileKey
+from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.profile import ProfileKey
 from ringmaster.techniques.training.fused.group_requirements import NAME
 
 # The size of the first group that is tried, if a class has so many jobs. A pair and the largest power of two follow:

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModule, AdapterModules, Owners, Runs
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModule, AdapterModules, AdapterRuns, OwnWeights
 from ringmaster.techniques.training.fused.packed_attention import (
     BatchPrefix,
+    BatchShare,
     PrefixLayers,
-    Share,
     blocks_of,
     positions_of,
     prefix_layers,
@@ -25,7 +25,7 @@ LEAST_BATCHED_ROWS = 8  # a product of fewer rows runs on another kernel alone t
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class AdapterBatch:
     """One adapter's part of a step.
 
     adapter_modules: the adapter's modules in the base.
@@ -42,29 +42,29 @@ class Part:
         """The number of samples."""
         return len(next(iter(self.inputs.values())))
 
-    def share(self, *, is_packed: bool) -> Share:
+    def share(self, *, is_packed: bool) -> BatchShare:
         """The adapter's share of a batch. is_packed: whether samples of several lengths lie in one row."""
         length = self.inputs["input_ids"].shape[1] if is_packed else 1
-        return Share(num_rows=self.num_rows, length=length, num_before=self.adapter_modules.num_before)
+        return BatchShare(num_rows=self.num_rows, length=length, num_before=self.adapter_modules.num_before)
 
 
-class Batch:
+class FusedBatch:
     """Adapters with samples of given shapes, in a fixed order. Only the values of their tensors may change."""
 
-    def __init__(self, parts: Sequence[Part], shares: Sequence[Share], *, is_packed: bool = True) -> None:
+    def __init__(self, parts: Sequence[AdapterBatch], shares: Sequence[BatchShare], *, is_packed: bool = True) -> None:
         self._is_packed = is_packed
         self.adapter_modules, self.shares = [part.adapter_modules for part in parts], tuple(shares)
         self.blocks, self.sizes = blocks_of(shares), [share.size for share in shares]
         self._device = next(iter(parts[0].inputs.values())).device
-        self._runs: dict[tuple[str, int, int], Runs] = {}
-        self._owners: dict[str, Owners | None] = {}
+        self._runs: dict[tuple[str, int, int], AdapterRuns] = {}
+        self._owners: dict[str, OwnWeights | None] = {}
 
     @cached_property
     def positions(self) -> Tensor:
         """The position of each token in its sample, [1, tokens]."""
         return positions_of(self.shares, self._device)
 
-    def route(self, site: str, num_rows: int, length: int) -> Runs:
+    def route(self, site: str, num_rows: int, length: int) -> AdapterRuns:
         """The runs of adapters at a layer. A run joins neighbours of one kind, rank and number of rows.
 
         num_rows: the rows of the layer's input.
@@ -91,15 +91,15 @@ class Batch:
         ):
             if adapter_modules.prefix is not None:
                 block = next(block.start for block in self.blocks if block.start <= start < block.stop)
-                mine = BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
-                found.setdefault(block, []).append(mine)
+                prefix = BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
+                found.setdefault(block, []).append(prefix)
         return {start: prefix_layers(model, prefixed) for start, prefixed in found.items()}
 
-    def owners(self, module: str) -> Owners | None:
+    def owners(self, module: str) -> OwnWeights | None:
         """The adapters' own weights of a module; None if no adapter has any."""
         if module not in self._owners:
             weights = [adapter_modules.weights.get(module) for adapter_modules in self.adapter_modules]
-            found = Owners(weights=weights, shares=self.shares, is_packed=self._is_packed) if any(weights) else None
+            found = OwnWeights(weights=weights, shares=self.shares, is_packed=self._is_packed) if any(weights) else None
             self._owners[module] = found
         return self._owners[module]
 
@@ -114,11 +114,11 @@ class Batch:
         """The layers whose adapters got gradients in this backward."""
         return {site for (site, *_), runs in self._runs.items() if any(run.has_gradients for run in runs)}
 
-    def _runs_at(self, site: str, num_rows: int) -> Runs:
+    def _runs_at(self, site: str, num_rows: int) -> AdapterRuns:
         if len(self.adapter_modules) == 1:  # all rows belong to one adapter
             return self._runs_of_one(site, num_rows)
         times = num_rows // sum(self.sizes)  # rows of the product per row of the batch
-        runs, beside = Runs(), list[AdapterModule]()
+        runs, neighbours = AdapterRuns(), list[AdapterModule]()
         start = stop = size = 0
         for adapter_modules, share, first in zip(
             self.adapter_modules, self.shares, starts_of(self.shares), strict=True
@@ -127,56 +127,58 @@ class Batch:
             if adapter_module is None:
                 continue
             is_next = first * times == stop and share.size * times == size
-            if beside and not (is_next and _are_alike(adapter_module, beside, size)):
-                runs.add(beside, start=start, num_rows=size)
-                beside = []
-            if not beside:
+            if neighbours and not (is_next and _are_alike(adapter_module, neighbours, size)):
+                runs.add(neighbours, start=start, num_rows=size)
+                neighbours = []
+            if not neighbours:
                 start, size = first * times, share.size * times
-            beside.append(adapter_module)
+            neighbours.append(adapter_module)
             stop = first * times + size
-        if beside:
-            runs.add(beside, start=start, num_rows=size)
+        if neighbours:
+            runs.add(neighbours, start=start, num_rows=size)
         return runs
 
-    def _runs_of_one(self, site: str, num_rows: int) -> Runs:
-        runs, adapter_module = Runs(), self.adapter_modules[0].at.get(site)
+    def _runs_of_one(self, site: str, num_rows: int) -> AdapterRuns:
+        runs, adapter_module = AdapterRuns(), self.adapter_modules[0].at.get(site)
         if adapter_module is not None:
             runs.add([adapter_module], start=0, num_rows=num_rows)
         return runs
 
 
-class Batches:
+class FusedBatchCache:
     """A cache of batches: most steps of a group have the same adapters and sample shapes as an earlier step."""
 
     def __init__(self, *, is_packed: bool) -> None:
         self._is_packed = is_packed
-        self._known: dict[Hashable, Batch] = {}
+        self._known: dict[Hashable, FusedBatch] = {}
 
-    def of(self, parts: Sequence[Part]) -> Batch:
+    def of(self, parts: Sequence[AdapterBatch]) -> FusedBatch:
         """The batch of these parts, in this order, from the cache if it is there."""
         shares = [part.share(is_packed=self._is_packed) for part in parts]
         key = tuple((id(part.adapter_modules), share) for part, share in zip(parts, shares, strict=True))
         if key not in self._known:
             if len(self._known) >= 4 * len(parts) + 64:  # entries of jobs that left, and of other lengths
                 self._known.clear()
-            self._known[key] = Batch(
+            self._known[key] = FusedBatch(
                 parts, shares, is_packed=self._is_packed
             )  # the batch holds the adapter modules, so their ids are not reused
         return self._known[key]
 
 
-def in_order(parts: Sequence[Part]) -> list[int]:
+def in_order(parts: Sequence[AdapterBatch]) -> list[int]:
     """The indices of the parts, sorted so that parts that can compute together are neighbours."""
     return sorted(range(len(parts)), key=lambda i: _likeness(parts[i]))
 
 
-def shape_of(part: Part) -> tuple[Any, ...]:
+def shape_of(part: AdapterBatch) -> tuple[Any, ...]:
     """The shapes that samples must have in common to be stacked."""
     shapes = tuple((key, tuple(value.shape[1:])) for key, value in sorted(part.inputs.items()))
     return (*shapes, ("prefix", (part.adapter_modules.num_before,)))
 
 
-def in_chunks(parts: Sequence[Part], order: Sequence[int], *, tokens_at_once: int | None) -> Iterator[list[int]]:
+def in_chunks(
+    parts: Sequence[AdapterBatch], order: Sequence[int], *, tokens_at_once: int | None
+) -> Iterator[list[int]]:
     """Cuts `order` into chunks of similar size, of about `tokens_at_once` tokens; a larger part stays whole."""
     sizes = [parts[i].share(is_packed=True).size for i in order]
     num_chunks = 1 if tokens_at_once is None else -(-sum(sizes) // tokens_at_once)
@@ -194,5 +196,5 @@ def _are_alike(adapter_module: AdapterModule, others: Sequence[AdapterModule], n
     return num_rows >= LEAST_BATCHED_ROWS and adapter_module.likeness == others[0].likeness
 
 
-def _likeness(part: Part) -> tuple[Any, ...]:
+def _likeness(part: AdapterBatch) -> tuple[Any, ...]:
     return shape_of(part), part.num_rows, part.layout

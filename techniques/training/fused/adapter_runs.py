@@ -1,4 +1,9 @@
-"""Runs: neighbouring adapters whose modules at one layer compute as a batch, with their matrices and gradients."""
+"""The modules of several adapters on one base, and runs: neighbouring adapters that compute as a batch at a layer.
+
+Modules of which adapters have their own weights compute each adapter's rows in the shape of a separate run, so the
+results are equal. While such a module computes, the weights are instance attributes of it, which Python finds before
+the module's parameters.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.interface.job import Adapter
-from ringmaster.techniques.models.adapter_modules import PREFIX, scaling
+from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.models.adapter_modules import scaling
 from ringmaster.techniques.models.adapters import AdaptedLinear, is_norm
-from ringmaster.techniques.training.fused.packed_attention import Share
+from ringmaster.techniques.models.peft_format import PREFIX
+from ringmaster.techniques.training.fused.packed_attention import BatchShare
 
 Operands = tuple[Tensor, Tensor]
 """The operands of a batched product: [n, p, q] and [n, q, r]."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pair:
+class LoraMatrices:
     """One LoRA's matrices at one linear layer: a [rank, in], b [out, rank], and the scaling of their product.
 
     Gradients are written into the matrices' `grad`, which is allocated if it is None.
@@ -35,11 +41,11 @@ class Pair:
     @property
     def likeness(self) -> Hashable:
         """A key that is equal for pairs that can compute as a batch."""
-        return Pair, self.a.shape, self.b.shape
+        return LoraMatrices, self.a.shape, self.b.shape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Factors:
+class ScalingFactors:
     """The factors by which one (IA)3 multiplies a linear layer's outputs, [out, 1], or its inputs, [1, in].
 
     values: the factors. Their gradients are written into their `grad`, which is allocated if it is None.
@@ -52,14 +58,14 @@ class Factors:
     @property
     def likeness(self) -> Hashable:
         """A key that is equal for factors that can compute as a batch."""
-        return Factors, self.values.shape, self.of_inputs
+        return ScalingFactors, self.values.shape, self.of_inputs
 
 
-AdapterModule = Pair | Factors
+AdapterModule = LoraMatrices | ScalingFactors
 """The module of one adapter at one linear layer."""
 
 
-class _Stretch:
+class _RowRange:
     """Rows [start, stop) of the batch: `num_rows` rows of each of `num_adapters` neighbouring adapters.
 
     has_gradients: whether the current backward has written gradients already.
@@ -75,12 +81,12 @@ class _Stretch:
         return rows[self.start : self.stop].view(self.num_adapters, self.num_rows, -1)
 
 
-class Run(_Stretch):
+class LoraRun(_RowRange):
     """Neighbouring LoRAs of equal rank at one layer."""
 
-    def __init__(self, *, start: int, num_rows: int, pairs: Sequence[Pair]) -> None:
+    def __init__(self, *, start: int, num_rows: int, pairs: Sequence[LoraMatrices]) -> None:
         super().__init__(start=start, num_rows=num_rows, num_adapters=len(pairs))
-        self._a, self._b = _Matrices([pair.a for pair in pairs]), _Matrices([pair.b for pair in pairs])
+        self._a, self._b = _StackedMatrices([pair.a for pair in pairs]), _StackedMatrices([pair.b for pair in pairs])
         self.early, self.late = _factors([pair.scaling for pair in pairs], like=pairs[0].a)
 
     @property
@@ -109,12 +115,12 @@ class Run(_Stretch):
         self.has_gradients = True
 
 
-class ScalingRun(_Stretch):
+class ScalingRun(_RowRange):
     """Neighbouring (IA)3s at one layer. Either all scale its outputs, or all scale its inputs."""
 
-    def __init__(self, *, start: int, num_rows: int, factors: Sequence[Factors]) -> None:
+    def __init__(self, *, start: int, num_rows: int, factors: Sequence[ScalingFactors]) -> None:
         super().__init__(start=start, num_rows=num_rows, num_adapters=len(factors))
-        self._factors = _Matrices([each.values for each in factors])
+        self._factors = _StackedMatrices([each.values for each in factors])
 
     @property
     def factors(self) -> Tensor:
@@ -129,7 +135,7 @@ class ScalingRun(_Stretch):
 
 
 @dataclass(frozen=True)
-class Runs:
+class AdapterRuns:
     """The runs of adapters at one layer.
 
     products: LoRAs.
@@ -137,25 +143,25 @@ class Runs:
     of_outputs: (IA)3s that scale the layer's outputs.
     """
 
-    products: list[Run] = field(default_factory=list)
+    products: list[LoraRun] = field(default_factory=list)
     of_inputs: list[ScalingRun] = field(default_factory=list)
     of_outputs: list[ScalingRun] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Run | ScalingRun]:
+    def __iter__(self) -> Iterator[LoraRun | ScalingRun]:
         return chain(self.products, self.of_inputs, self.of_outputs)
 
     def add(self, adapter_modules: Sequence[AdapterModule], *, start: int, num_rows: int) -> None:
         """Adds a run of neighbouring adapter modules of equal `likeness`, with `num_rows` rows each from `start` on."""
-        pairs = [adapter_module for adapter_module in adapter_modules if isinstance(adapter_module, Pair)]
-        factors = [adapter_module for adapter_module in adapter_modules if isinstance(adapter_module, Factors)]
+        pairs = [adapter_module for adapter_module in adapter_modules if isinstance(adapter_module, LoraMatrices)]
+        factors = [adapter_module for adapter_module in adapter_modules if isinstance(adapter_module, ScalingFactors)]
         if pairs:
-            self.products.append(Run(start=start, num_rows=num_rows, pairs=pairs))
+            self.products.append(LoraRun(start=start, num_rows=num_rows, pairs=pairs))
         else:
             scaled = self.of_inputs if factors[0].of_inputs else self.of_outputs
             scaled.append(ScalingRun(start=start, num_rows=num_rows, factors=factors))
 
 
-class _Matrices:
+class _StackedMatrices:
     """Matrices of one shape as one tensor, and their gradients as another. Evenly spaced ones are not copied."""
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:
@@ -208,12 +214,12 @@ def _factors(scalings: Sequence[float], *, like: Tensor) -> tuple[Tensor | None,
     return (factors, None) if all(math.frexp(scaling)[0] == 0.5 for scaling in scalings) else (None, factors)
 
 
-Weights = Mapping[str, Tensor]
+ModuleWeights = Mapping[str, Tensor]
 """An adapter's own parameters of one module, by their names in the module."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owners:
+class OwnWeights:
     """The adapters' own weights of one module, for the shares of a batch.
 
     weights: the own weights of each share's adapter, None if it has none.
@@ -221,8 +227,8 @@ class Owners:
     is_packed: whether samples of several lengths lie in one row.
     """
 
-    weights: Sequence[Weights | None]
-    shares: Sequence[Share]
+    weights: Sequence[ModuleWeights | None]
+    shares: Sequence[BatchShare]
     is_packed: bool
 
     def rows_of(self, x: Tensor) -> list[Tensor]:
@@ -248,7 +254,7 @@ class Owners:
         return torch.cat([each.flatten(0, 1) for each in rows]).unsqueeze(0) if self.is_packed else torch.cat([*rows])
 
 
-class Owned(nn.Module):
+class PerAdapterModule(nn.Module):
     """A module of which several adapters in a batch may have own weights.
 
     adapts: the plain class of the module.
@@ -256,7 +262,7 @@ class Owned(nn.Module):
     """
 
     adapts: type[nn.Module]
-    owners: Callable[[], Owners | None]
+    owners: Callable[[], OwnWeights | None]
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - as of any module
         owners = self.owners()
@@ -274,13 +280,13 @@ class Owned(nn.Module):
                 found[i] = self._computed(rows[i], weights)
         return owners.joined(found)
 
-    def _computed(self, x: Tensor, weights: Weights) -> Tensor:
+    def _computed(self, x: Tensor, weights: ModuleWeights) -> Tensor:
         with _standing_in(self, weights):
             found: Tensor = self.adapts.forward(self, x)
         return found
 
 
-class OwnedNorm(Owned):
+class PerAdapterNorm(PerAdapterModule):
     """An RMS norm of transformers, computed once for all rows with a weight that has one row per row of the input.
 
     The norm uses its input twice, and both gradients are added to the gradient of the residual connection. Computing
@@ -301,7 +307,7 @@ class OwnedNorm(Owned):
 
 
 @contextmanager
-def _standing_in(module: nn.Module, weights: Weights) -> Iterator[None]:
+def _standing_in(module: nn.Module, weights: ModuleWeights) -> Iterator[None]:
     """Substitutes a module's weights within the context, cast to the dtype of its own."""
     before: dict[str, Any] = {key: module.__dict__[key] for key in weights if key in module.__dict__}
     module.__dict__.update({key: value.to(getattr(module, key).dtype) for key, value in weights.items()})
@@ -313,10 +319,10 @@ def _standing_in(module: nn.Module, weights: Weights) -> Iterator[None]:
         module.__dict__.update(before)
 
 
-def owned_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """The `Owned` subclass of a module class. Linear layers have theirs in `fused.base.linear`."""
+def per_adapter_class(plain: type[nn.Module]) -> type[nn.Module]:
+    """The `PerAdapterModule` subclass of a module class. Linear layers have theirs in `fused.base.linear`."""
     if plain not in _CLASSES:
-        how = OwnedNorm if is_norm(plain) else Owned
+        how = PerAdapterNorm if is_norm(plain) else PerAdapterModule
         _CLASSES[plain] = type(f"Owned{plain.__name__}", (how, plain), {"adapts": plain})
     return _CLASSES[plain]
 
@@ -334,7 +340,7 @@ class AdapterModules:
     """
 
     at: Mapping[str, AdapterModule] = field(default_factory=dict)
-    weights: Mapping[str, Weights] = field(default_factory=dict)
+    weights: Mapping[str, ModuleWeights] = field(default_factory=dict)
     prefix: Tensor | None = None
 
     @property
@@ -362,6 +368,6 @@ def adapter_modules_of(
 
 def _at(site: AdaptedLinear, adapter: Adapter, state: Mapping[str, Tensor]) -> AdapterModule:
     if adapter.kind == "ia3":
-        return Factors(values=state[f"{site.name}.ia3_l"], of_inputs=site.scales_input)
+        return ScalingFactors(values=state[f"{site.name}.ia3_l"], of_inputs=site.scales_input)
     scale = scaling(rank=adapter.rank, alpha=adapter.alpha, rank_stabilised=adapter.rank_stabilised)
-    return Pair(a=state[f"{site.name}.lora_A.weight"], b=state[f"{site.name}.lora_B.weight"], scaling=scale)
+    return LoraMatrices(a=state[f"{site.name}.lora_A.weight"], b=state[f"{site.name}.lora_B.weight"], scaling=scale)

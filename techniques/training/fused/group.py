@@ -18,26 +18,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from ringmaster.codec import from_json
-from ringmaster.techniques.data import PreparedData, num_tokens_of, prepare
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.models import build_model, model_facts
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer
+from ringmaster.techniques.data import num_tokens_of
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.models.adapters import own_leaves
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, join
-from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.adapter_batches import in_order
 from ringmaster.techniques.training.fused.group_requirements import mesh_shape, why_not_together
-from ringmaster.techniques.training.fused.member import Member, Row, lay_below, sum_gradients
+from ringmaster.techniques.training.fused.member import GroupMember, ParameterRow, lay_below, sum_gradients
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase, shard
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
-from ringmaster.techniques.training.fused.shared_base_model import Stem, shard
 from ringmaster.techniques.training.losses import Batch, SumAndCount
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
-from ringmaster.techniques.training.trainer import Root, StepReport
+from ringmaster.techniques.training.trainer import Root, StepReport, prepared_data
 from ringmaster.techniques.training.trial_loop import trial
 
 
@@ -59,27 +59,27 @@ class MemberReport:
     num_tokens: int
 
 
-class Group:
+class FusedGroup:
     """The jobs that are trained together now. Jobs may join and leave between any two steps.
 
     stem: the shared base.
     ranks: the ranks that divide each job's batch. All have the same members and take the same steps.
     """
 
-    def __init__(self, stem: Stem, *, ranks: Ranks | None = None) -> None:
+    def __init__(self, stem: MultiAdapterBase, *, ranks: Ranks | None = None) -> None:
         self.stem = stem
         self._ranks = ranks if ranks is not None and ranks.num_ranks > 1 else None
-        self.members: list[Member] = []
+        self.members: list[GroupMember] = []
         self._is_changed = False
 
-    def join(self, member: Member) -> None:
+    def join(self, member: GroupMember) -> None:
         """Adds a member from the next step on. Raises ValueError if its precision differs from the others'."""
         self.stem.compute_in(member.job.precision)
         self.stem.open(member.sites, member.own)
         self.members.append(member)
         self._is_changed = True
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: GroupMember) -> None:
         """Removes a member before the next step."""
         self.members.remove(member)
         self._is_changed = True
@@ -109,8 +109,6 @@ class Group:
         for member, loss_sum, count, each in zip(self.members, sums, counts, learnt, strict=True):
             if count and math.isfinite(loss_sum):
                 member.update(count=count, idle=each.idle)  # equal on all ranks, which run the same layers
-            else:
-                member.drop_gradients()
         seconds = (time.perf_counter() - started_s) / max(len(self.members), 1)
         return {
             member.name: MemberReport(
@@ -129,7 +127,7 @@ class Group:
             return
         self._is_changed = False
         parts = [member.part(batch) for member, batch in zip(self.members, batches, strict=True)]
-        alike: dict[Hashable, list[Row]] = {}
+        alike: dict[Hashable, list[ParameterRow]] = {}
         for i in in_order(parts):
             alike.setdefault(parts[i].layout, []).append(self.members[i].row)
         self.stem.forget()
@@ -138,14 +136,16 @@ class Group:
 
     @torch.no_grad()
     def evaluate(
-        self, members: Sequence[Member] | None = None, *, beat: Callable[[], None] = lambda: None
+        self, members: Sequence[GroupMember] | None = None, *, beat: Callable[[], None] = lambda: None
     ) -> dict[str, dict[str, float]]:
         """The metrics of each member over its held-out data, by name, equal on every rank.
 
         Each forward takes one batch of every member. beat: called after each forward.
         """
         left = {member.name: (member, member.held_out()) for member in (members or self.members)}
-        metrics = {m.name: Metrics(m.job.evaluation.metrics, loss=m.loss, data=m.prepared) for m, _ in left.values()}
+        metrics = {
+            m.name: MetricTotals(m.job.evaluation.metrics, loss=m.loss, data=m.prepared) for m, _ in left.values()
+        }
         self.stem.model.eval()
         while left:
             batches = {name: batch for name, (_, shares) in left.items() if (batch := next(shares, None)) is not None}
@@ -159,7 +159,7 @@ class Group:
         self.stem.model.train()
         return {name: self._over_ranks(found) for name, found in metrics.items()}
 
-    def _over_ranks(self, metrics: Metrics) -> dict[str, float]:
+    def _over_ranks(self, metrics: MetricTotals) -> dict[str, float]:
         return metrics.result(None if self._ranks is None else self._ranks.gather(metrics.parts()))
 
 
@@ -170,7 +170,7 @@ def _token_counts(batches: Sequence[Batch]) -> list[float]:
     return [float(next(counted)) if "attention_mask" in batch else float(num_tokens_of(batch)) for batch in batches]
 
 
-def _loss_of(member: Member, batch: Batch, output: Any) -> SumAndCount:
+def _loss_of(member: GroupMember, batch: Batch, output: Any) -> SumAndCount:
     return member.loss(output, batch)
 
 
@@ -203,14 +203,12 @@ def join_group(order: GangOrder, rank: int) -> Ranks:
     return join(order, rank, num_ranks=num_ranks, axes=mesh_shape(num_ranks, order.config))
 
 
-def open_group(order: GangOrder, ranks: Ranks) -> Group:
+def open_group(order: GangOrder, ranks: Ranks) -> FusedGroup:
     """The group of an order: the base of its job on the ranks' devices, without members yet.
 
     Raises ValueError if the order's jobs cannot be trained together.
     """
-    job, cache = order.job, Path(order.cache_dir)
-    pinned = from_json(PreparedData, order.data) if order.data else None
-    data = prepare(job.data, cache_dir=cache, pinned=pinned)
+    job, data = order.job, prepared_data(order)
     jobs = [job, *(member.job for member in order.members)]
     if reason := why_not_together(jobs, model_facts(job.model, data=data), num_ranks=ranks.num_ranks):
         raise ValueError(f"shared_base: {reason}. To fix: train it alone")
@@ -224,7 +222,7 @@ def open_group(order: GangOrder, ranks: Ranks) -> Group:
     else:
         base = base.to(ranks.device)
     recompute = order.config.get("recompute", "none")
-    return Group(Stem(base, recompute=recompute, unrounded=own, attention=attention), ranks=ranks)
+    return FusedGroup(MultiAdapterBase(base, recompute=recompute, unrounded=own, attention=attention), ranks=ranks)
 
 
 def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:
@@ -244,19 +242,19 @@ def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str,
     """
     ranks = join_group(order, rank)
     reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
-    result = trial(_Together(order, ranks, reporter), order, reporter)
+    result = trial(GroupTrial(order, ranks, reporter), order, reporter)
     ranks.agree(True)  # no rank exits while a peer may still wait for it
     return result
 
 
-class _Together:
+class GroupTrial:
     """The jobs of a group with the interface of one trainer. They start from fresh weights and ignore last steps."""
 
     def __init__(self, order: GangOrder, ranks: Ranks, reporter: Reporter) -> None:
         self.ranks, self._reporter, self._num_steps = ranks, reporter, 0
         self._group = open_group(order, ranks)
         for each in orders_of(order):
-            self._group.join(Member(each, self._group.stem.model, device=ranks.device, ranks=ranks))
+            self._group.join(GroupMember(each, self._group.stem.model, device=ranks.device, ranks=ranks))
             reporter.beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:

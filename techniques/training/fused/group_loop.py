@@ -21,26 +21,26 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from ringmaster.techniques.interface.turns import AT_ONCE
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
-from ringmaster.techniques.runtime.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready
-from ringmaster.techniques.runtime.processes.failures import failure_kind
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
-from ringmaster.techniques.training.fused.group import Group, MemberReport, join_group, open_group, orders_of
-from ringmaster.techniques.training.fused.member import Member
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready
+from ringmaster.techniques.processes.failures import failure_kind
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import STOP, Reporter
+from ringmaster.techniques.training.fused.group import FusedGroup, MemberReport, join_group, open_group, orders_of
+from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.segment_loop import (
     BUILD_PATIENCE_S,
     SAVE_PATIENCE_S,
-    Progress,
+    StepProgress,
     StepTimeout,
     evaluation_due,
     lost_loss,
     tell_passed_over,
 )
 from ringmaster.techniques.training.trainer import StepReport
+from ringmaster.techniques.turns import AT_ONCE
 
 T = TypeVar("T")
 
@@ -52,12 +52,12 @@ def run(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any
 
     Raises errors that no single member causes: the base cannot be built, memory runs out, or a device fails.
     """
-    segment = _Segment(order, reporter, rank=rank)
+    segment = _GroupSegment(order, reporter, rank=rank)
     segment.train()
     return segment.result()
 
 
-class _Segment:
+class _GroupSegment:
     """The jobs that a gang trains now, the jobs that wait, and the outcomes of those that have ended."""
 
     def __init__(self, order: GangOrder, reporter: Reporter, *, rank: int) -> None:
@@ -67,7 +67,7 @@ class _Segment:
         self._group = open_group(order, self._ranks)
         self._waiting = orders_of(order)
         self._at_once = order.config.get(AT_ONCE) or len(self._waiting)
-        self._positions: dict[str, Position] = {}
+        self._positions: dict[str, MemberSession] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}
         self._until = 0  # last step of the latest command to the lead job to go on
 
@@ -114,19 +114,19 @@ class _Segment:
         self._reporter.beat()
         return seconds
 
-    def _stepped(self, positions: Sequence[Position]) -> dict[str, MemberReport]:
+    def _stepped(self, positions: Sequence[MemberSession]) -> dict[str, MemberReport]:
         if len(positions) == len(self._group.members):
             return self._group.step()
-        few = Group(self._group.stem)
+        few = FusedGroup(self._group.stem)
         for position in positions:
             few.join(position.member)
         return few.step()
 
-    def _evaluated(self, positions: Sequence[Position]) -> dict[str, dict[str, float]]:
+    def _evaluated(self, positions: Sequence[MemberSession]) -> dict[str, dict[str, float]]:
         return self._group.evaluate([position.member for position in positions], beat=self._reporter.beat)
 
     def _all_or_each(
-        self, positions: Sequence[Position], act: Callable[[Sequence[Position]], dict[str, T]]
+        self, positions: Sequence[MemberSession], act: Callable[[Sequence[MemberSession]], dict[str, T]]
     ) -> dict[str, T]:
         """Runs `act` on all positions at once. If it fails, runs it on each alone: the job at fault fails again."""
         try:
@@ -137,7 +137,6 @@ class _Segment:
             traceback.print_exception(error)
         found: dict[str, T] = {}
         for position in positions:
-            position.member.drop_gradients()  # of a backward that did not finish
             self._try(position, lambda position=position: found.update(act([position])))  # type: ignore[misc]
             self._reporter.beat()
         return found
@@ -182,15 +181,15 @@ class _Segment:
         sums = iter(self._ranks.sum([float(is_over), until, *never_begun, *chain.from_iterable(asks)]))
         is_over, until = next(sums) > 0, next(sums)
         leaving, due = {name for name in waiting if next(sums) > 0}, set[str]()
-        for position, said in zip(positions, asks, strict=True):
-            leaves, *saves = islice(sums, len(said))
+        for position, requests in zip(positions, asks, strict=True):
+            leaves, *saves = islice(sums, len(requests))
             if leaves:
                 leaving.add(position.name)
             if position.follow(saves):
                 due.add(position.name)
         return is_over, int(until), leaving, due
 
-    def _settle(self, positions: Sequence[Position]) -> bool:
+    def _settle(self, positions: Sequence[MemberSession]) -> bool:
         """Saves finished jobs, evaluates together all jobs that are due, and ends finished jobs."""
         if not positions:
             return False
@@ -217,7 +216,7 @@ class _Segment:
             self._reporter.beat()
         return True
 
-    def _saved(self, positions: Sequence[Position]) -> list[Position]:
+    def _saved(self, positions: Sequence[MemberSession]) -> list[MemberSession]:
         """Writes the last checkpoints of all positions concurrently; returns the positions for which this succeeded."""
         for position in positions:
             position.begin_last_save()
@@ -246,7 +245,7 @@ class _Segment:
             self._dismiss(self._in_line, OutcomeStatus.PREEMPTED)
         return has_any
 
-    def _admitted(self) -> list[Position]:
+    def _admitted(self) -> list[MemberSession]:
         """Admits waiting jobs to the free positions; each restores its newest checkpoint."""
         known = set(self._positions)
         while self._waiting and not self._is_dissolved and len(self._positions) < self._at_once:
@@ -261,7 +260,7 @@ class _Segment:
         for order in gone:
             self._close(order.job.name, {"status": status, "step": _steps_done(order)})
 
-    def _prolong(self, positions: Iterable[Position]) -> None:
+    def _prolong(self, positions: Iterable[MemberSession]) -> None:
         """Extends the positions' last steps by as many steps as the lead job's was extended."""
         for position in positions:
             if self._until > self._order.last_step:
@@ -269,15 +268,15 @@ class _Segment:
 
     def _admit(self, order: GangOrder) -> None:
         try:
-            member = Member(order, self._group.stem.model, device=self._ranks.device, ranks=self._ranks)
+            member = GroupMember(order, self._group.stem.model, device=self._ranks.device, ranks=self._ranks)
             member.restore()
         except Exception as error:  # noqa: BLE001 - a user's data may raise anything: the others can go on
             status, message = self._verdict(order.job.name, error)
             self._close(order.job.name, {"status": status, "step": _steps_done(order), "message": message})
         else:
-            self._positions[order.job.name] = Position(member, self._ranks, self._reporter)
+            self._positions[order.job.name] = MemberSession(member, self._ranks, self._reporter)
 
-    def _try(self, position: Position, action: Callable[[], None]) -> bool:
+    def _try(self, position: MemberSession, action: Callable[[], None]) -> bool:
         """Runs `action`; returns whether it succeeded. A job for which it fails is checkpointed and leaves."""
         try:
             action()
@@ -304,7 +303,7 @@ class _Segment:
         status = OutcomeStatus.INVALID if kind == OutcomeStatus.INVALID else OutcomeStatus.PREEMPTED
         return status, f"{type(error).__name__}: {error}"
 
-    def _end(self, position: Position, status: OutcomeStatus, *, message: str = "") -> None:
+    def _end(self, position: MemberSession, status: OutcomeStatus, *, message: str = "") -> None:
         del self._positions[position.name]
         self._group.leave(position.member)
         is_lead = position.name == self._order.job.name
@@ -323,14 +322,14 @@ def _steps_done(order: GangOrder) -> int:
     return checkpoint.manifest.step if checkpoint is not None else 0
 
 
-class Position:
+class MemberSession:
     """A member's position in a gang: reports the member's events and saves its checkpoints. `last_step` may grow."""
 
-    def __init__(self, member: Member, ranks: Ranks, reporter: Reporter) -> None:
+    def __init__(self, member: GroupMember, ranks: Ranks, reporter: Reporter) -> None:
         self.member, self.first_step, self.last_step = member, member.next_step, member.order.last_step
         self._reporter, self._sender = reporter, reporter.about(member.name)
-        self._progress = Progress(self._sender, ranks)
-        self._saver = Saver(member, member.store(), self._sender, ranks=ranks)
+        self._progress = StepProgress(self._sender, ranks)
+        self._saver = Saver(member, member.store(member.root), self._sender, ranks=ranks)
         self._saved_s, self._saved_step = time.monotonic(), member.next_step
         self._seconds: dict[str, float] = {}
         self._metrics: Mapping[str, float] | None = None

@@ -1,4 +1,9 @@
-"""One job of a group that shares a base: its adapter, data, optimizer, step and checkpoints."""
+"""One job of a group that shares a base: its adapter, optimizer, step and checkpoints.
+
+All parameters of an adapter lie in one row of contiguous memory, and their gradients in another. An optimizer updates a
+row at once, and adapters of equal layout whose rows form one matrix are multiplied as a batch without a copy.
+Optimizers work element by element, so the results do not change.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +17,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ringmaster.codec import from_json
-from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
-from ringmaster.techniques.models.adapter_modules import PREFIX
-from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
-from ringmaster.techniques.models.export import export_adapter
-from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
     HostCopies,
     Reader,
     named_state,
     piece_writer,
-    read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
-from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.data import fetch
+from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.peft_format import PREFIX, resolved
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, alone
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.losses import Loss, loss_of
 from ringmaster.techniques.training.optimizers import build_optimizer, update_
 from ringmaster.techniques.training.parameters import ParameterSettings, parameter_settings
-from ringmaster.techniques.training.trainer import batch_width, checkpoint_meta, weights_digest
+from ringmaster.techniques.training.trainer import JobState, batch_width
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector
 
@@ -56,7 +58,7 @@ class _Place:
         return row[self.start - first : self.stop - first].view(self.shape)
 
 
-class Row:
+class ParameterRow:
     """The parameters of `tree`, moved into a row. They stay the same objects, with the same names.
 
     layout: the parameters' names and shapes. Rows of equal layout can form one matrix.
@@ -123,7 +125,7 @@ class Row:
         self._values, self.num_moves = values, self.num_moves + 1
 
 
-def lay_below(rows: Sequence[Row]) -> None:
+def lay_below(rows: Sequence[ParameterRow]) -> None:
     """Moves rows of one layout, in order, into one matrix, and their gradients into another, unless they lie so."""
     if all(row.gradients is not None for row in rows) and evenly([row._values for row in rows]) is not None:
         return
@@ -132,7 +134,7 @@ def lay_below(rows: Sequence[Row]) -> None:
         row._move(values, gradients)
 
 
-def sum_gradients(rows: Sequence[Row]) -> None:
+def sum_gradients(rows: Sequence[ParameterRow]) -> None:
     """Sums the rows' gradients over all ranks in one all-reduce. All ranks have the same rows in the same order."""
     gradients = [row.gradients for row in rows if row.gradients is not None]
     together = torch.cat(gradients)
@@ -168,7 +170,7 @@ def _cuts(places: Sequence[_Place], settings: Mapping[str, ParameterSettings]) -
         yield joined
 
 
-class Member:
+class GroupMember(JobState):
     """The state that one job owns while other jobs are trained on the same base.
 
     order: the job's order, with the paths of its data, checkpoints and model, as for a gang of its own.
@@ -178,12 +180,8 @@ class Member:
 
     def __init__(self, order: GangOrder, model: nn.Module, *, device: torch.device, ranks: Ranks | None = None) -> None:
         assert order.job.adapter is not None
-        self.job, self.order, self._device, self._model = order.job, order, device, model
-        self._ranks = ranks or alone(device)
-        cache = Path(order.cache_dir)
-        pinned = from_json(PreparedData, order.data) if order.data else None
-        self.prepared = prepare(self.job.data, cache_dir=cache, pinned=pinned)
-        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
+        super().__init__(order, ranks or alone(device))
+        self._model = model
         self.loss: Loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
         self._adapter = resolved(order.job.adapter)
         self.sites: list[AdaptedLinear] = sites(model, self._adapter)
@@ -194,7 +192,7 @@ class Member:
         state = {name: whole(value).to(device).float() for name, value in state.items()}
         self.tree = tree_of(in_order_of(model, state))
         settings = parameter_settings(self.job, self.tree)
-        self.row = Row(self.tree, settings=settings)
+        self.row = ParameterRow(self.tree, settings=settings)
         of_segments = {segment: settings[name] for segment, name in self.row.names().items()}
         self.optimizer = build_optimizer(self.job, self.row.segments, settings=of_segments)
         self._parameters = dict(self.tree.named_parameters())
@@ -206,19 +204,11 @@ class Member:
         self._unreached: set[str] = set()  # own weights that no backward has reached in this step
         for name in self._own_weights():
             self._parameters[name].register_post_accumulate_grad_hook(partial(_discard, self._unreached, name))  # type: ignore[no-untyped-call]
-        self._sampler = sampler_of(self.job, self._training)
-        self.next_step = 0
-        self.passed_over: tuple[str, ...] = ()  # newer checkpoints that were skipped as damaged
 
     @property
     def name(self) -> str:
         """The job's name."""
         return self.job.name
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job has reached the last step of its order."""
-        return self.next_step >= self.order.last_step
 
     def batch(self) -> dict[str, Tensor]:
         """The rank's share of the next step's global batch, on the device."""
@@ -227,17 +217,17 @@ class Member:
         return self._to_device(fetch(self._training, self._share(rows.tolist()), width=width))
 
     def _share(self, rows: Sequence[int]) -> list[int]:
-        size = len(rows) // self._ranks.num_ranks
-        return list(rows[self._ranks.rank * size : (self._ranks.rank + 1) * size])
+        size = len(rows) // self.ranks.num_ranks
+        return list(rows[self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
-    def part(self, batch: Mapping[str, Tensor]) -> Part:
+    def part(self, batch: Mapping[str, Tensor]) -> AdapterBatch:
         """The job's part of the group's shared batch: its adapter modules and the model's inputs."""
         if self._adapter_modules[0] != self.row.num_moves:
             self._adapter_modules = (
                 self.row.num_moves,
                 adapter_modules_of(self._adapter, self.sites, self.own, self._parameters),
             )
-        return Part(
+        return AdapterBatch(
             adapter_modules=self._adapter_modules[1], inputs=self.loss.forward_inputs(batch), layout=self.row.layout
         )
 
@@ -277,9 +267,6 @@ class Member:
         self._idle = frozenset(at_rest)
         self.next_step += 1
 
-    def drop_gradients(self) -> None:
-        """Discards the gradients: does nothing, as the next step overwrites or zeroes them."""
-
     def held_out(self) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
         """Yields this rank's share of each held-out global batch, and the numbers of its rows, if its metrics count.
 
@@ -289,24 +276,20 @@ class Member:
         size, num_rows = self.job.global_batch_size, len(self._held_out)
         for first in range(0, min(num_rows, self.job.evaluation.max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
-            is_divided = len(rows) % self._ranks.num_ranks == 0
-            mine = self._share(rows) if is_divided else list(rows)
-            batch = fetch(self._held_out, mine, width=batch_width(self.job, self._held_out, rows))
-            yield self._to_device(batch), mine if is_divided or self._ranks.rank == 0 else []
-
-    def num_evaluated_batches(self) -> int:
-        """The number of global batches of one evaluation."""
-        return min(-(-len(self._held_out) // self.job.global_batch_size), self.job.evaluation.max_batches)
+            is_divided = len(rows) % self.ranks.num_ranks == 0
+            own_rows = self._share(rows) if is_divided else list(rows)
+            batch = fetch(self._held_out, own_rows, width=batch_width(self.job, self._held_out, rows))
+            yield self._to_device(batch), own_rows if is_divided or self.ranks.rank == 0 else []
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Writes a checkpoint of the adapter, its optimizer and its step, in the format that every technique reads."""
-        self.store().save(self.next_step, self.pieces(), self.checkpoint_meta())
+        self.store(self.root).save(self.next_step, self.pieces(), self.checkpoint_meta())
 
     def written(self) -> dict[str, Tensor]:
         """The checkpoint tensors that this rank writes, by canonical name: all on the first rank, none on others."""
-        if self._ranks.rank > 0:
+        if self.ranks.rank > 0:
             return {}
         states = self.row.states(self.optimizer)
         used = {key: value for key, value in states.items() if key.split("/")[1] not in self._idle}
@@ -318,23 +301,16 @@ class Member:
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """The job's metadata in a checkpoint's manifest."""
-        return checkpoint_meta(self.job, self._model, self.prepared)
+        return self.model_meta(self._model)
 
     def restore(self) -> int:
         """Restores the newest checkpoint, whichever technique wrote it; returns the number of steps done.
 
-        Raises ValueError if the checkpoint belongs to a job that would train other weights. Raises CheckpointNotFound
-        if the order names a stored checkpoint and none is found.
+        Raises as `newest_checkpoint`.
         """
-        store = self.store()
-        checkpoint, self.passed_over = store.newest(known_step=self.order.known_step), tuple(store.passed_over)
+        checkpoint = self.newest_checkpoint(self.root, known_step=self.order.known_step)
         if checkpoint is None:
             return 0
-        if checkpoint.manifest.meta["weights_digest"] != weights_digest(self.job, data_digest=self.prepared.digest):
-            raise ValueError(
-                f"{checkpoint.location} is of another version of job {self.name}. To fix: give the job another name, "
-                "or remove the folder to start it afresh"
-            )
         with Reader(checkpoint) as reader:
             restore_model(reader, self.tree)
             self.row.restore(reader, self.optimizer)
@@ -343,40 +319,25 @@ class Member:
 
     def export(self) -> None:
         """Writes the newest checkpoint's adapter in peft's format. The first rank writes; all ranks wait for it."""
-        if self._ranks.rank == 0:
-            self._export()
-        self._ranks.agree(True)
+        if self.ranks.rank == 0:
+            assert self.order.model_dir is not None
+            export_adapter(
+                Path(self.order.model_dir),
+                adapter=self._adapter,
+                spec=self.job.model,
+                base=self.order.weights_from or self.job.model.from_pretrained,
+                state=self.trained_weights(self.root),
+                prepared=self.prepared,
+            )
+            if self.order.model_url is not None:
+                store_model(Path(self.order.model_dir), self.order.model_url)
+        self.ranks.agree(True)
 
-    def _export(self) -> None:
+    @property
+    def root(self) -> str:
+        """The location of the job's checkpoints."""
         assert self.order.checkpoint_dir is not None
-        checkpoint = CheckpointStore(self.order.checkpoint_dir).newest()
-        assert checkpoint is not None and checkpoint.manifest.step == self.next_step
-        assert self.order.model_dir is not None
-        export_adapter(
-            Path(self.order.model_dir),
-            adapter=self._adapter,
-            spec=self.job.model,
-            base=self.order.weights_from or self.job.model.from_pretrained,
-            state=read_whole(checkpoint, prefix="model/"),
-            prepared=self.prepared,
-        )
-        if self.order.model_url is not None:
-            store_model(Path(self.order.model_dir), self.order.model_url)
-
-    def store(self) -> CheckpointStore:
-        """The job's checkpoint store, which all ranks read and write together."""
-        assert self.order.checkpoint_dir is not None
-        return CheckpointStore(
-            self.order.checkpoint_dir,
-            rank=self._ranks.rank,
-            num_ranks=self._ranks.num_ranks,
-            agree=self._ranks.agree,
-            keep=self.order.keep_checkpoints,
-            attempt=self.order.attempt,
-        )
-
-    def _to_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key: tensor.to(self._device, non_blocking=True) for key, tensor in batch.items()}
+        return self.order.checkpoint_dir
 
 
 def in_order_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

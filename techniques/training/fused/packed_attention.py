@@ -2,7 +2,12 @@
 
 The sequences of all adapters are concatenated into one row, [1, tokens]. Their lengths may differ, and nothing is
 padded. Operations on single tokens are unaffected. Attention reshapes the sequences of one length to [samples, length]
-and runs the same kernel as a separate run.
+and runs the same kernel as a separate run. An adapter's prefix of keys and values precedes only its own samples (Li and
+Liang, Prefix-Tuning, arXiv:2101.00190, section 4).
+
+A model may mix tokens outside of its attention (state spaces, convolutions, linear attention), use its own attention,
+or number its positions in another way. None of this raises an error: one adapter's rows would leak into another's. So
+`packed_attention` tries the model once on a few tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ PrefixLayers = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class BatchShare:
     """One adapter's share of a batch.
 
     num_rows: the number of samples.
@@ -43,7 +48,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class TokenBlock:
     """Tokens [start, stop) of the packed row: neighbouring samples of equal `length` and equal `num_before`."""
 
     start: int
@@ -57,17 +62,17 @@ class Block:
         return (self.stop - self.start) // self.length
 
 
-def blocks_of(shares: Sequence[Share]) -> list[Block]:
+def blocks_of(shares: Sequence[BatchShare]) -> list[TokenBlock]:
     """The blocks of the shares: neighbours of equal length and equal `num_before` form one block."""
     blocks, start = [], 0
     for (length, num_before), same in groupby(shares, key=lambda share: (share.length, share.num_before)):
         stop = start + sum(share.size for share in same)
-        blocks.append(Block(start=start, stop=stop, length=length, num_before=num_before))
+        blocks.append(TokenBlock(start=start, stop=stop, length=length, num_before=num_before))
         start = stop
     return blocks
 
 
-def starts_of(shares: Sequence[Share]) -> list[int]:
+def starts_of(shares: Sequence[BatchShare]) -> list[int]:
     """The first row of each share."""
     return [0, *accumulate(share.size for share in shares)][:-1]
 
@@ -77,7 +82,7 @@ def packed_tokens(batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([batch.flatten() for batch in batches]).unsqueeze(0)
 
 
-def positions_of(shares: Sequence[Share], device: torch.device) -> Tensor:
+def positions_of(shares: Sequence[BatchShare], device: torch.device) -> Tensor:
     """The position of each token in its sample, counted after the virtual tokens, [1, tokens]."""
     positions = [
         torch.arange(share.num_before, share.num_before + share.length, device=device).repeat(share.num_rows)
@@ -95,7 +100,7 @@ class PackedAttention:
     """
 
     def __init__(self) -> None:
-        self.blocks: Sequence[Block] = ()
+        self.blocks: Sequence[TokenBlock] = ()
         self.prefixes: Mapping[int, PrefixLayers] = {}
 
     def attend(self, model: nn.Module) -> None:
@@ -128,14 +133,14 @@ class PackedAttention:
         return (torch.cat(out) if len(out) > 1 else out[0]).unsqueeze(0), None
 
 
-def _rows(packed: Tensor, block: Block) -> Tensor:
+def _rows(packed: Tensor, block: TokenBlock) -> Tensor:
     """[1, heads, tokens, dim] to the block's [samples, heads, length, dim], with a separate run's memory layout."""
     rows = packed[0, :, block.start : block.stop]
     return rows.view(len(rows), -1, block.length, rows.shape[-1]).transpose(0, 1)
 
 
 # Two adapters: several samples each, of unequal lengths, with enough tokens to run the kernels of larger batches.
-SHARES = (Share(num_rows=2, length=8), Share(num_rows=3, length=6))
+SHARES = (BatchShare(num_rows=2, length=8), BatchShare(num_rows=3, length=6))
 
 
 def packed_attention(model: nn.Module) -> PackedAttention | None:

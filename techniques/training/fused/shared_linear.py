@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ringmaster.techniques.training.fused.adapter_runs import Owned, Run, Runs, ScalingRun
+from ringmaster.techniques.training.fused.adapter_runs import AdapterRuns, LoraRun, PerAdapterModule, ScalingRun
 
 # Up to this rank a fused add (addmm) may round as product and sum do: the inner dimension is one block of the kernel.
 ADDED_RANK = 128
@@ -36,11 +36,11 @@ ADDED_RANK = 128
 # Source: `bmm_out_or_baddbmm_` in torch's aten/src/ATen/native/LinearAlgebra.cpp.
 FEWEST_MULTIPLICATIONS = 400
 
-Route = Callable[[int, int], Runs]
+Route = Callable[[int, int], AdapterRuns]
 """(num_rows, length) -> runs: a layer's runs for an input of `num_rows` rows whose first dimension is `length`."""
 
 
-class _Shared(nn.Module):
+class _SharedLayer(nn.Module):
     """y = W x + b, with the changes of the adapters that are in the batch.
 
     route: returns the runs of adapters for the input.
@@ -55,22 +55,22 @@ class _Shared(nn.Module):
         runs = self.route(x.numel() // x.shape[-1], len(x))
         scaled = x
         if runs.of_inputs:
-            scaled = _Scale.apply(x, self.anchor, runs.of_inputs, False)  # type: ignore[no-untyped-call]
+            scaled = _ScaleRows.apply(x, self.anchor, runs.of_inputs, False)  # type: ignore[no-untyped-call]
         y: Tensor = super().forward(scaled)
         if runs.products:  # their rows are unscaled; with `x` as input, gradients are summed as in a separate run
-            y = _Add.apply(y, x, self.anchor, runs.products)  # type: ignore[no-untyped-call]
+            y = _AddLora.apply(y, x, self.anchor, runs.products)  # type: ignore[no-untyped-call]
         if runs.of_outputs:
-            y = _Scale.apply(y, self.anchor, runs.of_outputs, True)  # type: ignore[no-untyped-call]
+            y = _ScaleRows.apply(y, self.anchor, runs.of_outputs, True)  # type: ignore[no-untyped-call]
         return y
 
 
-class SharedLinear(Owned, _Shared, nn.Linear):
+class SharedLinear(PerAdapterModule, _SharedLayer, nn.Linear):
     """An `nn.Linear` that serves several adapters."""
 
     adapts = nn.Linear
 
 
-class SharedConv1D(Owned, _Shared, Conv1D):  # type: ignore[misc]
+class SharedConv1D(PerAdapterModule, _SharedLayer, Conv1D):  # type: ignore[misc]
     """A `Conv1D`, GPT-2's linear layer, that serves several adapters."""
 
     adapts = Conv1D
@@ -79,11 +79,11 @@ class SharedConv1D(Owned, _Shared, Conv1D):  # type: ignore[misc]
 SHARED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: SharedLinear, Conv1D: SharedConv1D}
 
 
-class _Add(torch.autograd.Function):
+class _AddLora(torch.autograd.Function):
     """Adds the runs' products to `y` in its dtype. In place, as nothing else has saved `y`."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, runs: Sequence[Run]) -> Tensor:
+    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, runs: Sequence[LoraRun]) -> Tensor:
         flat_x, flat_y = x.reshape(-1, x.shape[-1]).to(y.dtype), y.view(-1, y.shape[-1])
         kept = [flat_x]
         for run in runs:
@@ -112,7 +112,7 @@ class _Add(torch.autograd.Function):
         return g, None if dx is None else dx.view(*g.shape[:-1], -1).to(ctx.dtype), None, None
 
 
-class _Scale(torch.autograd.Function):
+class _ScaleRows(torch.autograd.Function):
     """Multiplies the runs' rows of `x` by their factors. `in_place` requires that nothing else has saved `x`."""
 
     @staticmethod
@@ -148,7 +148,7 @@ class _Scale(torch.autograd.Function):
         return None if dx is None else dx.view_as(g), None, None, None
 
 
-def _add_product(run: Run, y: Tensor, h: Tensor, b: Tensor) -> None:
+def _add_product(run: LoraRun, y: Tensor, h: Tensor, b: Tensor) -> None:
     """Adds s h b to y, rounded as in a separate run."""
     h = _times(h, run.early)
     is_added_exactly = 1 < h.shape[-1] <= ADDED_RANK and (len(y) == 1 or _is_batched(h, b)) and _adds_exactly(y, h, b)
@@ -165,7 +165,7 @@ def _times(x: Tensor, factors: Tensor | None) -> Tensor:
     return x if factors is None else (x * factors).to(x.dtype)
 
 
-def _room_for(x: Tensor, runs: Sequence[Run]) -> Tensor:
+def _room_for(x: Tensor, runs: Sequence[LoraRun]) -> Tensor:
     """An uninitialized tensor like `x`, with zeros in the rows that no run writes."""
     dx = torch.empty_like(x)
     for gap in _gaps(runs, len(x)):
@@ -173,7 +173,7 @@ def _room_for(x: Tensor, runs: Sequence[Run]) -> Tensor:
     return dx
 
 
-def _gaps(runs: Sequence[Run | ScalingRun], num_rows: int) -> Iterator[slice]:
+def _gaps(runs: Sequence[LoraRun | ScalingRun], num_rows: int) -> Iterator[slice]:
     """The rows that belong to no run."""
     for end, start in zip([0, *(run.stop for run in runs)], [*(run.start for run in runs), num_rows], strict=True):
         if end < start:

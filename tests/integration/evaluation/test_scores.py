@@ -13,8 +13,9 @@ from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.models import build_model, export_model
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from ringmaster.techniques.scoring.order import TrainingData
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 

@@ -10,12 +10,13 @@ import torch
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import ParameterGroup
-from ringmaster.techniques.models import build_model, model_facts
-from ringmaster.techniques.training.fused.group import Group
+from ringmaster.techniques.job import ParameterGroup
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.training.fused.group import FusedGroup
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
-from ringmaster.techniques.training.fused.member import Member
-from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.fused.member import GroupMember
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from tests.integration.workbench import (
     ADAMW,
     GPT2,
@@ -121,8 +122,8 @@ def group_of(bench, jobs, folder, *, weights_from, recompute="none", **orders):
     orders = [bench.order(job, SINGLE, folder / job.name, weights_from=weights_from, **orders) for job in jobs]
     first = orders[0]
     member_free = build_model(first.job.model, data=prepared(bench, first.job), seed=0, weights_from=Path(weights_from))
-    group = Group(Stem(member_free, recompute=recompute))
-    members = [Member(order, group.stem.model, device=torch.device("cpu")) for order in orders]
+    group = FusedGroup(MultiAdapterBase(member_free, recompute=recompute))
+    members = [GroupMember(order, group.stem.model, device=torch.device("cpu")) for order in orders]
     return group, members
 
 
@@ -138,7 +139,7 @@ def run(group, members):
     while group.members:
         for name, report in group.step().items():
             losses[name].append(report.loss)
-        for member in [m for m in group.members if m.is_done]:
+        for member in [m for m in group.members if m.next_step >= m.order.last_step]:
             group.leave(member)
     return losses
 
@@ -250,7 +251,7 @@ def test_one_joins_when_another_leaves(bench, base, tmp_path):
     group.join(late)
     while group.members:
         group.step()
-        for member in [m for m in group.members if m.is_done]:
+        for member in [m for m in group.members if m.next_step >= m.order.last_step]:
             group.leave(member)
     for member in (first, third, late):
         assert is_bit_equal(
@@ -307,7 +308,7 @@ def test_a_nan_in_one_adapter_never_touches_another(bench, base, tmp_path, spoil
     group.leave(spoilt)
     while group.members:
         group.step()
-        for member in [m for m in group.members if m.is_done]:
+        for member in [m for m in group.members if m.next_step >= m.order.last_step]:
             group.leave(member)
     for member in members:
         if member is not spoilt:

@@ -8,9 +8,9 @@ import torch
 
 from ringmaster.techniques import DataSpec, EvaluationSpec
 from ringmaster.techniques.data import batch_indices, open_data, prepare
-from ringmaster.techniques.losses.registry import loss_named
-from ringmaster.techniques.models import build_model
-from ringmaster.techniques.training.generation import ends_of, prompt_seed, prompts_of, sample
+from ringmaster.techniques.loss import loss_named
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.training.generation import end_tokens_of, prompt_seed, prompts_of, sample
 from tests.integration.losses.my_rewards import letter, some
 from tests.integration.workbench import LLAMA, SGD, largest_difference
 
@@ -60,7 +60,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
                 prompt_ids[::NUM_GENERATIONS],
                 seeds=[prompt_seed(seed, step, place) for place in range(NUM_PROMPTS)],
                 generation=generation,
-                ends=ends_of(tokenizer, model),
+                ends=end_tokens_of(tokenizer, model),
                 device=torch.device("cpu"),
             )
             return [completion for group in groups for completion in group], None

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ringmaster.techniques.data import batch_indices, prepare
-from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adapters import attach
+from ringmaster.techniques.models.build import build_model
 from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, preferences
 from tests.integration.losses.test_losses import LORA, PREFERENCES, TINY
 from tests.integration.workbench import ADAMW

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.techniques import ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.facts import model_facts
 from tests.integration.kinds import MODELS, job_of
 from tests.integration.workbench import ADAMW, LLAMA, VIT, Layout
 from tests.matrix import matrix

@@ -7,7 +7,7 @@ from torch import nn
 
 from ringmaster.techniques import AdaptationSpec, ModelSpec
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import quantization_of, tensor_shapes, weight_bytes
 from ringmaster.techniques.models.quantization import (
     Int8Linear,

@@ -7,9 +7,9 @@ import torch
 
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.evaluation.scores import Scores
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.training.losses import Loss
-from ringmaster.techniques.training.metrics import Metrics, outputs_of, sums_of
+from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of
 
 LOSS = Loss(compute=lambda output, batch: (torch.zeros(()), 1), inputs=None)
 
@@ -23,7 +23,7 @@ def measured(names, batch, *, num_parts=1, size=3, replicas=1, loss=LOSS, data=N
     num_rows = len(next(iter(batch.values())))
     ranks = []
     for mine in np.array_split(np.arange(num_rows), num_parts):
-        metrics = Metrics(names, loss=loss, data=data)
+        metrics = MetricTotals(names, loss=loss, data=data)
         for first in range(0, len(mine), size):
             rows = mine[first : first + size].tolist()
             metrics.add(part_of(output, rows, num_rows), {k: v[rows] for k, v in batch.items()}, rows=rows)

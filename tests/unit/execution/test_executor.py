@@ -12,7 +12,7 @@ from ringmaster.tasks.execution.executor import AT_ONCE_S
 from ringmaster.tasks.execution.local.leases import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
     Metrics,

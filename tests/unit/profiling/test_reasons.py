@@ -2,7 +2,7 @@
 
 from ringmaster.tasks.profiling.reasons import refusal_line, why_nothing_fits
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.techniques.interface.preflight import Refusal
+from ringmaster.techniques.preflight import Refusal
 
 TOO_FEW = [
     Refusal(technique=name, num_devices=1, reason="needs two devices or more")

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ringmaster.techniques.training.dropout import (
     Draws,
-    NoSample,
+    UnsampledShapeError,
     current,
     drawing,
     find_sites,
@@ -153,7 +153,7 @@ def test_tokens_that_were_routed_have_no_sample():
     assert "dropout in drop draws for tensors without" in find_sites(lambda num: model(torch.randn(num, 7, 4))).reason
     with drawing():
         use(Draws(seed=0, samples=range(3)))
-        with pytest.raises(NoSample, match="does not hold the 3 samples"):
+        with pytest.raises(UnsampledShapeError, match="does not hold the 3 samples"):
             functional.dropout(torch.ones(7, 4), 0.5)
 
 

@@ -7,22 +7,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques import Adapter
+from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
-from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
-from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -98,9 +97,9 @@ def test_samples_with_more_than_tokens_are_nothing_for_groups(tmp_path, factory,
 def test_a_base_that_packs_samples_refuses_what_it_would_not_read():
     base = LlamaForCausalLM(LlamaConfig(**LLAMA, vocab_size=11))
     tokens = torch.ones(1, 6, dtype=torch.long)
-    part = Part(adapter_modules=AdapterModules(), inputs={"input_ids": tokens, "attention_mask": tokens})
+    part = AdapterBatch(adapter_modules=AdapterModules(), inputs={"input_ids": tokens, "attention_mask": tokens})
     with pytest.raises(ValueError, match="samples have attention_mask beside their tokens"):
-        Stem(base).forward([part])
+        MultiAdapterBase(base).forward([part])
 
 
 @pytest.mark.parametrize("loss", [None, "package.module:function"])

@@ -23,7 +23,7 @@ from ringmaster.tasks.timeline.drawing import (
     rows,
 )
 from ringmaster.tasks.timeline.task import GanttArtifact
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 from tests.unit.timeline.stories import Story, halfway, planned
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from ringmaster.techniques.training.fused.adapter_batches import Batch, Part, in_chunks, in_order
-from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, Factors, Pair
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch, FusedBatch, in_chunks, in_order
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, LoraMatrices, ScalingFactors
 
 
 def part(*, length=16, num_rows=1, rank=2, sites=("q",), scales=None):
     if scales is None:
-        at = {site: Pair(a=torch.zeros(rank, 4), b=torch.zeros(4, rank), scaling=1.0) for site in sites}
+        at = {site: LoraMatrices(a=torch.zeros(rank, 4), b=torch.zeros(4, rank), scaling=1.0) for site in sites}
         layout = tuple((site, (rank, 4)) for site in sites)
     else:
         shape = (1, 4) if scales == "inputs" else (4, 1)
-        at = {site: Factors(values=torch.ones(shape), of_inputs=scales == "inputs") for site in sites}
+        at = {site: ScalingFactors(values=torch.ones(shape), of_inputs=scales == "inputs") for site in sites}
         layout = tuple((site, shape) for site in sites)
     inputs = {"input_ids": torch.zeros(num_rows, length, dtype=torch.int64)}
-    return Part(adapter_modules=AdapterModules(at=at), inputs=inputs, layout=layout)
+    return AdapterBatch(adapter_modules=AdapterModules(at=at), inputs=inputs, layout=layout)
 
 
 def test_chunks_are_even_and_hold_every_part_once():
@@ -31,7 +31,7 @@ def test_chunks_are_even_and_hold_every_part_once():
 def test_adapters_of_one_rank_and_size_lie_side_by_side():
     parts = [part(), part(rank=3), part(), part(length=24), part(sites=("k",))]
     ordered = [parts[i] for i in in_order(parts)]
-    batch = Batch(ordered, [each.share(is_packed=True) for each in ordered])
+    batch = FusedBatch(ordered, [each.share(is_packed=True) for each in ordered])
     total = sum(batch.sizes)
     runs = batch.route("q", total, 1)
     assert sorted((run.num_adapters, run.num_rows) for run in runs) == [(1, 16), (1, 24), (2, 16)]
@@ -45,7 +45,7 @@ def test_adapters_of_one_rank_and_size_lie_side_by_side():
 def test_each_kind_lies_beside_its_like():
     parts = [part(scales=scales) for scales in (None, "inputs", "outputs", None, "outputs", "inputs")]
     ordered = [parts[i] for i in in_order(parts)]
-    runs = Batch(ordered, [each.share(is_packed=True) for each in ordered]).route("q", 6 * 16, 1)
+    runs = FusedBatch(ordered, [each.share(is_packed=True) for each in ordered]).route("q", 6 * 16, 1)
     for found in (runs.products, runs.of_inputs, runs.of_outputs):
         assert [(run.num_adapters, run.num_rows) for run in found] == [(2, 16)]
     covered = sorted(row for run in runs for row in range(run.start, run.stop))
@@ -55,9 +55,9 @@ def test_each_kind_lies_beside_its_like():
 def test_stacked_samples_are_told_apart_by_the_first_dimension():
     """Rows that all samples share, such as relative positions, belong to no adapter, however many they are."""
     parts = [part(num_rows=4, length=1) for _ in range(2)]
-    batch = Batch(parts, [each.share(is_packed=False) for each in parts], is_packed=False)
+    batch = FusedBatch(parts, [each.share(is_packed=False) for each in parts], is_packed=False)
     assert [run.num_rows for run in batch.route("q", 8 * 12, 8)] == [4 * 12]
     with pytest.raises(ValueError, match="whose they are"):
         batch.route("q", 8 * 12, 1)
-    alone = Batch(parts[:1], [parts[0].share(is_packed=False)], is_packed=False)
+    alone = FusedBatch(parts[:1], [parts[0].share(is_packed=False)], is_packed=False)
     assert [(run.start, run.num_rows) for run in alone.route("q", 510, 1)] == [(0, 510)]

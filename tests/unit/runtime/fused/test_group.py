@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from ringmaster.techniques.training.fused.group import Group
-from ringmaster.techniques.training.fused.shared_base_model import Learnt
+from ringmaster.techniques.training.fused.group import FusedGroup
+from ringmaster.techniques.training.fused.multi_adapter_base import BackwardResult
 
 
 class Taught:
@@ -15,7 +15,9 @@ class Taught:
     model = nn.Module()
 
     def __init__(self, *learnt):
-        self._learnt = [Learnt(loss_sum=torch.tensor(total), count=count, idle=frozenset()) for total, count in learnt]
+        self._learnt = [
+            BackwardResult(loss_sum=torch.tensor(total), count=count, idle=frozenset()) for total, count in learnt
+        ]
 
     def learn(self, parts, losses):
         return self._learnt
@@ -36,15 +38,12 @@ class Counting:
     def expect_gradients(self):
         pass
 
-    def drop_gradients(self):
-        pass
-
     def update(self, *, count, idle):
         self.next_step += count / count
 
 
 def test_a_batch_without_labels_is_that_jobs_affair_alone():
-    group = Group(Taught((2.0, 2.0), (0.0, 0.0), (3.0, 1.0)))
+    group = FusedGroup(Taught((2.0, 2.0), (0.0, 0.0), (3.0, 1.0)))
     group.members = [Counting(name) for name in "abc"]
     reports = group.step()
     assert [member.next_step for member in group.members] == [1, 0, 1]

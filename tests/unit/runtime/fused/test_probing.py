@@ -19,9 +19,9 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
-from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 SMALL = {
     "hidden_size": 32,
@@ -82,10 +82,10 @@ def test_samples_of_several_adapters_say_what_they_say_alone(make, packs):
     model = make().eval()
     draw = torch.Generator().manual_seed(1)
     samples = [torch.randint(3, 60, shape, generator=draw) for shape in ((2, 16), (3, 16), (2, 12))]
-    stem = Stem(copy.deepcopy(model))
+    stem = MultiAdapterBase(copy.deepcopy(model))
     with torch.no_grad():
         together = stem.forward(
-            [Part(adapter_modules=AdapterModules(), inputs={"input_ids": tokens}) for tokens in samples]
+            [AdapterBatch(adapter_modules=AdapterModules(), inputs={"input_ids": tokens}) for tokens in samples]
         )
         for tokens, found in zip(samples, together, strict=True):
             assert torch.equal(found.logits, model(input_ids=tokens).logits)
@@ -96,5 +96,5 @@ def test_the_head_of_a_llama_is_computed_by_itself():
     """Holds also where the first token is padding, whose embedding is zero."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0))
-    assert Stem(model)._head is not None
-    assert Stem(opt())._head is None
+    assert MultiAdapterBase(model)._head is not None
+    assert MultiAdapterBase(opt())._head is None

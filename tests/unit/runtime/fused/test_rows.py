@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ringmaster.techniques.training.fused.adapter_runs import Pair, Run, evenly
-from ringmaster.techniques.training.fused.member import Row, lay_below, tree_of
+from ringmaster.techniques.training.fused.adapter_runs import LoraMatrices, LoraRun, evenly
+from ringmaster.techniques.training.fused.member import ParameterRow, lay_below, tree_of
 
 SHAPES = {"a.x": (4, 24), "b.x": (16, 16), "c.x": (3, 7), "d.x": (5,), "e.x": (8, 40)}
 
@@ -23,7 +23,7 @@ def values(*, seed):
 )
 def test_an_optimizer_of_a_row_computes_the_same_numbers(kind, options):
     tree = tree_of(values(seed=0))
-    row = Row(tree)
+    row = ParameterRow(tree)
     lay_below([row])
     alone = tree_of(values(seed=0))
     optimizers = [kind(row.segments, **options), kind(alone.parameters(), **options)]
@@ -34,7 +34,7 @@ def test_an_optimizer_of_a_row_computes_the_same_numbers(kind, options):
             named[name].grad.copy_(parameter.grad)
         for optimizer in optimizers:
             optimizer.step()
-        lay_below([Row(tree_of(values(seed=9))), row])  # the row may move at any time
+        lay_below([ParameterRow(tree_of(values(seed=9))), row])  # the row may move at any time
     states = row.states(optimizers[0])
     for name, parameter in alone.named_parameters():
         assert torch.equal(named[name], parameter)
@@ -45,7 +45,7 @@ def test_an_optimizer_of_a_row_computes_the_same_numbers(kind, options):
 
 def test_rows_below_each_other_are_one_tensor_without_a_copy():
     trees = [tree_of(values(seed=i)) for i in range(3)]
-    rows = [Row(tree) for tree in trees]
+    rows = [ParameterRow(tree) for tree in trees]
     before = [parameter.clone() for parameter in trees[1].parameters()]
     lay_below(rows)
     moves = [row.num_moves for row in rows]
@@ -64,9 +64,9 @@ def test_rows_below_each_other_are_one_tensor_without_a_copy():
 def test_a_layer_that_is_used_twice_gets_the_sum_of_its_gradients(is_laid):
     trees = [tree_of({"a": torch.randn(2, 8), "b": torch.randn(6, 2)}) for _ in range(2)]
     if is_laid:
-        lay_below([Row(tree) for tree in trees])
-    pairs = [Pair(a=tree.a, b=tree.b, scaling=1.0) for tree in trees]
-    run = Run(start=0, num_rows=8, pairs=pairs)
+        lay_below([ParameterRow(tree) for tree in trees])
+    pairs = [LoraMatrices(a=tree.a, b=tree.b, scaling=1.0) for tree in trees]
+    run = LoraRun(start=0, num_rows=8, pairs=pairs)
     factors = [(torch.randn(2, 2, 8), torch.randn(2, 8, 8)), (torch.randn(2, 6, 8), torch.randn(2, 8, 2))]
     for step in range(2):
         run.has_gradients = False

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ringmaster.techniques.interface.loss import Generation
-from ringmaster.techniques.training.generation import Ends, sample
+from ringmaster.techniques.loss import Generation
+from ringmaster.techniques.training.generation import EndTokens, sample
 
 GENERATION = Generation(rewards=(), weights=(), num_generations=3, max_new_tokens=6, temperature=1.0)
-ENDS = Ends(token_ids=(3, 4, 5), pad_id=0)
+ENDS = EndTokens(token_ids=(3, 4, 5), pad_id=0)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_completion_ends_with_the_first_end(model):
 
 
 def test_trials_have_the_longest_completions(model):
-    found = sampled(model, [[7]] * 10, range(10), ends=Ends(token_ids=(3, 4, 5), pad_id=0, are_ignored=True))
+    found = sampled(model, [[7]] * 10, range(10), ends=EndTokens(token_ids=(3, 4, 5), pad_id=0, are_ignored=True))
     assert {len(row) for group in found for row in group} == {6}
 
 

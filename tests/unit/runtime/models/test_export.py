@@ -8,8 +8,9 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import DataSpec, ModelSpec
-from ringmaster.techniques.models import build_model, export_model
+from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
 from tests.unit.runtime.models.conftest import FOUR, GPT2, LLAMA, TOKENS
 
 

@@ -3,8 +3,10 @@ import dataclasses
 import pytest
 from torch import nn
 
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.models import build_model, layer_names, model_facts
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.models.layers import layer_names
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
 
 

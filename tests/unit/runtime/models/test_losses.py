@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.models import build_model
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import loss_of
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 T5 = ModelSpec(
@@ -62,7 +62,7 @@ def test_ignored_labels_count_for_nothing():
     expected = -torch.log_softmax(output.logits[1, 4], -1)[7]
     assert int(count) == 1
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
-    metrics = Metrics(("accuracy",), loss=loss)
+    metrics = MetricTotals(("accuracy",), loss=loss)
     metrics.add(output, batch)
     assert metrics.parts()[2].tolist() == [1]
 
@@ -118,7 +118,7 @@ def test_metrics_add_up_over_batches_and_ranks():
     parts = []
     for batch in batches:
         _, loss, output, _ = computed(RESNET, IMAGES, batch)
-        metrics = Metrics(names, loss=loss)
+        metrics = MetricTotals(names, loss=loss)
         metrics.add(output, batch)
         parts.append(metrics.parts())
     _, _, output, (total, _) = computed(RESNET, IMAGES, together)
@@ -132,7 +132,7 @@ def test_a_language_model_is_scored_on_the_next_token():
     batch = batch_of(TOKENS)
     _, loss, output, _ = computed(GPT2, TOKENS, batch)
     output.logits = torch.nn.functional.one_hot(batch["input_ids"].roll(-1, dims=1), 64).float()
-    metrics = Metrics(("accuracy",), loss=loss)
+    metrics = MetricTotals(("accuracy",), loss=loss)
     metrics.add(output, batch)
     assert metrics.result() == {"accuracy": 1.0}
 
@@ -140,23 +140,23 @@ def test_a_language_model_is_scored_on_the_next_token():
 def test_a_users_loss_of_a_language_model_may_read_labels_of_rows(users):
     batch = {**batch_of(TOKENS), "labels": torch.arange(4)}
     _, loss, output, (total, count) = computed(LLAMA, TOKENS, batch, job_loss=f"{users}:summed")
-    metrics = Metrics(("loss",), loss=loss)
+    metrics = MetricTotals(("loss",), loss=loss)
     metrics.add(output, batch)
     assert [part.tolist() for part in metrics.parts()[1:]] == [[pytest.approx(total.item())], [count]]
     with pytest.raises(ValueError, match="accuracy cannot be computed"):
-        Metrics(("accuracy",), loss=loss).add(output, batch)
+        MetricTotals(("accuracy",), loss=loss).add(output, batch)
 
 
 def test_metrics_that_cannot_be_are_told(users):
     _, loss, _, _ = computed(VIT, IMAGES, batch_of(IMAGES))
     with pytest.raises(ValueError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
-        Metrics(("acuracy",), loss=loss)
-    assert math.isnan(Metrics(("loss",), loss=loss).result()["loss"])
+        MetricTotals(("acuracy",), loss=loss)
+    assert math.isnan(MetricTotals(("loss",), loss=loss).result()["loss"])
     batch = {"input_ids": torch.arange(12).reshape(3, 4)}
     _, loss, output, _ = computed(ModelSpec(factory=f"{users}:tied"), TOKENS, batch, job_loss=f"{users}:summed")
     with pytest.raises(
         ValueError, match=r"accuracy cannot be computed: .*the samples have no labels. accuracy needs .*To fix"
     ):
-        Metrics(("loss", "accuracy"), loss=loss).add(output, batch)
+        MetricTotals(("loss", "accuracy"), loss=loss).add(output, batch)
     with pytest.raises(ValueError, match=r"logits \[3, 4, .*labels \[3, 2\]"):
-        Metrics(("accuracy",), loss=loss).add(output, {**batch, "labels": batch["input_ids"][:, :2]})
+        MetricTotals(("accuracy",), loss=loss).add(output, {**batch, "labels": batch["input_ids"][:, :2]})

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
-from ringmaster.techniques.losses import registry
-from ringmaster.techniques.models import build_model
+from ringmaster.techniques import loss as registry
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.loss import CLASSIFIER, LossFunction, Values, option
+from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of, losses_by_row
-from ringmaster.techniques.training.metrics import Metrics
+from ringmaster.techniques.training.metrics import MetricTotals
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
 from tests.unit.runtime.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
 
@@ -225,7 +225,7 @@ def test_without_its_reference_a_dpo_loss_is_left_out():
     output = model(**loss.forward_inputs(batch))
     assert not loss.is_known(batch)
     assert loss.rewards(output, batch) is None
-    metrics = Metrics(("loss", "accuracy", "preference_accuracy"), loss=loss)
+    metrics = MetricTotals(("loss", "accuracy", "preference_accuracy"), loss=loss)
     metrics.add(output, batch)
     found = metrics.result()
     assert math.isnan(found["loss"])
@@ -340,4 +340,4 @@ def test_a_loss_of_another_package(monkeypatch):
 
 
 def test_every_builtin_loss_has_its_own_name():
-    assert [registry.loss_class(name).name for name in registry.BUILTIN] == list(registry.BUILTIN)
+    assert [registry.loss_class(name).name for name in registry.BUILTIN_LOSSES] == list(registry.BUILTIN_LOSSES)

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.training.parameters import freeze
 
 
