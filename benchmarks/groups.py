@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.tasks.cluster import Cluster, detect
-from ringmaster.tasks.profiling.fingerprint import speed_key
-from ringmaster.tasks.profiling.groups.candidates import Group, classes
-from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
-from ringmaster.tasks.profiling.groups.profiles import group_searches
-from ringmaster.tasks.profiling.groups.search import GroupSearch
-from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, Group, classes
+from ringmaster.tasks.profiling.group_search import GroupSearch, group_searches
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
+from ringmaster.tasks.profiling.profile_store import ProfileStore, speed_key
 from ringmaster.tasks.profiling.stage import TrialPolicy, profile_jobs
-from ringmaster.tasks.profiling.trials import TrialEnvironment, run_wave
+from ringmaster.tasks.profiling.trials import run_wave
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 

@@ -37,8 +37,7 @@ import torch
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import preflight_jobs
-from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import Adapter, Job, registry
 from ringmaster.techniques.estimates.isolated_calls import in_children
 from ringmaster.techniques.preflight import Candidate

@@ -25,9 +25,9 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import preflight_jobs
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, quickest_looking_first, worthwhile
-from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave
+from ringmaster.tasks.profiling.trials import Trial, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.preflight import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer

@@ -217,8 +217,8 @@ BUILTIN_SOURCES: dict[str, str] = {
     "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
-    "command": "ringmaster.techniques.data.sources.builtin:CommandsOwn",
-    "factory": "ringmaster.techniques.data.sources.factories:Factory",
+    "command": "ringmaster.techniques.data.sources.builtin:CommandData",
+    "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }
 
 SOURCES = ("python-stdlib", "digits", "command")

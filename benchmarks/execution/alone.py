@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.execution.replanning.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.techniques import registry
 from tests.cluster.jobs import Trace

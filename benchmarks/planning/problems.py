@@ -6,7 +6,7 @@ from random import Random
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 
 Maker = Callable[[int, float | None], Problem]
 """Makes a problem from a seed and a switch cost, None for 5 % of the median runtime."""
@@ -139,7 +139,7 @@ def rest_of(problem: Problem, plan: Plan, *, at_s: float, ended: str = "") -> Pr
             replace(
                 job,
                 options=tuple(replace(o, runtime_s=o.runtime_s * (1 - done)) for o in job.options),
-                running=Running(now.option, now.devices) if now else None,
+                running=CurrentRun(now.option, now.devices) if now else None,
                 started=bool(mine) and mine[0].start_s < at_s,
                 after=(),
                 release_s=max(0.0, job.release_s - at_s),

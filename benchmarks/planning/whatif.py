@@ -13,7 +13,7 @@ from random import Random
 from benchmarks.planning.problems import Maker, drawn, ruled
 from ringmaster.tasks.planning import Problem, solve, verify
 from ringmaster.tasks.planning.whatif.answers import section
-from ringmaster.tasks.planning.whatif.changes import Change, MoreDevices, MoreNodes, Without, changed, dependents
+from ringmaster.tasks.planning.whatif.changes import Change, FewerJobs, MoreDevices, MoreNodes, changed, dependents
 from ringmaster.tasks.planning.whatif.gains import WhatIf
 
 WORK_S = 1.0  # of each plan: small, so that a hundred draws take minutes
@@ -103,7 +103,7 @@ def _changes(problem: Problem, random: Random) -> Iterator[Change]:
     yield MoreDevices(num_devices=random.choice((1, 2)), device_type=kind)
     yield MoreNodes(num_devices=random.choice((2, 4, 8)), device_type=kind)
     job = random.choice(problem.jobs).id
-    yield Without(jobs=(job, *dependents(problem, (job,))))
+    yield FewerJobs(jobs=(job, *dependents(problem, (job,))))
 
 
 def _row(name: str, found: Measured) -> str:

@@ -15,9 +15,9 @@ from typing import Literal
 
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator, Stretch
-from ringmaster.tasks.execution.replanning.forecast import predict, seconds_left
-from ringmaster.tasks.execution.replanning.replan_policy import (
+from ringmaster.tasks.execution.forecast import predict, seconds_left
+from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
+from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     Policy,
     When,
@@ -44,7 +44,7 @@ MakePlan = Callable[[Problem], Plan]
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationResult:
     """The result of a simulation.
 
     makespan_s: when the last job ended.
@@ -82,7 +82,7 @@ def simulate(
     factors: Mapping[tuple[str, int], float] | None = None,
     errors: Errors | None = None,
     predict_at_s: Sequence[float] = (),
-) -> Simulated:
+) -> SimulationResult:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
 
     option_noise: standard deviation of the logarithm of a further error, of each option of a job.
@@ -176,7 +176,7 @@ class _World:
             self.fails_at_s = now_s + self._random.expovariate(len(self._devices) / self.mtbf_s)
         return self._random.choice(self._devices)
 
-    def kept_step(self, stretch: Stretch, now_s: float) -> int:
+    def kept_step(self, stretch: OngoingSegment, now_s: float) -> int:
         """Returns the step of a gang's last checkpoint. Writing one is taken to cost half of the switch cost."""
         save_s = max(self.switch_cost_s / 2, LEAST_SAVE_S)
         every_s = checkpoint_interval_s(save_s, num_devices=len(stretch.segment.devices), mtbf_s=self.mtbf_s)
@@ -210,7 +210,7 @@ class _Run:
         self.now = PlanSimulator(problem, planned, num_steps=num_steps, step_s=self._true_step_s)
         self._expect()
 
-    def run(self) -> Simulated:
+    def run(self) -> SimulationResult:
         while not self.now.is_over:
             ended = set(self.now.ended_s)
             clock_s = self.when.next_s if self.replan == "clock" else math.inf
@@ -229,7 +229,7 @@ class _Run:
         if self.objective != MAKESPAN.name:
             of = objective_by_name(self.objective).coefficients(self.problem)
             value = of.value(self.now.ended_s, self.now.held_s.items())
-        return Simulated(
+        return SimulationResult(
             self.now.now_s,
             self.now.num_switches,
             self.num_plans,

@@ -12,10 +12,10 @@ import typer
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.commands.problem_files import read_plan, read_problem
+from ringmaster.flows.commands.planning import read_plan, read_problem
 from ringmaster.flows.commands.running import Profiles
-from ringmaster.flows.examples import located
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
+from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
@@ -191,10 +191,10 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
 
 
 def _left_out(problem: Problem, text: str) -> Change:
-    from ringmaster.tasks.planning.whatif.changes import Without
+    from ringmaster.tasks.planning.whatif.changes import FewerJobs
 
     is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
-    return Without(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
+    return FewerJobs(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
 
 
 def _made(problem: Problem, limits: dict[str, Any]) -> Plan:

@@ -22,17 +22,17 @@ from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
 from ringmaster.flows.pool.runs.node_runs import PrefectNodeRuns
 from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
+from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
-from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases

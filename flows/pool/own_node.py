@@ -17,7 +17,7 @@ from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 
 IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices

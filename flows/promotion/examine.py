@@ -23,11 +23,10 @@ from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device, detect
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
-from ringmaster.tasks.profiling.lending import DevicesWanted
-from ringmaster.tasks.profiling.preflight import Notice
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
+from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of

@@ -19,7 +19,7 @@ from ringmaster.flows.promotion.promote import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining.alias_moves import MoveLog
 from ringmaster.tasks.retraining.production import Production, with_tagged
 from ringmaster.tasks.retraining.promotion import ServingVersions, standings

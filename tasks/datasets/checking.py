@@ -20,7 +20,7 @@ from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.rows import FileText, format_of, read_rows
-from ringmaster.techniques.data.training_faults import SplitRows
+from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job import DataSpec
 

@@ -21,7 +21,7 @@ from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check,
 from ringmaster.tasks.evaluation.resampling import Rows, compare, estimate
 from ringmaster.tasks.evaluation.scores import Cases, Scored, Scores, score_models
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import default_metrics
 from ringmaster.techniques.scoring import Progress

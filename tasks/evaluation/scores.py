@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.resampling import Rows
-from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import GatheredMetric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json

@@ -170,7 +170,7 @@ class Engine(Protocol):
 ENTRY_POINT_GROUP = "ringmaster.engines"
 LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
 BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local.engine:local",
+    LOCAL: "ringmaster.tasks.execution.local_engine:local",
     WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
     WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
     SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",

@@ -51,7 +51,7 @@ class Prediction:
 
     makespan_s: when the last job ends, the median.
     low_s, high_s: the interval that contains the actual makespan with probability `coverage`.
-    load: the load of the machine when the plan was made (`tasks/profiling/reference.py`), which the plan contains.
+    load: the load of the machine when the plan was made (`tasks/profiling/speed_beliefs.py`), which the plan contains.
     spread: the expected logarithmic error of what the speeds alone say.
     num_earlier: the number of earlier runs whose errors correct it.
     uncorrected_s: the median makespan by the speeds alone; None in predictions of earlier releases.

@@ -24,9 +24,9 @@ from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Listener, Listeners, Planned, SegmentEnded
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
+from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
-from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
+from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques.processes.events import (

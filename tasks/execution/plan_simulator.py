@@ -22,7 +22,7 @@ EPS_S = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class OngoingSegment:
     """A simulated segment that runs.
 
     segment: its `last_step` is where it ends.
@@ -63,7 +63,7 @@ class SimulatedSegment:
     starts_s: from when it held its devices.
     """
 
-    stretch: Stretch
+    stretch: OngoingSegment
     starts_s: float
     ends_s: float
 
@@ -89,14 +89,14 @@ class PlanSimulator:
         num_steps: Mapping[str, int],
         step_s: StepSeconds,
         steps: Mapping[str, int] | None = None,
-        running: Iterable[Stretch] = (),
+        running: Iterable[OngoingSegment] = (),
         ran: Mapping[str, PlannedSegment] | None = None,
         out: Mapping[DeviceId, float] | None = None,
         now_s: float = 0.0,
     ) -> None:
         self.problem, self.planned, self.now_s = problem, list(planned), now_s
         self.steps = dict.fromkeys(num_steps, 0) | dict(steps or {})
-        self.running: dict[str, Stretch] = {}
+        self.running: dict[str, OngoingSegment] = {}
         self._began_s: dict[str, float] = {}  # by running job, since when its devices count as held
         self._held_s: dict[str, float] = {}  # by node, the device-seconds of segments that have ended
         self._next_s: dict[str, float] = {}  # by running job, when something happens next
@@ -206,7 +206,7 @@ class PlanSimulator:
             pass
         return self.now_s if self.is_over else math.inf
 
-    def fail(self, device: DeviceId, *, back_s: float, kept_step: Callable[[Stretch], int]) -> str | None:
+    def fail(self, device: DeviceId, *, back_s: float, kept_step: Callable[[OngoingSegment], int]) -> str | None:
         """Makes a device fail until `back_s`. The gang on it falls back to its checkpoint.
 
         Returns the job of that gang, None if there is none.
@@ -243,7 +243,7 @@ class PlanSimulator:
         open_gates = {gate for release_s, gate in self._gates if release_s <= self.now_s + EPS_S}
         return open_gates | self.ended_s.keys() | self._met
 
-    def _put(self, stretch: Stretch) -> None:
+    def _put(self, stretch: OngoingSegment) -> None:
         """Adds a running segment, or replaces that of its job."""
         job = stretch.segment.job
         self.running[job], self._next_s[job] = stretch, stretch.next_s
@@ -253,7 +253,7 @@ class PlanSimulator:
         else:
             self._over.discard(job)
 
-    def _pop(self, job: str) -> Stretch:
+    def _pop(self, job: str) -> OngoingSegment:
         """Removes the running segment of a job."""
         del self._next_s[job]
         self._over.discard(job)
@@ -262,7 +262,7 @@ class PlanSimulator:
         self.segments.append(SimulatedSegment(stretch=stretch, starts_s=began_s, ends_s=self.now_s))
         return stretch
 
-    def _add_held(self, held_s: dict[str, float], stretch: Stretch, *, since_s: float) -> None:
+    def _add_held(self, held_s: dict[str, float], stretch: OngoingSegment, *, since_s: float) -> None:
         for node, _ in stretch.segment.devices:
             held_s[node] = held_s.get(node, 0.0) + self.now_s - since_s
 
@@ -289,7 +289,7 @@ class PlanSimulator:
                 self.num_switches += before is not None and job not in self._crashed
             self._crashed.discard(job)
             self._put(
-                Stretch(
+                OngoingSegment(
                     segment=segment,
                     first_step=self.steps[job],
                     works_from_s=self.now_s + overhead_s,

@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Wa
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.profiling.trials import slots_of
+from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.processes.events import Event

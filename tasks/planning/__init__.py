@@ -9,12 +9,13 @@ from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun, Node, Option, PlanningJob, Problem
 from ringmaster.tasks.planning.solve import solve
 
 __all__ = [
     "Certificate",
     "Coefficients",
+    "CurrentRun",
     "Node",
     "Objective",
     "Option",
@@ -22,7 +23,6 @@ __all__ = [
     "PlanningJob",
     "Problem",
     "ProblemError",
-    "Running",
     "Segment",
     "certified_bound",
     "solve",

@@ -13,12 +13,11 @@ from enum import StrEnum
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
-from ringmaster.tasks.planning.bounds.pattern_model import steps_of
 from ringmaster.tasks.planning.objectives import Coefficients
 from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """What happens at an event."""
 
     RELEASE = "release"
@@ -34,7 +33,7 @@ class Event:
     at_s: when, exactly; for ends of jobs None.
     """
 
-    kind: Kind
+    kind: EventKind
     names: frozenset[str]
     at_s: float | None = None
 
@@ -77,7 +76,6 @@ class EventLp:
         self.scale = of.per_second or 1.0
         self.lengths = [self.lp.column(cost=self._cost(p, of)) for p in range(self.num)]
         self.seconds: list[tuple[int, str, int, float]] = []  # (column, job, period, whole)
-        self._slots: dict[tuple[int, str, int], int] = {}
         for job in problem.jobs:
             self._add_job(job)
         self._add_nodes()
@@ -103,17 +101,17 @@ class EventLp:
 
     def nodes_in(self, p: int) -> list[Node]:
         """Returns the nodes that are there in a period."""
-        return [node for node in self.problem.nodes if p <= self.at.get((Kind.LEAVE, node.id), self.num)]
+        return [node for node in self.problem.nodes if p <= self.at.get((EventKind.LEAVE, node.id), self.num)]
 
     def _cost(self, p: int, of: Coefficients) -> float:
         """Returns what a second of period p adds to the value, apart from different factors of ends in the maximum."""
-        ends = (weight for job, weight in of.ends.items() if p <= self.at.get((Kind.END, job), self.num))
+        ends = (weight for job, weight in of.ends.items() if p <= self.at.get((EventKind.END, job), self.num))
         return ((0.0 if has_due_dates(of) else of.largest) + math.fsum(ends)) / self.scale
 
     def _periods_of(self, job: PlanningJob) -> range:
-        first = self.at.get((Kind.RELEASE, job.id), -1) + 1
-        first = max([first, *(self.at[Kind.END, other] + 1 for other in job.after)])
-        last = min(self.at.get((kind, job.id), self.num - 1) for kind in (Kind.END, Kind.DUE))
+        first = self.at.get((EventKind.RELEASE, job.id), -1) + 1
+        first = max([first, *(self.at[EventKind.END, other] + 1 for other in job.after)])
+        last = min(self.at.get((kind, job.id), self.num - 1) for kind in (EventKind.END, EventKind.DUE))
         return range(first, last + 1)
 
     def _add_job(self, job: PlanningJob) -> None:
@@ -126,29 +124,17 @@ class EventLp:
                 whole = whole_s / self.unit_s
                 for kind in self.problem.device_types:
                     if option.device_type in ("", kind):
-                        slot = self._slot_row(p, kind, option.slot)
+                        slot = self.lp.slot_row(p, kind, option.slot)
                         entries = [(work, 1.0 / whole), (time, 1.0), (slot, float(option.num_nodes))]
                         self.seconds.append((self.lp.column(entries), job.id, p, whole))
-
-    def _slot_row(self, p: int, kind: str, slot: int) -> int:
-        key = (p, kind, slot)
-        if key not in self._slots:
-            self._slots[key] = self.lp.row(-math.inf, 0.0)
-        return self._slots[key]
 
     def _add_nodes(self) -> None:
         for p in range(self.num):
             groups = Counter((node.device_type, node.num_devices) for node in self.nodes_in(p))
             for (kind, size), count in groups.items():
-                slots = tuple(slot for at, own, slot in self._slots if (at, own) == (p, kind))
                 rows = [self.lp.row(0.0, 0.0) for _ in range(size)]
                 self.lp.columns[self.lengths[p]].append((rows[0], -float(count)))
-                for place, slot in steps_of(size, slots):
-                    entries = [(self._slots[p, kind, slot], -1.0)] if slot else []
-                    entries.append((rows[place], 1.0))
-                    if (reached := place + max(1, slot)) < size:
-                        entries.append((rows[reached], -1.0))
-                    self.lp.column(entries)
+                self.lp.add_walks(rows, p, kind)
 
     def _add_latest(self, of: Coefficients) -> None:
         """Adds the maximum of factor x end as a column, and a row for each period in which jobs of a factor end."""
@@ -156,7 +142,7 @@ class EventLp:
             return
         factors: dict[int, float] = {}
         for job, factor in of.latest.items():
-            p = self.at.get((Kind.END, job), self.num - 1)
+            p = self.at.get((EventKind.END, job), self.num - 1)
             factors[p] = max(factor, factors.get(p, 0.0))
         value = self.lp.column(cost=of.largest / self.scale)
         for p, factor in factors.items():
@@ -170,7 +156,7 @@ class EventLp:
             if event.at_s is None:
                 continue
             at = event.at_s / self.unit_s
-            is_release = event.kind is Kind.RELEASE
+            is_release = event.kind is EventKind.RELEASE
             row = self.lp.row(at if is_release else -math.inf, math.inf if is_release else at)
             for q in range(p + 1):
                 self.lp.columns[self.lengths[q]].append((row, 1.0))

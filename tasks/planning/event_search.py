@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
-from ringmaster.tasks.planning.bounds.completion_model import likely_ends_s
+from ringmaster.tasks.planning.bounds.completions import likely_ends_s
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
-from ringmaster.tasks.planning.event_lp import Event, EventLp, Kind, Periods, has_due_dates
+from ringmaster.tasks.planning.event_lp import Event, EventKind, EventLp, Periods, has_due_dates
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun, Node, Option, PlanningJob, Problem
 from ringmaster.tasks.planning.problems.reductions import folded
 from ringmaster.tasks.planning.work import WorkBudget
 
@@ -73,22 +73,22 @@ def _may_swap(a: Event, b: Event, after: Mapping[str, set[str]]) -> bool:
     """Whether two neighbours may change places: not two that happen at fixed times, nor a job and one it waits for."""
     if a.at_s is not None and b.at_s is not None:
         return False
-    return not (a.kind is Kind.END and b.kind is Kind.END and any(after[name] & a.names for name in b.names))
+    return not (a.kind is EventKind.END and b.kind is EventKind.END and any(after[name] & a.names for name in b.names))
 
 
 def first_orders(
     problem: Problem, ends_s: Mapping[str, float], of: Coefficients, bound_s: float
 ) -> Iterator[list[Event]]:
     """Yields orders of events: ends of jobs in the middle of where they can be, and as given."""
-    fixed: dict[tuple[Kind, float], set[str]] = {}
+    fixed: dict[tuple[EventKind, float], set[str]] = {}
     for job in problem.jobs:
         if job.release_s > 0:
-            fixed.setdefault((Kind.RELEASE, job.release_s), set()).add(job.id)
+            fixed.setdefault((EventKind.RELEASE, job.release_s), set()).add(job.id)
         if job.deadline_s is not None:
-            fixed.setdefault((Kind.DUE, job.deadline_s), set()).add(job.id)
+            fixed.setdefault((EventKind.DUE, job.deadline_s), set()).add(job.id)
     for node in problem.nodes:
         if node.available_until_s is not None:
-            fixed.setdefault((Kind.LEAVE, node.available_until_s), set()).add(node.id)
+            fixed.setdefault((EventKind.LEAVE, node.available_until_s), set()).add(node.id)
     rows = [(at_s, Event(kind, frozenset(names), at_s)) for (kind, at_s), names in fixed.items()]
     waited_for = {other for job in problem.jobs for other in job.after}
     ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
@@ -98,8 +98,8 @@ def first_orders(
     smallest = min(of.latest.values(), default=0.0)
     due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
     for guess in (middles | due_s | likely_s, ends_s):
-        own = [(guess[job], Event(Kind.END, frozenset({job}))) for job in ends]
-        own += [(max(guess[job] for job in jobs), Event(Kind.END, jobs)) for jobs in together]
+        own = [(guess[job], Event(EventKind.END, frozenset({job}))) for job in ends]
+        own += [(max(guess[job] for job in jobs), Event(EventKind.END, jobs)) for jobs in together]
         ordered = sorted([*rows, *own], key=lambda row: (row[0], row[1].kind, sorted(row[1].names)))
         order = _in_precedence([event for _, event in ordered], problem)
         yield order
@@ -129,18 +129,20 @@ def _in_precedence(order: list[Event], problem: Problem) -> list[Event]:
     after = {job.id: set(job.after) for job in problem.jobs}
     left, done, found = list(order), set[str](), []
     while left:
-        ready = (e for e in left if e.kind is not Kind.END or all(after[name] <= done for name in e.names))
+        ready = (e for e in left if e.kind is not EventKind.END or all(after[name] <= done for name in e.names))
         event = next(ready)
         left.remove(event)
         found.append(event)
-        done |= event.names if event.kind is Kind.END else frozenset()
+        done |= event.names if event.kind is EventKind.END else frozenset()
     return found
 
 
 def earlier(order: Sequence[Event], share: float) -> list[Event]:
     """Returns the order with nodes that leave, and deadlines, at a share of their time."""
     return [
-        replace(event, at_s=event.at_s * share) if event.kind is not Kind.RELEASE and event.at_s is not None else event
+        replace(event, at_s=event.at_s * share)
+        if event.kind is not EventKind.RELEASE and event.at_s is not None
+        else event
         for event in order
     ]
 
@@ -181,7 +183,7 @@ def plan_by_events(
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:
         return None
     search = _Search(problem, safe, objective, least_value, least_s, seed, work)
-    best, is_fixed = None, any(event.kind in (Kind.LEAVE, Kind.DUE) for event in orders[0])
+    best, is_fixed = None, any(event.kind in (EventKind.LEAVE, EventKind.DUE) for event in orders[0])
     for share in EARLIER if is_fixed else EARLIER[:1]:
         found = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
         best = search.improved(best, found, start) if found else best
@@ -291,7 +293,9 @@ def _planned(found: OrderFound, problem: Problem, *, least_s: float, seed: int, 
         ]
         newest = {row.job: row for row in sorted(rows, key=lambda row: row.end_s)}
         running = {
-            job: Running(row.option, row.devices) for job, row in newest.items() if row.end_s >= length_s * (1 - 1e-6)
+            job: CurrentRun(row.option, row.devices)
+            for job, row in newest.items()
+            if row.end_s >= length_s * (1 - 1e-6)
         }
         started |= newest.keys()
         now_s += length_s
@@ -318,7 +322,13 @@ def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
 
 
 def _part(
-    job: PlanningJob, share: float, nodes: Sequence[Node], running: Running | None, *, is_started: bool, is_last: bool
+    job: PlanningJob,
+    share: float,
+    nodes: Sequence[Node],
+    running: CurrentRun | None,
+    *,
+    is_started: bool,
+    is_last: bool,
 ) -> PlanningJob:
     """Returns a share of a job as a job of its own."""
     there = {node.id for node in nodes}

@@ -31,7 +31,7 @@ STEP_S = 2e-9  # work of a step of the kernel's loops
 NOWHERE = 1 << 20  # devices that an option needs on nodes of another type
 
 
-def plan_rigid(
+def plan_without_preemption(
     problem: Problem,
     bound_s: float,
     *,

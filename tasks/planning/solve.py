@@ -89,7 +89,7 @@ def solve_within(
     """Does what `solve` does within a budget, and charges the work to it."""
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
-    minimised = objective_by_name(objective)
+    chosen_objective = objective_by_name(objective)
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
     if problem.is_fused:
@@ -107,14 +107,14 @@ def solve_within(
             ),
             work=work,
             preemption=preemption,
-            objective=minimised,
+            objective=chosen_objective,
         )
     return PlanSearch(
         problem,
         work=work,
         seed=seed,
         preemption=preemption,
-        objective=minimised,
+        objective=chosen_objective,
         least_segment_s=least_segment_switches * problem.switch_cost_s,
         enough=enough,
     ).run()
@@ -389,7 +389,7 @@ class PlanSearch:
             self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
-        from ringmaster.tasks.planning.rigid_annealing import plan_rigid
+        from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
@@ -400,7 +400,7 @@ class PlanSearch:
         # The preemptive stage runs later and often gains more, so it gets half of the work.
         share = 1.0 if self.preemption == "never" else 0.5
         with self.work.part(share) as work:
-            segments = plan_rigid(
+            segments = plan_without_preemption(
                 self.problem,
                 self.rigid_s,
                 options=self.relaxed,

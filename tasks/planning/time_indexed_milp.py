@@ -19,7 +19,7 @@ MAX_NODES = 20  # of the branch-and-bound tree; a limit in nodes is reproducible
 
 
 @dataclass(frozen=True)
-class _Start:
+class _StartVariable:
     """A binary: job `job` starts under option `option` at grid step `step` on node `node` for `length` steps."""
 
     job: str
@@ -52,7 +52,7 @@ def solve_time_indexed(
     model = pulp.LpProblem("plan", pulp.LpMinimize)
     last_end = model.add_variable("T", 0)
     model += last_end
-    starts: list[_Start] = []
+    starts: list[_StartVariable] = []
     for job in problem.jobs:
         for node in problem.nodes:
             starts += _starts(model, job, node, step_s, num_steps, first=len(starts))
@@ -72,7 +72,7 @@ def solve_time_indexed(
     return [(start.job, start.option) for start in chosen]
 
 
-def _values(model: Any, starts: list[_Start], time_limit_s: float, seed: int) -> list[bool]:
+def _values(model: Any, starts: list[_StartVariable], time_limit_s: float, seed: int) -> list[bool]:
     """Returns the binaries that HiGHS sets, read from its own model, since PuLP has no status for a node limit."""
     import pulp
 
@@ -88,19 +88,21 @@ def _values(model: Any, starts: list[_Start], time_limit_s: float, seed: int) ->
     return [values[start.variable.index] > 0.5 for start in starts]
 
 
-def _starts(model: Any, job: PlanningJob, node: Node, step_s: float, num_steps: int, *, first: int) -> list[_Start]:
-    found: list[_Start] = []
+def _starts(
+    model: Any, job: PlanningJob, node: Node, step_s: float, num_steps: int, *, first: int
+) -> list[_StartVariable]:
+    found: list[_StartVariable] = []
     for k in useful_options(job):
         option = job.options[k]
         length = max(1, ceil(option.runtime_s / step_s - 0.5))
         if option.num_devices <= node.num_devices:
             for step in range(num_steps - length + 1):
                 variable = model.add_variable(f"x{first + len(found)}", cat="Binary")
-                found.append(_Start(job.id, k, node.id, step, length, variable))
+                found.append(_StartVariable(job.id, k, node.id, step, length, variable))
     return found
 
 
-def _start_once(model: Any, by_job: dict[str, list[_Start]]) -> None:
+def _start_once(model: Any, by_job: dict[str, list[_StartVariable]]) -> None:
     """sum_{o,n,t} x[j,o,n,t] = 1 for each job j."""
     import pulp
 
@@ -108,7 +110,7 @@ def _start_once(model: Any, by_job: dict[str, list[_Start]]) -> None:
         model += pulp.lpSum(start.variable for start in starts) == 1
 
 
-def _fit_on_nodes(model: Any, problem: Problem, starts: list[_Start]) -> None:
+def _fit_on_nodes(model: Any, problem: Problem, starts: list[_StartVariable]) -> None:
     """sum_{j,o} gpus[o] sum_{t - length < t' <= t} x[j,o,n,t'] <= G_n for each node n and grid step t."""
     import pulp
 
@@ -122,7 +124,7 @@ def _fit_on_nodes(model: Any, problem: Problem, starts: list[_Start]) -> None:
         model += pulp.lpSum(terms) <= size_of[node]
 
 
-def _end_before(model: Any, by_job: dict[str, list[_Start]], last_end: Any) -> None:
+def _end_before(model: Any, by_job: dict[str, list[_StartVariable]], last_end: Any) -> None:
     """sum_{o,n,t} (t + length[o]) x[j,o,n,t] <= T for each job j."""
     import pulp
 
@@ -130,7 +132,7 @@ def _end_before(model: Any, by_job: dict[str, list[_Start]], last_end: Any) -> N
         model += pulp.lpSum((start.step + start.length) * start.variable for start in starts) <= last_end
 
 
-def _wait_for_others(model: Any, problem: Problem, by_job: dict[str, list[_Start]]) -> None:
+def _wait_for_others(model: Any, problem: Problem, by_job: dict[str, list[_StartVariable]]) -> None:
     """Sum t x[b] >= sum (t + length) x[a] for each job b that waits for a."""
     import pulp
 

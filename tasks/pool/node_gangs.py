@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ringmaster.errors import NodeAlreadyServed
-from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.execution.local_engine import Leases
 from ringmaster.tasks.storage.message_store import KILL, Share
 from ringmaster.techniques.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang, Outcome

@@ -6,13 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import ChannelClosed
-from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.profiling.trials import TrialEnvironment, gang_shape
+from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
@@ -28,7 +27,37 @@ from ringmaster.techniques.processes.events import (
 )
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.processes.gang import was_killed
+from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEnvironment:
+    """The environment of trials and segments: fork server, the devices of one node, and the folders of workers.
+
+    weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
+    preflight_ahead: `PreflightAhead.result` of a preflight that was begun before the run was opened.
+    """
+
+    server: ForkServerClient
+    devices: tuple[Device, ...]
+    cache_dir: Path
+    import_paths: tuple[str, ...] = ()
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    preflight_ahead: Callable[..., tuple[dict[str, Preflight], dict[str, str]] | None] | None = None
+
+
+def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:
+    """Converts devices into the form that workers use."""
+    return tuple(
+        Slot(kind=d.kind, index=d.index, uuid=d.uuid, cores=d.cores, memory_bytes=d.memory_bytes) for d in devices
+    )
+
+
+def gang_shape(devices: Sequence[Device]) -> GangShape:
+    """Converts devices of one node into the form that techniques use."""
+    return GangShape(kind=devices[0].kind, num_devices=len(devices), memory_bytes=min(d.memory_bytes for d in devices))
+
 
 PREFLIGHT_TARGET = "ringmaster.techniques.estimates.preflight:main"
 # The attempts of a trial, or of a job's preflight, that is killed from outside.

@@ -5,12 +5,189 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, Failure, Result
-from ringmaster.techniques import Profile
+from ringmaster.techniques import Profile, registry
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
+from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
+from ringmaster.techniques.loss import reward_names, source_of
+from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.profile import ProfileKey
+
+DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
+LIBRARIES = ("torch", "transformers")
+# A fact that release 0.1 recorded, with the value of almost all models: profiles that it measured stay valid.
+OF_0_1 = {"has_batch_statistics": False}
+SAME_COST = (
+    OF_SAMPLES
+    | BESIDE_ONE_STEP
+    | {"techniques", "num_devices", "components"}
+    | {f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")}
+)
+"""The fields of a job that cost no time; every other field is counted, also one that is added later."""
+COUNTED_SINCE_0_1 = frozenset(
+    {
+        *("model", "adapter", "loss", "precision", "communication", "compile", "clip_grad_norm", "global_batch_size"),
+        *("exact", "freeze", "optimizer.name", "evaluation.metrics", "evaluation.max_batches"),
+        *("adaptation.kind", "adaptation.method", "adaptation.teacher_model", "data.kwargs", "data.factory"),
+    }
+)
+"""The fields that `speed_key` counts in the form of release 0.1, so that its profiles stay valid."""
+NUMBERS = frozenset(
+    {
+        *("betas", "eps", "weight_decay", "momentum", "dampening", "beta2_decay", "d"),
+        *("adamw_betas", "adamw_eps", "adamw_lr", "adamw_weight_decay"),
+        *("beta", "gamma", "label_smoothing", "temperature", "class_weights"),
+    }
+)
+"""The options of optimizers and losses whose values cost the same time, unless they are 0."""
+LENGTHS_AN_OCTAVE = 4  # lengths of samples that differ by less than a fifth count as equal
+TRIALS_VERSION = 2  # the version of the measurement, incremented when new profiles are not comparable with old ones
+
+
+def speed_key(
+    job: Job,
+    data: Mapping[str, Any],
+    *,
+    facts: Mapping[str, Any] | None = None,
+    import_paths: tuple[str, ...] = (),
+) -> str:
+    """Returns a key that is equal for jobs that cannot differ in speed.
+
+    All of the job counts but `SAME_COST`, and `NUMBERS` other than 0.
+
+    data: the JSON form of the prepared data (its kind and shapes).
+    facts: the JSON form of the model's facts, which distinguish two models that were saved under one name.
+    import_paths: the folders of users' factories, whose source code is part of the key.
+    """
+    spec = job.data
+    data_shape = {key: data[key] for key in DATA_SHAPE}
+    if data.get("tensors"):  # no key without, so that earlier profiles stay valid
+        data_shape["tensors"] = data["tensors"]
+    if lengths := _lengths(data):
+        data_shape["lengths"] = lengths
+    code = [job.model.factory, source_of(job.loss), spec.factory, installed_source(spec)]
+    rewards = reward_names(job.loss, job.loss_options)
+    factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *rewards) if name]
+    # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
+    num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
+    return digest(
+        {
+            "model": to_json(job.model),
+            "facts": {**OF_0_1, **facts} if facts else {},
+            "adapter": to_json(job.adapter),
+            "data": {**data_shape, "kwargs": to_json(spec.kwargs)},
+            "loss": job.loss,
+            "precision": [job.precision, job.communication, job.compile],
+            "optimizer": [job.optimizer.name, sorted(job.optimizer.options)],
+            "clips": job.clip_grad_norm is not None,
+            "global_batch_size": job.global_batch_size,
+            "exact": job.exact,  # decides which configs exist
+            "evaluation": [list(job.evaluation.metrics), num_evaluated],
+            "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
+            **({"generation": dict(job.loss_options)} if rewards else {}),  # lengths and numbers of completions
+            **({"freeze": list(job.freeze)} if job.freeze else {}),
+            **_adaptation(job),  # no key without an adaptation, so that earlier profiles stay valid
+            **({"others": others} if (others := _others(job)) else {}),
+        }
+    )
+
+
+def _others(job: Job) -> dict[str, Any]:
+    """Returns the fields that cost time, differ from their defaults, and were not counted in release 0.1."""
+    said = job.optimizer
+    optimizer = replace(
+        said,
+        # The names of all options are counted already.
+        options={name: value for name, value in said.options.items() if name not in NUMBERS or not value},
+        layer_decay=said.layer_decay and 1.0,
+        groups=tuple(replace(group, lr=None) for group in said.groups),
+    )
+    options = {name: bool(value) if name in NUMBERS else value for name, value in job.loss_options.items()}
+    kind = None if job.data.kind == LANGUAGE_MODELING else job.data.kind  # the kind of a text that names none
+    job = replace(job, optimizer=optimizer, loss_options=options, data=replace(job.data, kind=kind))
+    found = set_fields(job, but=SAME_COST | COUNTED_SINCE_0_1)
+    return {name: value for name, value in found.items() if value != {} or name not in ("data", "adaptation")}
+
+
+def _lengths(data: Mapping[str, Any]) -> Any:
+    """Returns what tells how long samples are that are padded to the longest of a step; None for equally long ones.
+
+    Data of tomorrow that are about as long as those of today need no new profile.
+    """
+    if not data.get("tensors") or data["seq_len"] is None:
+        return None
+    if known := data.get("lengths"):
+        return [round(LENGTHS_AN_OCTAVE * math.log2(max(length, 1))) for length in known]
+    return data.get("digest")  # prepared by an earlier release, or by a factory
+
+
+def fingerprint(
+    key: str,
+    *,
+    technique: str,
+    config: Mapping[str, Any],
+    num_devices: int,
+    device_kind: str,
+    memory_bytes: int = 0,
+    code: str = "",
+) -> str:
+    """Returns the name under which a profile is stored.
+
+    It covers everything that matters, including library versions and the kind of device.
+
+    memory_bytes: the memory of a device, as a config that ran out of memory may fit into more memory.
+    code: the digest of a user's own technique.
+    """
+    device = [device_kind, round(memory_bytes / 2**30)]
+    return digest([key, technique, code, dict(config), num_devices, device, _versions(), TRIALS_VERSION], length=32)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Returns the versions of the libraries; cached, as it parses a file for each and every config needs it."""
+    return {library: version(library) for library in LIBRARIES}
+
+
+def technique_code(name: str, import_paths: tuple[str, ...]) -> str:
+    """Returns the digest of a user's technique module; empty for built-in techniques, which the release covers."""
+    return "" if name in registry.BUILTIN else source_digest(registry.dotted_path(name), import_paths)
+
+
+def _adaptation(job: Job) -> dict[str, Any]:
+    """Returns the parts of an adaptation that affect the speed: its kind and method, teacher, and number of parents."""
+    said = job.adaptation
+    if said is None:
+        return {}
+    how = {"kind": said.kind, "method": said.method, "trains": job.trains, "num_parents": len(job.parents)}
+    return {"adaptation": {**how, "teacher": to_json(said.teacher_model)}}
+
+
+def _scripts(command: Sequence[str] | None) -> dict[str, str]:
+    """Returns the digest of each file that a command names: another training script has another speed."""
+    files = [word for word in command or () if Path(word).is_file()]
+    return {word: digest(Path(word).read_text(errors="replace")) for word in files}
+
+
+def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
+    """Returns the digest of the module that holds a user's factory, without importing it; "" if it is not found."""
+    top, *rest = dotted.partition(":")[0].split(".")
+    spec = find_spec(top) or PathFinder.find_spec(top, import_paths)
+    for part in rest:
+        # The last part of the name alone: a dotted name would need parent packages that are not imported.
+        folders = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(part, list(folders)) if folders else None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return ""
+    return digest(Path(spec.origin).read_text(errors="replace"))
+
 
 TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
 MOST_STEPS = 200  # for which older measurements count: a machine may change

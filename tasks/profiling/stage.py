@@ -16,18 +16,29 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
-from ringmaster.tasks.profiling.groups.candidates import Group, classes
-from ringmaster.tasks.profiling.groups.layouts import Layout, layouts
-from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.groups.search import GroupSearch
-from ringmaster.tasks.profiling.lending import Lend
-from ringmaster.tasks.profiling.over_nodes import known_speeds, option_profiles, predicted_profiles, shapes_over_nodes
-from ringmaster.tasks.profiling.preflight import Failed, Notice, data_lines, preflight_jobs, resolve_steps, untold
-from ringmaster.tasks.profiling.profile_store import ProfileStore
-from ringmaster.tasks.profiling.reasons import why_nothing_fits
-from ringmaster.tasks.profiling.search import FAILED, ConfigSearch, Result, quickest_looking_first
-from ringmaster.tasks.profiling.trial_runner import (
+from ringmaster.tasks.profiling.group_layouts import Group, Layout, classes, layouts
+from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
+from ringmaster.tasks.profiling.option_profiles import (
+    known_speeds,
+    option_profiles,
+    predicted_profiles,
+    shapes_over_nodes,
+)
+from ringmaster.tasks.profiling.preflight import (
+    Failed,
+    Notice,
+    TrialEnvironment,
+    data_lines,
+    gang_shape,
+    preflight_jobs,
+    resolve_steps,
+    untold,
+)
+from ringmaster.tasks.profiling.profile_store import ProfileStore, fingerprint, speed_key, technique_code
+from ringmaster.tasks.profiling.search import FAILED, ConfigSearch, Result, quickest_looking_first, why_nothing_fits
+from ringmaster.tasks.profiling.trials import (
+    Lend,
+    Trial,
     TrialLimits,
     TrialRunner,
     needed_trials,
@@ -36,7 +47,6 @@ from ringmaster.tasks.profiling.trial_runner import (
     search_thoroughly,
     trial_of_config,
 )
-from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, gang_shape
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.profile import PREDICTED

@@ -8,8 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.planning.gantt import Box, Frame, colours, label, legend, seconds_text, stripes
-from ringmaster.tasks.planning.gantt_text import LETTERS, Bar, Piece, pieces
+from ringmaster.tasks.planning.gantt import (
+    LETTERS,
+    Bar,
+    Box,
+    Frame,
+    Piece,
+    colours,
+    label,
+    legend,
+    pieces,
+    seconds_text,
+    stripes,
+)
 from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, end_text, headline
 from ringmaster.text import printable, xml
 

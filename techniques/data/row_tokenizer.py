@@ -1,4 +1,10 @@
-"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template."""
+"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template.
+
+A tokenizer first finds its special tokens in a rendered conversation, and encodes what is between them alone. So the
+ids of these pieces, joined, are those of the whole, and pieces are encoded word by word (`WordEncoder`), which is
+faster than by the tokenizer. A part of the assistant's may begin or end at a special token, or within a piece behind
+the end of a line (`CutRule.ends_line`).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +44,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marked:
+class EncodedText:
     """Tokens with special ones. segments: for a pair, the number of the text of each token, for models that read it."""
 
     tokens: list[int]
@@ -49,6 +55,13 @@ class RowTokenizer:
     """Encodes the texts of rows with the tokenizer in `folder`, which `AutoTokenizer` loads.
 
     The texts of many rows are encoded together by `prefetch`, and looked up by `encode`.
+
+    Attributes:
+        vocab_size: the number of tokens, special ones included.
+        end_id: the token that ends a text; None if there is none.
+        end_text: that token as it is written; "" if there is none.
+        pad_id: the token that fills up shorter texts: the end of a text where the tokenizer has none for it.
+        num_cut: how often `with_special` has cut a text or a pair.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,23 +71,12 @@ class RowTokenizer:
         self._encoder = TextEncoder(self._tokenizer)
         self._rendered_encoder = RenderedEncoder(self._tokenizer, self._encoder)
         self._known: dict[str, list[int]] = {}
-        self.num_cut = 0  # how often `with_special` has cut a text or a pair
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens, special ones included."""
-        return len(self._tokenizer)
-
-    @property
-    def end_id(self) -> int | None:
-        """The token that ends a text, if there is one."""
-        found: int | None = self._tokenizer.eos_token_id
-        return found
-
-    @property
-    def end_text(self) -> str:
-        """The token that ends a text as it is written; empty if there is none."""
-        return self._tokenizer.eos_token or ""
+        self.vocab_size = len(self._tokenizer)
+        self.end_id: int | None = self._tokenizer.eos_token_id
+        self.end_text: str = self._tokenizer.eos_token or ""
+        own: int | None = self._tokenizer.pad_token_id
+        self.pad_id = next((token for token in (own, self.end_id) if token is not None), 0)
+        self.num_cut = 0
 
     @cached_property
     def roles(self) -> frozenset[str]:
@@ -86,23 +88,7 @@ class RowTokenizer:
     @property
     def start_ids(self) -> list[int]:
         """The special tokens before a text, such as the beginning of a text (BOS)."""
-        return self._single[0]
-
-    @property
-    def pad_id(self) -> int:
-        """The token that fills up shorter texts: the end of a text where the tokenizer has none for it."""
-        own = self._tokenizer.pad_token_id
-        return next((token for token in (own, self.end_id) if token is not None), 0)
-
-    @property
-    def num_before(self) -> int:
-        """The number of special tokens before a text."""
-        return len(self._single[0])
-
-    @property
-    def num_special(self) -> int:
-        """The number of special tokens around a text."""
-        return sum(map(len, self._single))
+        return self.special_ids[0]
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Encodes the texts that `encode` is called with next."""
@@ -120,26 +106,28 @@ class RowTokenizer:
         known = self._known.get(text)
         return self._encoded([text])[0] if known is None else known
 
-    def with_special(self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None) -> Marked:
+    def with_special(
+        self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None
+    ) -> EncodedText:
         """Returns tokens with the special tokens around them, such as [CLS] and [SEP].
 
         at_most: the number of tokens to which they are cut. Special tokens are kept, and of a pair the longer text is
             cut first.
         """
-        around, parts = (self._single, [ids]) if pair is None else (self._pair, [ids, pair])
+        around, parts = (self.special_ids, [ids]) if pair is None else (self._pair, [ids, pair])
         if at_most is not None:
             most = max(at_most - sum(map(len, around)), 0)
             if sum(map(len, parts)) > most:
                 self.num_cut += 1
                 parts = _cut(parts, most)
         if pair is None:
-            return Marked(tokens=[*around[0], *parts[0], *around[1]], segments=None)
+            return EncodedText(tokens=[*around[0], *parts[0], *around[1]], segments=None)
         tokens, segments = list(around[0]), [0] * len(around[0])
         for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
             tokens += [*part, *after]
             segments += [number] * (len(part) + len(after))
         has_segments = "token_type_ids" in self._tokenizer.model_input_names
-        return Marked(tokens=tokens, segments=segments if has_segments else None)
+        return EncodedText(tokens=tokens, segments=segments if has_segments else None)
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
@@ -274,8 +262,8 @@ class RowTokenizer:
         return [ids.tolist() for ids in self._encoder(texts)]
 
     @cached_property
-    def _single(self) -> list[list[int]]:
-        """The special tokens before and after a text."""
+    def special_ids(self) -> list[list[int]]:
+        """The special tokens before a text, and those after it."""
         return _around(self._tokenizer("a", verbose=False)["input_ids"], self._encoded(["a"]))
 
     @cached_property

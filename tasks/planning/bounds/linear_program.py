@@ -10,7 +10,10 @@ Entries = Sequence[tuple[int, float]]  # (row, coefficient) of a column
 
 @dataclass
 class LinearProgram:
-    """Minimises cost x, subject to lower <= A x <= upper and x >= 0; columns are lists of (row, coefficient)."""
+    """Minimises cost x, subject to lower <= A x <= upper and x >= 0; columns are lists of (row, coefficient).
+
+    slots: rows of the slots of one size, by (..., size); what comes before the size is where they are.
+    """
 
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
@@ -18,6 +21,7 @@ class LinearProgram:
     limits: list[tuple[float, float]] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
     integer: list[int] = field(default_factory=list)
+    slots: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def row(self, lower: float, upper: float) -> int:
         """Adds a row and returns its index."""
@@ -35,6 +39,37 @@ class LinearProgram:
         if is_integer:
             self.integer.append(len(self.columns) - 1)
         return len(self.columns) - 1
+
+    def slot_row(self, *key: Any) -> int:
+        """Returns the row of the slots with a key of `slots`, and adds it where it is missing."""
+        if key not in self.slots:
+            self.slots[key] = self.row(-math.inf, 0.0)
+        return self.slots[key]
+
+    def add_walks(self, places: Sequence[int], *where: Any) -> None:
+        """Adds the columns by which nodes divide their time into the slots that are there.
+
+        A node of G devices is a line of positions 0..G. A slot of s devices is a step from v to v + s, and a device
+        left idle is a step from v to v + 1. On a walk from 0 to G, larger slots come first.
+
+        places: the rows of the positions 0..G-1.
+        where: the key of the slots, without their size.
+        """
+        size = len(places)
+        rows = {key[-1]: row for key, row in self.slots.items() if key[:-1] == where}
+        reachable = [True] + [False] * size
+        steps = []
+        for slot in sorted(rows, reverse=True):
+            for place in range(size - slot + 1):
+                if reachable[place]:
+                    reachable[place + slot] = True
+                    steps.append((place, slot))
+        for place, slot in [*steps, *((place, 0) for place in range(size))]:
+            entries = [(rows[slot], -1.0)] if slot else []
+            entries.append((places[place], 1.0))
+            if (reached := place + max(1, slot)) < size:
+                entries.append((places[reached], -1.0))
+            self.column(entries)
 
     def loaded(self) -> Any:
         """Returns HiGHS with this program, for one thread and a fixed seed."""
@@ -61,11 +96,15 @@ class LinearProgram:
         highs.passModel(lp)
         return highs
 
-    def values(self) -> list[float]:
-        """Solves the program and returns an optimum by column; [] without one."""
+    def values(self, *, tolerance: float = 1e-7) -> list[float]:
+        """Solves the program and returns an optimum by column; [] without one.
+
+        tolerance: by which constraints may be violated.
+        """
         import highspy
 
         highs = self.loaded()
+        highs.setOptionValue("primal_feasibility_tolerance", tolerance)
         highs.run()
         if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return []

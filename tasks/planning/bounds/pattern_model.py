@@ -10,7 +10,6 @@ jobs.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -74,8 +73,8 @@ class PatternModel:
         self.lp.column(cost=1.0)  # T
         self._work, self._time = self._class_rows()
         self.options = self._find_options()
-        kinds = {(c.kind, self._option(c).slot) for c in self.options}
-        self._slot_rows = {slot: self.lp.row(-math.inf, 0.0) for slot in sorted(kinds)}
+        for kind, slot in sorted({(c.kind, self._option(c).slot) for c in self.options}):
+            self.lp.slot_row(kind, slot)
         self._first_option = len(self.lp.columns)
         for column in self.options:
             self._add_option(column)
@@ -119,7 +118,7 @@ class PatternModel:
         entries = [(self._work[c], scale / column.seconds) for c in column.rows]
         entries += [(self._time[c], scale) for c in column.rows]
         option = self._option(column)
-        entries.append((self._slot_rows[column.kind, option.slot], scale * option.num_nodes))
+        entries.append((self.lp.slot_row(column.kind, option.slot), scale * option.num_nodes))
         most = float(len(self.classes[column.rows[0]])) if is_integer else math.inf
         self.lp.column(entries, upper=most, is_integer=is_integer)
 
@@ -133,13 +132,7 @@ class PatternModel:
                 in_use = self.lp.row(-math.inf, 0.0)
                 self.lp.columns[0].append((in_use, -float(count)))
                 self.lp.column([(in_use, 1.0), (places[0], -1.0)], upper=count * until_s / self.unit_s)
-            slots = tuple(slot for own, slot in self._slot_rows if own == kind)
-            for place, slot in steps_of(size, slots):
-                entries = [(self._slot_rows[kind, slot], -1.0)] if slot else []
-                entries.append((places[place], 1.0))
-                if (reached := place + max(1, slot)) < size:
-                    entries.append((places[reached], -1.0))
-                self.lp.column(entries)
+            self.lp.add_walks(places, kind)
 
     def _add_long_options(self) -> None:
         """M z >= n for the n of m jobs of a class under an option, and T >= seconds z, with z 0 or 1."""
@@ -189,7 +182,7 @@ class PatternModel:
         if len(duals) == 0 or not all(math.isfinite(value) for value in duals):
             return None
         typed: dict[str, dict[int, float]] = {kind: {} for kind in self.problem.device_types}
-        for (kind, slot), row in self._slot_rows.items():
+        for (kind, slot), row in self.lp.slots.items():
             typed[kind][slot] = max(0.0, -float(duals[row]))
         own = {
             self.problem.jobs[j].id: -float(duals[row])
@@ -275,17 +268,3 @@ class PatternModel:
 def members_of(job: PlanningJob, option: Option) -> Group:
     """Returns the ids of the jobs whose work an option does."""
     return frozenset((job.id, *option.jobs))
-
-
-def steps_of(size: int, slots: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yields the (position, slot) steps of walks over a node; slot 0 leaves one device idle.
-
-    On a walk, larger slots come first.
-    """
-    reachable = [True] + [False] * size
-    for slot in sorted(slots, reverse=True):
-        for place in range(size - slot + 1):
-            if reachable[place]:
-                reachable[place + slot] = True
-                yield place, slot
-    yield from ((place, 0) for place in range(size))

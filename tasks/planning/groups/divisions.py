@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem, Running, likeness
+from ringmaster.tasks.planning.problems.problem import CurrentRun, Option, PlanningJob, Problem, likeness
 from ringmaster.tasks.planning.problems.problem_validation import cycle_in
 from ringmaster.tasks.planning.solve import WORTH_S
 from ringmaster.tasks.planning.work import WorkBudget
@@ -108,7 +108,7 @@ class Contraction:
         lead = jobs[places[0][0]]
         members = [jobs[j] for j in sorted(self._index[name] for name in group)]
         due = [job.deadline_s for job in members if job.deadline_s is not None]
-        running: Running | None = None
+        running: CurrentRun | None = None
         for new, (j, k) in enumerate(places):
             old = jobs[j].running
             if old is not None and old.option == k:

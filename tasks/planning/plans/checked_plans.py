@@ -31,13 +31,13 @@ def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
         return None
     if not {name for s in start.segments for name, _ in s.devices} <= {node.id for node in problem.nodes}:
         return None
-    minimised = objective_by_name(objective)
-    if (segments := retimed(problem, start.segments, objective=minimised)) is None:
+    chosen_objective = objective_by_name(objective)
+    if (segments := retimed(problem, start.segments, objective=chosen_objective)) is None:
         return None
     plan = Plan(problem.name, segments, method=start.method, seconds=start.seconds)
     if verify(plan, problem):
         return None
-    if minimised.value(plan, problem) > (start.makespan_s if start.value is None else start.value) * (1 + SAME):
+    if chosen_objective.value(plan, problem) > (start.makespan_s if start.value is None else start.value) * (1 + SAME):
         return None
     return bounded(plan, problem, objective=objective)
 

@@ -4,13 +4,14 @@ The *structure* of a plan is the set of its segments, their devices, and their o
 Searches choose a structure with approximate times; the linear program then decides the length of each segment.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.objectives import MAKESPAN, Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem, overhead_s
@@ -121,9 +122,7 @@ class _Structure:
 
     def best_lengths_s(self, of: Coefficients) -> list[float] | None:
         """Returns the lengths of the segments in an optimum of the linear program; None where there is none."""
-        import highspy
-
-        num, infinity = len(self.segments), highspy.kHighsInf
+        num, infinity = len(self.segments), math.inf
         unit_s = max(sum(self.paid_s), *(self._runtime_s(i) for i in range(num)))
         unit_s = max(max(s.end_s for s in self.segments), unit_s / num)
         # Columns: start of each segment, length of each segment, the last end T, lateness of each job.
@@ -162,8 +161,18 @@ class _Structure:
             lower[i] = self.jobs[segment.job].release_s / unit_s
             if self.held_at_0[i]:
                 upper[i] = 0.0
-        found = _solved(cost, lower, upper, rows)
-        return None if found is None else [float(x) * unit_s for x in found[num : 2 * num]]
+        lp = LinearProgram(
+            lower=[row[0] for row in rows],
+            upper=[row[1] for row in rows],
+            columns=[[] for _ in cost],
+            limits=list(zip(lower, upper, strict=True)),
+            costs=list(cost),
+        )
+        for number, (_, _, entries) in enumerate(rows):
+            for column, x in entries:
+                lp.columns[column].append((number, x))
+        found = lp.values(tolerance=1e-9)
+        return [x * unit_s for x in found[num : 2 * num]] if found else None
 
     def with_lengths(self, lengths_s: Sequence[float]) -> tuple[Segment, ...]:
         """Returns segments of about those lengths, each as early as the order allows.
@@ -234,32 +243,6 @@ def _followers(problem: Problem, rows: Sequence[Segment], of_job: dict[str, list
 
 def _end(i: int, num: int) -> list[tuple[int, float]]:
     return [(i, 1.0), (num + i, 1.0)]
-
-
-def _solved(
-    cost: Any, lower: Any, upper: Any, rows: Sequence[tuple[float, float, list[tuple[int, float]]]]
-) -> Any | None:
-    """Returns an optimum of min cost x, lower <= x <= upper, rows of (lower, upper, coefficients); None without one."""
-    import highspy
-
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = cost.size, len(rows)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
-    lp.row_lower_ = np.array([row[0] for row in rows])
-    lp.row_upper_ = np.array([row[1] for row in rows])
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.cumsum([0, *(len(row[2]) for row in rows)], dtype=np.int32)
-    lp.a_matrix_.index_ = np.array([column for row in rows for column, _ in row[2]], dtype=np.int32)
-    lp.a_matrix_.value_ = np.array([x for row in rows for _, x in row[2]])
-    highs = highspy.Highs()
-    settings = (("output_flag", False), ("threads", 1), ("random_seed", 0), ("primal_feasibility_tolerance", 1e-9))
-    for name, setting in settings:
-        highs.setOptionValue(name, setting)
-    highs.passModel(lp)
-    highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        return None
-    return highs.getSolution().col_value
 
 
 WORTH = 2e-4  # minimum gain of a segment, as a share of the objective

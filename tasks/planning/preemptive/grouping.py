@@ -9,7 +9,7 @@ import numpy as np
 
 from ringmaster.tasks.planning.kernels.tables import NEVER, Ints, NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive.sequences import Parts
-from ringmaster.tasks.planning.preemptive.splitting import Division
+from ringmaster.tasks.planning.preemptive.splitting import TypeDivision
 from ringmaster.tasks.planning.problems.problem import Problem
 
 MARGIN = 4e-3  # by how much plans are longer than the LP that divides jobs, about, as a share
@@ -46,7 +46,7 @@ def whole_jobs(tables: Tables, groups: NodeGroups) -> Parts:
     )
 
 
-def split_jobs(tables: Tables, parts: Parts, division: Division) -> tuple[Parts, Ints]:
+def split_jobs(tables: Tables, parts: Parts, division: TypeDivision) -> tuple[Parts, Ints]:
     """Returns the parts with those of jobs that are done on two types of devices, and the kind of nodes of each part.
 
     The first part of such a job is in the place of the whole job, the second after all others.

@@ -22,7 +22,7 @@ from ringmaster.tasks.planning.preemptive.assignment import Assignment, GroupArr
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.grouping import groupings_of, longest_first, split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.sequences import Parts, Rules, of_group, runs
-from ringmaster.tasks.planning.preemptive.splitting import Division, divided
+from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
@@ -99,7 +99,7 @@ def _divided_plan(
     return retimed(tables.problem, found, least_s=tables.least_run_s) or retimed(tables.problem, found)
 
 
-def _division(tables: Tables, groups: NodeGroups, parts: Parts, bound: Bound, work: WorkBudget) -> Division | None:
+def _division(tables: Tables, groups: NodeGroups, parts: Parts, bound: Bound, work: WorkBudget) -> TypeDivision | None:
     problem = tables.problem
     if len(problem.device_types) == 1:
         return None

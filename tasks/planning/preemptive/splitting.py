@@ -40,7 +40,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Division:
+class TypeDivision:
     """The index of each whole job's device type, the jobs that are done on two types, and the LP's value.
 
     kinds: by job; for a split job, its first type.
@@ -53,7 +53,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class _Mixed:
+class _DividedJob:
     """A job of a class that the LP divides: by type, the share of the job and the time that it takes."""
 
     row: int
@@ -81,7 +81,7 @@ def divided(
     homes: Mapping[int, tuple[int, int]],
     least_s: float,
     work: WorkBudget,
-) -> Division | None:
+) -> TypeDivision | None:
     """Returns the types of devices for all jobs by the pattern LP, with few jobs on two types; None without a solution.
 
     The LP is solved again and again: each time, some of the jobs that it runs on several types are kept off the type
@@ -117,16 +117,16 @@ def divided(
     return None
 
 
-def _mixed(row: int, done: Mapping[int, tuple[float, float]]) -> _Mixed | None:
+def _mixed(row: int, done: Mapping[int, tuple[float, float]]) -> _DividedJob | None:
     """Returns the job of a class that is divided, from the (work, time) of the class by type; None if all are whole."""
     whole = {kind: int(work + WHOLE) for kind, (work, _) in done.items()}
     share = {kind: work - whole[kind] for kind, (work, _) in done.items() if work - whole[kind] > WHOLE}
     if len(share) < 2:
         return None
-    return _Mixed(row, share, {kind: share[kind] * done[kind][1] / done[kind][0] for kind in share}, whole)
+    return _DividedJob(row, share, {kind: share[kind] * done[kind][1] / done[kind][0] for kind in share}, whole)
 
 
-def _length_without(model: PatternModel, mixed: _Mixed, types: Sequence[str]) -> float:
+def _length_without(model: PatternModel, mixed: _DividedJob, types: Sequence[str]) -> float:
     """Returns the LP's value if a job is kept off the type that does least of it."""
     model.limit_work(mixed.row, types[mixed.rarest], mixed.left)
     length = round(model.length, 9) if model.solve() else math.inf
@@ -135,14 +135,14 @@ def _length_without(model: PatternModel, mixed: _Mixed, types: Sequence[str]) ->
 
 
 def _unwanted(
-    mixed: Sequence[_Mixed],
+    mixed: Sequence[_DividedJob],
     size: Mapping[int, float],
     most: Sequence[int],
     at_home: Mapping[int, tuple[int, int]],
     *,
     least_s: float,
     length: float,
-) -> tuple[float, list[_Mixed]]:
+) -> tuple[float, list[_DividedJob]]:
     """Returns how many jobs are too many, and those that are to be rounded next: all at once, or one of the last few.
 
     It is infinitely many where some jobs must not be divided as they are. A class of jobs may take longer than the LP
@@ -151,8 +151,8 @@ def _unwanted(
     size, at_home: by class, the cost of the least part, and the group and type of a running job.
     least_s, length: the minimum length of a part, and the LP's value.
     """
-    never: list[_Mixed] = []
-    left: list[_Mixed] = []
+    never: list[_DividedJob] = []
+    left: list[_DividedJob] = []
     taken: set[int] = set()
     for each in sorted(mixed, key=lambda m: -min(m.time.values())):
         is_bad = len(each.share) > 2 or min(each.time.values()) < least_s
@@ -171,11 +171,11 @@ def _unwanted(
 
 
 def _division(
-    mixed: Sequence[_Mixed],
+    mixed: Sequence[_DividedJob],
     done: Sequence[Mapping[int, tuple[float, float]]],
     model: PatternModel,
     homes: Mapping[int, tuple[int, int]],
-) -> Division:
+) -> TypeDivision:
     """Returns the types of all jobs in a solution of the LP, by class the work and time on each type."""
     kinds, splits = [0] * len(model.problem.jobs), []
     by_row = {each.row: each for each in mixed}
@@ -190,4 +190,4 @@ def _division(
         for j in left:
             kind = max(works, key=lambda k: (works[k], -k))
             kinds[j], works[kind] = kind, works[kind] - 1.0
-    return Division(tuple(kinds), tuple(splits), model.length)
+    return TypeDivision(tuple(kinds), tuple(splits), model.length)

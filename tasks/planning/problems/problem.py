@@ -79,7 +79,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Running:
+class CurrentRun:
     """The option under which a job runs at time 0, and its devices.
 
     A first segment that continues under the same option on the same devices at time 0 pays neither the switch cost nor
@@ -121,7 +121,7 @@ class PlanningJob:
     deadline_s: float | None = None
     weight: float = 1.0
     group: str = ""
-    running: Running | None = None
+    running: CurrentRun | None = None
     started: bool = False
     members: tuple[str, ...] = ()
 
@@ -235,11 +235,11 @@ def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
         if not all(isinstance(item, list) and len(item) == 2 and isinstance(item[1], list) for item in gpus):
             faults.append(f"{place}, running: gpus must be a list of [node, [devices]], not {shown(gpus)}")
             gpus = []
-        row["running"] = Running(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
+        row["running"] = CurrentRun(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
     return PlanningJob(**row)
 
 
-def _write_running(running: Running) -> dict[str, Any]:
+def _write_running(running: CurrentRun) -> dict[str, Any]:
     return _write(running, _RUNNING_KEYS) | {"gpus": [[node, list(ids)] for node, ids in running.devices]}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.text import MOST_IN_NAME, is_printable_name
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Running
+    from ringmaster.tasks.planning.problems.problem import CurrentRun, Node, Option, PlanningJob
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
@@ -45,7 +45,7 @@ def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], 
         yield from faults
         sound += [] if faults else [node]
     by_id = {job.id: job for job in jobs if _is_text(job.id)}
-    room = _Room(sound)
+    room = _NodeCapacity(sound)
     for j, job in enumerate(jobs):
         place = f"job {_name(job.id, j)}"
         if not job.options:
@@ -101,7 +101,7 @@ def _node_faults(place: str, node: Node) -> Iterator[str]:
     yield from _type_faults(place, node.device_type)
 
 
-def _option_faults(place: str, option: Option, room: _Room) -> Iterator[str]:
+def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:
     if not _is_text(option.technique):
         yield f"{place}: technique must be text, not {shown(option.technique)}"
     if not _is_mapping(option.config):
@@ -119,7 +119,7 @@ def _option_faults(place: str, option: Option, room: _Room) -> Iterator[str]:
         yield from _gang_faults(place, option, room)
 
 
-def _gang_faults(place: str, option: Option, room: _Room) -> Iterator[str]:
+def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:
     if option.num_devices % option.num_nodes:
         gpus, spread = shown(option.num_devices), shown(option.num_nodes)
         yield f"{place}: {gpus} gpus cannot be spread evenly over {spread} nodes"
@@ -133,7 +133,7 @@ def _gang_faults(place: str, option: Option, room: _Room) -> Iterator[str]:
         )
 
 
-class _Room:
+class _NodeCapacity:
     """Counts the nodes that can hold an option's slot, once for each kind of option."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -165,7 +165,7 @@ def _fused_faults(place: str, job: PlanningJob, option: Option, jobs: Mapping[st
             yield f"{place}: carries {name} beside {', '.join(waits)}, which it waits for"
 
 
-def _running_faults(place: str, job: PlanningJob, running: Running, room: _Room) -> Iterator[str]:
+def _running_faults(place: str, job: PlanningJob, running: CurrentRun, room: _NodeCapacity) -> Iterator[str]:
     """Yields faults of the state in which a job is declared to run at time 0."""
     if not is_amount(running.pinned_until_s):
         yield f"{place}: until must be {_SECONDS}, not {shown(running.pinned_until_s)}"
@@ -179,7 +179,9 @@ def _running_faults(place: str, job: PlanningJob, running: Running, room: _Room)
         yield from _gang_place_faults(place, running, job.options[running.option], nodes)
 
 
-def _carried_faults(place: str, job: PlanningJob, running: Running, jobs: Mapping[str, PlanningJob]) -> Iterator[str]:
+def _carried_faults(
+    place: str, job: PlanningJob, running: CurrentRun, jobs: Mapping[str, PlanningJob]
+) -> Iterator[str]:
     """Yields faults of the jobs in a running group: they are being trained, so they must have started too."""
     if _is_count(running.option) and running.option < len(job.options):
         for name in job.options[running.option].jobs:
@@ -189,7 +191,7 @@ def _carried_faults(place: str, job: PlanningJob, running: Running, jobs: Mappin
                 yield f"{place}: its group carries {name}, which is declared to run on its own"
 
 
-def _gang_place_faults(place: str, running: Running, option: Option, nodes: Mapping[str, Node]) -> Iterator[str]:
+def _gang_place_faults(place: str, running: CurrentRun, option: Option, nodes: Mapping[str, Node]) -> Iterator[str]:
     """Yields faults of the devices that a gang is declared to run on."""
     names = [name for name, _ in running.devices if _is_text(name)]
     if len(running.devices) != option.num_nodes or len(set(names)) != len(names):

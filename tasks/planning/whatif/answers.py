@@ -11,7 +11,7 @@ from ringmaster.tasks.planning.gantt import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.whatif.changes import Change, Deadline, MoreDevices, MoreNodes, Without
+from ringmaster.tasks.planning.whatif.changes import Change, Deadline, FewerJobs, MoreDevices, MoreNodes
 from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, Verdict, times, unit_of
 from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
@@ -64,7 +64,7 @@ def change_text(gain: Gain, *, device: str = "") -> str:
             return f"{_more(num, 'device')}{_kind(kind, device)} on {gain.on}"
         case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
             return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind, device)}"
-        case Without(jobs=jobs):
+        case FewerJobs(jobs=jobs):
             return f"{', '.join(jobs)} left out"
 
 
@@ -134,7 +134,7 @@ def cost_text(cost: JobCost) -> str:
 
 
 def _job_and_waiting(cost: JobCost) -> str:
-    assert isinstance(cost.gain.change, Without)
+    assert isinstance(cost.gain.change, FewerJobs)
     waiting = cost.gain.change.jobs[1:]
     parts = [cost.job]
     if waiting:
@@ -180,7 +180,7 @@ def question_json(question: Change | Deadline) -> dict[str, Any]:
             return {"question": "add_devices", **asdict(question)}
         case MoreNodes():
             return {"question": "add_node", **asdict(question)}
-        case Without():
+        case FewerJobs():
             return {"question": "without", "jobs": list(question.jobs)}
         case Deadline():
             return {"question": "deadline", "due_s": question.due_s}

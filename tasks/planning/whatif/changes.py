@@ -32,7 +32,7 @@ class MoreNodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Without:
+class FewerJobs:
     """The jobs are left out. Jobs that wait for them must be left out, too."""
 
     jobs: tuple[str, ...]
@@ -45,7 +45,7 @@ class Deadline:
     due_s: float
 
 
-Change = MoreDevices | MoreNodes | Without
+Change = MoreDevices | MoreNodes | FewerJobs
 
 
 def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
@@ -66,7 +66,7 @@ def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
             return replace(problem, nodes=nodes)
         case MoreNodes():
             return replace(problem, nodes=(*problem.nodes, *_new_nodes(problem, change)))
-        case Without():
+        case FewerJobs():
             return _without(problem, change.jobs)
 
 

@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.certificates import costs_of
-from ringmaster.tasks.planning.bounds.window_bound import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
+from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Node, Problem
-from ringmaster.tasks.planning.whatif.changes import MoreDevices, Without, changed, dependents
+from ringmaster.tasks.planning.whatif.changes import FewerJobs, MoreDevices, changed, dependents
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 
 MOST_JOBS = 10  # whose costs are explained
@@ -103,7 +103,7 @@ def costliest(what_if: WhatIf, most: int, *, anew: bool = True) -> tuple[JobCost
     found = [
         JobCost(
             job=job,
-            gain=what_if.gain(Without(jobs=together[job]), anew=anew),
+            gain=what_if.gain(FewerJobs(jobs=together[job]), anew=anew),
             members=tuple(member for name in together[job] for member in problem.job(name).members),
         )
         for job in first

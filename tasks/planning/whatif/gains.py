@@ -27,7 +27,7 @@ from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.problems.terms import without_deadlines
 from ringmaster.tasks.planning.solve import WORTH_S
-from ringmaster.tasks.planning.whatif.changes import Change, MoreDevices, Without, changed, type_of, without_prices
+from ringmaster.tasks.planning.whatif.changes import Change, FewerJobs, MoreDevices, changed, type_of, without_prices
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
 
 QUICK_WORK_S = 0.03  # of annealing between groups
@@ -155,7 +155,7 @@ class WhatIf:
 
     def bound_by_prices_s(self, problem: Problem, change: Change) -> float:
         """Returns what the plan's own prices prove about the changed problem."""
-        left_out = change.jobs if isinstance(change, Without) else ()
+        left_out = change.jobs if isinstance(change, FewerJobs) else ()
         bound_s = certified_bound(without_prices(self.certificate, left_out), problem)
         if self._proof is not self.certificate:
             with suppress(ValueError):  # prices of whole jobs cannot be checked on many devices

@@ -14,9 +14,9 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import Engine, EngineNode
-from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.plans.checked_plans import bounded
 from ringmaster.tasks.planning.problems.problem import Node as PlanningNode
@@ -30,7 +30,7 @@ from ringmaster.tasks.pool.controller.elasticity import (
     node_range,
     num_nodes_wanted,
 )
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
 
 WORK_S = 1.0  # of the planner, for each number of nodes
 AGAIN_S = 300.0  # after which the answer is computed again, as jobs have ended meanwhile

@@ -18,7 +18,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.tasks.evaluation.examination import examine
 from ringmaster.tasks.evaluation.recording import figure
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.retraining.policy import Policy, decide_by, load_policy
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec

@@ -14,7 +14,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.adapters import first_state, sites
@@ -93,9 +93,9 @@ def alone(monkeypatch):
     """The folders that were scored separately."""
     from ringmaster.techniques.scoring import row_scores
 
-    asked, ask = [], row_scores.ask_alone
+    asked, ask = [], row_scores.score_alone
     monkeypatch.setattr(
-        row_scores, "ask_alone", lambda folder, *args, **more: asked.append(folder) or ask(folder, *args, **more)
+        row_scores, "score_alone", lambda folder, *args, **more: asked.append(folder) or ask(folder, *args, **more)
     )
     return asked
 
@@ -185,7 +185,7 @@ def test_what_comes_in_the_way_is_no_reason_to_say_nothing(words, alone, monkeyp
 
     models = words.adapters()
     expected = words.score(models, max_rows=9)
-    monkeypatch.setattr(together_module, "_ask_together", full)
+    monkeypatch.setattr(together_module, "_score_over_one_base", full)
     assert_same(words.score(models, max_rows=9), expected, models)
     assert sorted(alone) == sorted(models.values())
 

@@ -3,8 +3,8 @@
 Plans then do not depend on how busy the machine is.
 """
 
-from ringmaster.tasks.profiling.groups import search
-from ringmaster.tasks.profiling.groups.scaling import Laws
+from ringmaster.tasks.profiling import group_search
+from ringmaster.tasks.profiling.group_search import Laws
 
 
 class _Quick(Laws):
@@ -17,10 +17,10 @@ def _all_in_one(members, **_):
 
 
 if __name__ == "__main__":
-    laws_of = search.laws_of
-    search.laws_of = lambda *args, **options: _Quick(**vars(laws_of(*args, **options)))
-    search.candidate_groups = _all_in_one
-    search.GroupSearch._num_that_fit = lambda self, group: min(2, len(group))
+    laws_of = group_search.laws_of
+    group_search.laws_of = lambda *args, **options: _Quick(**vars(laws_of(*args, **options)))
+    group_search.candidate_groups = _all_in_one
+    group_search.GroupSearch._num_that_fit = lambda self, group: min(2, len(group))
 
     from ringmaster.flows.entry import main
 

@@ -10,7 +10,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory

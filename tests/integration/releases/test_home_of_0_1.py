@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.tasks import cluster
-from ringmaster.tasks.profiling import fingerprint
+from ringmaster.tasks.profiling import profile_store
 from tests.integration.releases.homes import DEVICE_NAME, unpack
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
         patch.setenv("RINGMASTER_HOME", str(folder / "home"))
         patch.chdir(folder)
         patch.setattr(cluster, "cpu_slots", slots)
-        patch.setattr(fingerprint, "_versions", lambda: VERSIONS)
+        patch.setattr(profile_store, "_versions", lambda: VERSIONS)
         yield folder
 
 

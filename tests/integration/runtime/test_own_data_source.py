@@ -11,7 +11,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import parse_batch
-from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.registry import installed

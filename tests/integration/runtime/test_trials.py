@@ -6,12 +6,11 @@ import pytest
 
 from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling import stage, trial_runner
-from ringmaster.tasks.profiling.preflight import preflight_jobs
+from ringmaster.tasks.profiling import stage, trials
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.profiling.profile_store import ProfileStore
-from ringmaster.tasks.profiling.reference import QuietTimes
+from ringmaster.tasks.profiling.speed_beliefs import QuietTimes
 from ringmaster.tasks.profiling.stage import profile_jobs
-from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.processes.events import ReferenceTimed
 from ringmaster.techniques.profile import PREDICTED
@@ -199,7 +198,7 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(bench, here, monkeypatch):
         return preflights, faults
 
     monkeypatch.setattr(stage, "preflight_jobs", unpredicted)
-    monkeypatch.setattr(trial_runner.TrialLimits, "left_s", lambda *_, **__: 4.0)
+    monkeypatch.setattr(trials.TrialLimits, "left_s", lambda *_, **__: 4.0)
     notices = []
     jobs = [bench.job(loss="tests.integration.stubs:loss_that_hangs", num_devices=(1,))]
     profiled = profile_jobs(jobs, **here(), notice=notices.append)

@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.replanner import Replanner
 from tests.unit.execution.fakes import Bench
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
-from ringmaster.tasks.execution.replanning.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import registry

@@ -9,7 +9,7 @@ import pytest
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from ringmaster.tasks.execution.executor import AT_ONCE_S
-from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.execution.local_engine import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.processes.events import (
@@ -20,17 +20,7 @@ from ringmaster.techniques.processes.events import (
     RefusedEvent,
     Steps,
 )
-from tests.unit.execution.fakes import (
-    Bench,
-    FakeRunner,
-    crashes_after,
-    done,
-    ends,
-    in_a_row,
-    job,
-    preempted,
-    profile,
-)
+from tests.unit.execution.fakes import Bench, FakeRunner, crashes_after, done, ends, in_a_row, job, preempted, profile
 
 SEEDS = pytest.mark.parametrize("seed", range(5))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.replanning.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.processes.events import Ready, Steps

@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import pytest
 
-from benchmarks.simulation.simulated_runs import Simulated, clairvoyant
+from benchmarks.simulation.simulated_runs import SimulationResult, clairvoyant
 from benchmarks.simulation.simulated_runs import simulate as simulated
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
@@ -79,7 +79,7 @@ def test_a_switch_is_paid_where_a_job_moves():
     problem = one_job(num_devices=2)
     plan = Plan("one", (part(0, 500, 0.5), part(500, 1010, 0.5, device=1)))
     done = simulate(problem, plan, noise=0.0)
-    assert done == Simulated(pytest.approx(1010.0), num_switches=1, num_plans=1, num_adopted=1, num_failures=0)
+    assert done == SimulationResult(pytest.approx(1010.0), num_switches=1, num_plans=1, num_adopted=1, num_failures=0)
 
 
 def test_a_failed_gang_loses_what_it_did_since_its_checkpoint_and_waits_for_its_device():

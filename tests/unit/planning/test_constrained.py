@@ -17,7 +17,7 @@ from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -104,7 +104,7 @@ def test_odd_problems_with_running_jobs(problem, data, objective):
     nodes = [node for node in problem.nodes if option.runs_on(node)][: option.num_nodes]
     devices = tuple((node.id, tuple(range(option.slot))) for node in nodes)
     pinned_s = data.draw(st.sampled_from([0.0, 10.0]))
-    jobs[0] = replace(first, release_s=0.0, running=Running(k, devices, pinned_s))
+    jobs[0] = replace(first, release_s=0.0, running=CurrentRun(k, devices, pinned_s))
     jobs[1:] = [replace(job, started=data.draw(st.booleans())) for job in jobs[1:]]
     problem = replace(problem, jobs=tuple(jobs))
     plan = solve(problem, objective=objective)
@@ -171,7 +171,7 @@ def test_pieces_are_placed_one_after_another():
 
 def test_what_runs_goes_on_and_pinned_jobs_first():
     job = PlanningJob("a", (Option("one", 1, 100.0, startup_s=5.0, save_s=1.0), Option("two", 2, 60.0, startup_s=5.0)))
-    running = Running(0, (("n", (1,)),), pinned_until_s=21.0)
+    running = CurrentRun(0, (("n", (1,)),), pinned_until_s=21.0)
     problem = Problem("p", (Node("n", 2),), (replace(job, running=running),), switch_cost_s=1.0)
     stays = schedule(problem, [("a", 0)])
     assert [(s.end_s, s.devices) for s in stays] == [(101.0, (("n", (1,)),))]

@@ -10,9 +10,9 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_boun
 from ringmaster.tasks.planning.exhaustive_search import CLOSE, search
 from ringmaster.tasks.planning.kernels.annealing import shorten
 from ringmaster.tasks.planning.plans.list_scheduling import segments_of
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 from ringmaster.tasks.planning.problems.reductions import without_overheads
-from ringmaster.tasks.planning.rigid_annealing import plan_rigid
+from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
 from tests.unit.planning.draw import problems
 
 
@@ -116,7 +116,7 @@ def test_order_and_times_are_not_left_out():
 
 def annealed(problem: Problem) -> Plan:
     bound_s = preemptive_bound(problem).seconds
-    plan = Plan(problem.name, plan_rigid(problem, bound_s, num_searches=2, steps=20_000))
+    plan = Plan(problem.name, plan_without_preemption(problem, bound_s, num_searches=2, steps=20_000))
     assert verify(plan, problem) == []
     return plan
 
@@ -148,7 +148,7 @@ def test_annealing_leaves_an_option_that_no_better_plan_contains():
 @given(problem=problems(with_after=False))
 def test_annealed_plans_of_drawn_problems_are_valid_and_not_below_the_bound(problem):
     bound_s = rigid_bound(problem)[0]
-    segments = plan_rigid(problem, bound_s, num_searches=3, steps=2_000)
+    segments = plan_without_preemption(problem, bound_s, num_searches=3, steps=2_000)
     if segments is not None:
         plan = Plan(problem.name, segments)
         assert verify(plan, problem) == []
@@ -164,7 +164,7 @@ def test_annealing_takes_each_type_of_devices_at_its_own_speed():
 
 def test_annealing_leaves_jobs_that_run_where_they_are():
     options = (Option("t", 1, 40.0, startup_s=3.0, save_s=1.0),)
-    running = PlanningJob("running", options, running=Running(0, (("n", (1,)),)))
+    running = PlanningJob("running", options, running=CurrentRun(0, (("n", (1,)),)))
     jobs = (running, PlanningJob("stopped", options, started=True), PlanningJob("fresh", options))
     plan = annealed(Problem("p", (Node("n", 2),), jobs, switch_cost_s=10.0))
     going_on = plan.segments_of("running")[0]
@@ -180,4 +180,4 @@ def test_many_jobs_that_only_a_few_of_many_nodes_can_run_are_placed_on_those():
 
 def test_gangs_of_several_nodes_are_left_to_others():
     wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
-    assert plan_rigid(Problem("wide", (Node("a", 2), Node("b", 2)), (wide,)), 1.0) is None
+    assert plan_without_preemption(Problem("wide", (Node("a", 2), Node("b", 2)), (wide,)), 1.0) is None

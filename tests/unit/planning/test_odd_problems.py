@@ -13,7 +13,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_boun
 from ringmaster.tasks.planning.objectives import lateness_s, objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -41,7 +41,7 @@ def odd_problems(draw) -> Problem:
             if option.num_nodes == 1 and len(ids) == option.slot and option.runs_on(node) and not option.jobs:
                 taken |= {(node.id, d) for d in ids}
                 pin_s = draw(st.sampled_from([0.0, 0.0, 1.0, 1e6]))
-                job = replace(job, release_s=0.0, running=Running(k, ((node.id, ids),), pin_s))
+                job = replace(job, release_s=0.0, running=CurrentRun(k, ((node.id, ids),), pin_s))
         elif draw(st.integers(0, 3)) == 0:
             job = replace(job, started=True)
         if draw(st.integers(0, 4)) == 0:
@@ -112,7 +112,7 @@ def test_jobs_in_a_class_are_those_that_nothing_tells_apart():
     waits = replace(a, id="waits", after=("first",))
     every = replace(problem, jobs=(a, b, same, started, first, waits, replace(waits, id="too")))
     assert every.classes == ((0, 2), (1,), (3,), (4,), (5, 6))
-    running = replace(same, running=Running(0, (("n0", (0,)),)))
+    running = replace(same, running=CurrentRun(0, (("n0", (0,)),)))
     assert replace(problem, jobs=(a, b, running)).classes == ((0,), (1,), (2,))
 
 

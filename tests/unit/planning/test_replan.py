@@ -8,7 +8,7 @@ from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 
 
 def planned(problem: Problem) -> Plan:
@@ -30,7 +30,7 @@ def rest_of(problem: Problem, plan: Plan, now_s: float) -> Problem:
                 runtime_s = job.options[segment.option].runtime_s
                 done += min(segment.work, max(0.0, now_s - segment.start_s - segment.overhead_s) / runtime_s)
                 if segment.end_s > now_s:
-                    running = Running(segment.option, segment.devices)
+                    running = CurrentRun(segment.option, segment.devices)
         if done < 1 - 1e-6:
             left = tuple(replace(o, runtime_s=o.runtime_s * (1 - done)) for o in job.options)
             jobs.append(replace(job, options=left, running=running, started=done > 0))
@@ -65,7 +65,7 @@ def two_devices(*, switch_cost_s: float = 5.0, **of_first: object) -> Problem:
 
 
 def test_what_runs_keeps_its_very_devices_and_pays_nothing():
-    problem = two_devices(running=Running(0, (("n0", (1,)),)))
+    problem = two_devices(running=CurrentRun(0, (("n0", (1,)),)))
     plan = planned(problem)
     assert plan.makespan_s == pytest.approx(100.0)
     assert plan.segments_of("first")[0].devices == (("n0", (1,)),)
@@ -78,7 +78,7 @@ def test_a_job_with_a_checkpoint_pays_at_its_head():
 
 
 def test_what_is_pinned_goes_on_for_as_long_as_it_must():
-    pinned = Running(1, (("n0", (0, 1)),), pinned_until_s=30.0)
+    pinned = CurrentRun(1, (("n0", (0, 1)),), pinned_until_s=30.0)
     problem = two_devices(switch_cost_s=1.0, running=pinned)
     first = planned(problem).segments_of("first")[0]
     assert (first.option, first.start_s, first.devices) == (1, 0.0, pinned.devices)
@@ -87,7 +87,7 @@ def test_what_is_pinned_goes_on_for_as_long_as_it_must():
 
 def test_a_gang_over_nodes_stays_on_its_nodes():
     wide, narrow = Option("fsdp", 4, 100.0, num_nodes=2), Option("single", 1, 40.0)
-    running = Running(0, (("n1", (0, 1)), ("n2", (0, 1))))
+    running = CurrentRun(0, (("n1", (0, 1)), ("n2", (0, 1))))
     jobs = (PlanningJob("wide", (wide,), running=running), *(PlanningJob(f"j{i}", (narrow,)) for i in range(4)))
     problem = Problem("nodes", tuple(Node(f"n{i}", 2) for i in range(4)), jobs, 5.0)
     assert stays(planned(problem), problem.jobs[0])

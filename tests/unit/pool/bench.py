@@ -5,8 +5,8 @@ from collections import deque
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.replanning.replan_policy import Policy
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.replan_policy import Policy
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine

@@ -1,7 +1,7 @@
 """Jobs that may share a base, with preflights and profiles of each alone."""
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling.groups.candidates import classes
+from ringmaster.tasks.profiling.group_layouts import classes
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 

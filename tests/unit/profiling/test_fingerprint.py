@@ -6,8 +6,8 @@ from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 import pytest
 
 from ringmaster.codec import SINCE_LATER
-from ringmaster.tasks.profiling import fingerprint as module
-from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key
+from ringmaster.tasks.profiling import profile_store as module
+from ringmaster.tasks.profiling.profile_store import fingerprint, speed_key
 from ringmaster.techniques import (
     AdaptationSpec,
     Adapter,

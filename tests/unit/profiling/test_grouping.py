@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER, candidate_groups, sample
+from ringmaster.tasks.profiling.group_layouts import MOST_TOGETHER, candidate_groups, sample
 from ringmaster.techniques import Adapter
 from tests.unit.profiling.solos import FACTS, MODEL, alone, classes_of, job, members, names, preflight
 

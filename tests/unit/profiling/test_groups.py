@@ -7,13 +7,12 @@ import pytest
 
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
-from ringmaster.tasks.profiling import trial_runner
-from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER
-from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
-from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling import trials as trial_runner
+from ringmaster.tasks.profiling.group_layouts import MOST_TOGETHER, ONE_DEVICE
+from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
+from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Profile
 from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, preflight
 

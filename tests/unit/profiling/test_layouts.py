@@ -6,13 +6,12 @@ import pytest
 
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.profiling import stage as stages
-from ringmaster.tasks.profiling import trial_runner
-from ringmaster.tasks.profiling.groups.candidates import classes
-from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
-from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling import trials as trial_runner
+from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, classes, layouts
+from ringmaster.tasks.profiling.group_search import group_profiles, group_searches, groups_among
+from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.preflight import Candidate, Forecast
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight

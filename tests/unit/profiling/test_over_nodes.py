@@ -6,11 +6,11 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify
-from ringmaster.tasks.profiling.options import planning_problem
-from ringmaster.tasks.profiling.over_nodes import (
+from ringmaster.tasks.profiling.option_profiles import (
     GUESSED_STARTUP_ON_A_NODE_S,
     GUESSED_STEP_S,
     option_profiles,
+    planning_problem,
     predicted_profiles,
     shapes_over_nodes,
 )

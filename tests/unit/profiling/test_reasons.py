@@ -1,7 +1,6 @@
 """Reasons why a job cannot be trained: the cause first, and techniques that do not apply only on request."""
 
-from ringmaster.tasks.profiling.reasons import refusal_line, why_nothing_fits
-from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.search import Failure, refusal_line, why_nothing_fits
 from ringmaster.techniques.preflight import Refusal
 
 TOO_FEW = [

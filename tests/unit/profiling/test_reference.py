@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.reference import Load, QuietTimes, at_load, present_load, without_load
+from ringmaster.tasks.profiling.speed_beliefs import Load, QuietTimes, at_load, present_load, without_load
 from ringmaster.techniques import Profile
 from ringmaster.techniques.estimates.reference_kernel import standard_error, time_reference
 from ringmaster.techniques.processes.events import Measured, ReferenceTimed, event_to_json

@@ -93,8 +93,9 @@ def test_techniques_far_behind_on_as_many_devices_are_not_refined():
 @pytest.mark.parametrize("seed", range(8))
 def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
     """Otherwise a second run of a batch would continue the search where the first one had stopped."""
-    from ringmaster.tasks.profiling import stage, trial_runner
-    from ringmaster.tasks.profiling.trials import TrialEnvironment
+    from ringmaster.tasks.profiling import stage
+    from ringmaster.tasks.profiling import trials as trial_runner
+    from ringmaster.tasks.profiling.preflight import TrialEnvironment
     from ringmaster.techniques.preflight import Preflight
     from tests.unit.execution.fakes import cluster, job
 

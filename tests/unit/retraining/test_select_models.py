@@ -10,11 +10,10 @@ from ringmaster.flows.retraining import select_models
 from ringmaster.flows.retraining.inspect_models import Checked
 from ringmaster.flows.retraining.retraining_run import current_clock
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling.groups.candidates import classes
-from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
-from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
+from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
+from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.profiling.trial_runner import ProfileStore
+from ringmaster.tasks.profiling.trials import ProfileStore
 from ringmaster.tasks.retraining.due import Due
 from ringmaster.tasks.retraining.production import Production, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions

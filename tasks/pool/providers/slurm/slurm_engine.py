@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
-from ringmaster.tasks.execution.engines.known_nodes import EMPTY_BEFORE_S
+from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.slurm.commands import (

@@ -4,8 +4,8 @@ import queue
 import threading
 
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engines import known_nodes
-from ringmaster.tasks.execution.engines.known_nodes import following
+from ringmaster.tasks.execution import known_nodes
+from ringmaster.tasks.execution.known_nodes import following
 from tests.fake_engine import FakeEngine
 
 WAIT_S = 120.0  # the longest wait for another thread

@@ -3,8 +3,8 @@
 from concurrent.futures import Future
 from itertools import pairwise
 
-from ringmaster.tasks.execution.replanning.replan_policy import Policy
-from ringmaster.tasks.execution.replanning.replanner import LOOK_SHARE, PLANNING_SHARE, Replanner
+from ringmaster.tasks.execution.replan_policy import Policy
+from ringmaster.tasks.execution.replanner import LOOK_SHARE, PLANNING_SHARE, Replanner
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.serving import Pool
 
@@ -31,7 +31,7 @@ def test_plans_that_nobody_requested_take_a_share_of_the_time(tmp_path, monkeypa
         return future
 
     eager(pool, background=think_a_while)
-    monkeypatch.setattr("ringmaster.tasks.execution.replanning.replanner.could_gain", lambda *_, **__: True)
+    monkeypatch.setattr("ringmaster.tasks.execution.replanner.could_gain", lambda *_, **__: True)
     pool.serve(until_s=600.0)
     assert len(begun_s) > 3
     assert all(later_s - s >= PLAN_S / PLANNING_SHARE for s, later_s in pairwise(begun_s))
@@ -49,7 +49,7 @@ def test_forecasts_take_a_share_of_the_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(replanner, "timeline", slow)
     monkeypatch.setattr(replanner, "seconds_left", lambda state: {})  # predictions have a share of their own
-    monkeypatch.setattr("ringmaster.tasks.execution.replanning.replanner.could_gain", lambda *_, **__: False)
+    monkeypatch.setattr("ringmaster.tasks.execution.replanner.could_gain", lambda *_, **__: False)
     monkeypatch.setattr(replanner._when, "planned", lambda now_s, ends_s: None)
     pool.serve(until_s=600.0)
     assert len(looks_s) > 3

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.replanning.replan_policy import ExploredJob, expected_saving, explored
+from ringmaster.tasks.execution.replan_policy import ExploredJob, expected_saving, explored
 from ringmaster.tasks.planning import Option
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 

@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import (
     PredictionUpdate,
     predictions_in,
 )
-from ringmaster.tasks.execution.replanning.forecast import (
+from ringmaster.tasks.execution.forecast import (
     LEAST_SPREAD,
     NU,
     EarlierRun,
@@ -30,11 +30,10 @@ from ringmaster.tasks.execution.replanning.forecast import (
     spread_of,
     t_quantile,
 )
-from ringmaster.tasks.execution.replanning.plan_manager import EVERY_S, MOST_SHARE
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.plan_manager import EVERY_S, MOST_SHARE
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
-from ringmaster.tasks.profiling.reference import Load
-from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, Load, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.execution.replanning.replanner import Replanner, State
+from ringmaster.tasks.execution.replanner import Replanner, State
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 

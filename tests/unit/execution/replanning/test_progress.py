@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import FEWEST_STEPS, MOST_STEPS, RunningSegment
-from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.techniques.processes.events import Steps
 from ringmaster.techniques.profile import ProfileKey
 from tests.unit.execution.fakes import profile

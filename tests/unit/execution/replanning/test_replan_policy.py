@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
-from ringmaster.tasks.execution.replanning.replan_policy import Policy, When, is_worth_it, remaining
+from ringmaster.tasks.execution.replan_policy import Policy, When, is_worth_it, remaining
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.storage.journal import JobStatus

@@ -21,8 +21,8 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from tests.fake_engine import cpu_devices

@@ -24,7 +24,7 @@ from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.groups.divisions import contract
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 
 
 def adapters(together_s: float, **fields) -> Problem:
@@ -177,7 +177,7 @@ def test_groups_that_would_wait_for_each_other_are_not_formed():
 def test_what_is_pinned_stays_together():
     problem = adapters(30.0)
     a, b, c, d = problem.jobs
-    running = Running(1, (("n0", (0,)),), pinned_until_s=5.0)
+    running = CurrentRun(1, (("n0", (0,)),), pinned_until_s=5.0)
     problem = replace(problem, jobs=(replace(a, running=running), replace(b, started=True), c, d))
     contracted = contract(problem, [frozenset("ab"), frozenset("c"), frozenset("d")])
     assert contracted.problem.jobs[0].running == replace(running, option=0)
@@ -187,10 +187,10 @@ def test_what_is_pinned_stays_together():
 
 def test_what_a_running_group_carries_has_started():
     a, *others = adapters(11.0).jobs
-    running = replace(a, running=Running(1, (("n0", (0,)),)))
+    running = replace(a, running=CurrentRun(1, (("n0", (0,)),)))
     with pytest.raises(ProblemError, match="job a, running: its group carries b, which is not `started`"):
         Problem("p", (Node("n0", 2),), (running, *others))
-    elsewhere = replace(others[0], running=Running(0, (("n0", (1,)),)))
+    elsewhere = replace(others[0], running=CurrentRun(0, (("n0", (1,)),)))
     with pytest.raises(ProblemError, match="its group carries b, which is declared to run on its own"):
         Problem("p", (Node("n0", 2),), (running, elsewhere, *others[1:]))
 

@@ -86,7 +86,7 @@ def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
         seconds.compile()
         was_over.append(budget.is_over())
 
-    monkeypatch.setattr(rigid_annealing, "plan_rigid", lambda *_, work, **__: compiles(work))
+    monkeypatch.setattr(rigid_annealing, "plan_without_preemption", lambda *_, work, **__: compiles(work))
     monkeypatch.setattr(exhaustive_search, "search", lambda *_, budget, **__: compiles(budget))
     solve(problem, preemption="never", time_limit_s=TIME_LIMIT_S)
     assert was_over == [False, False]

@@ -14,14 +14,14 @@ from ringmaster.tasks.planning.kernels.tables import NEVER, NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.grouping import split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.preemptive.splitting import Division, divided
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
+from ringmaster.tasks.planning.problems.problem import CurrentRun
 from ringmaster.tasks.planning.work import WorkBudget
 
 NODES = (Node("n0", 1, "fast"), Node("n1", 1, "slow"))
 
 
-def division_of(problem: Problem, *, most: list[int], homes: dict[int, tuple[int, int]] | None = None) -> Division:
+def division_of(problem: Problem, *, most: list[int], homes: dict[int, tuple[int, int]] | None = None) -> TypeDivision:
     costs = [min(option.runtime_s for option in job.options) for job in problem.jobs]
     bound = preemptive_bound(problem)
     found = divided(problem, bound, costs=costs, most=most, homes=homes or {}, least_s=0.0, work=WorkBudget())
@@ -51,7 +51,7 @@ def test_jobs_that_need_all_the_time_change_between_types():
 
 @pytest.mark.parametrize("home", [0, 1])
 def test_a_running_job_may_change_to_another_type(home):
-    running = Running(home, ((f"n{home}", (0,)),))
+    running = CurrentRun(home, ((f"n{home}", (0,)),))
     problem = two_alike(running=running)
     segments = plan_preemptive(problem, preemptive_bound(problem))
     assert segments is not None

@@ -12,9 +12,9 @@ from ringmaster.tasks.planning import Certificate, Node, Option, PlanningJob, Pr
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.whatif import gains
 from ringmaster.tasks.planning.whatif.changes import (
+    FewerJobs,
     MoreDevices,
     MoreNodes,
-    Without,
     changed,
     dependents,
     without_prices,
@@ -47,7 +47,7 @@ def changes(draw, problem):
     for name in [each.id for each in problem.jobs]:
         together = (name, *dependents(problem, (name,)))
         if len(together) < len(problem.jobs):
-            possible.append(Without(jobs=together))
+            possible.append(FewerJobs(jobs=together))
     return draw(st.sampled_from(possible))
 
 
@@ -62,7 +62,7 @@ def test_an_example_by_hand():
     assert more.planned_s is None
     anew = what_if.planned(more, work_s=2.0)
     assert anew.planned_s == anew.least_s == anew.most_s == pytest.approx(1200.0)
-    less = what_if.gain(Without(jobs=("a",)))
+    less = what_if.gain(FewerJobs(jobs=("a",)))
     assert less.most_s == pytest.approx(1800.0)
     assert what_if.planned(less, work_s=2.0).planned_s == pytest.approx(1800.0)
 
@@ -72,7 +72,7 @@ def test_an_example_by_hand():
 def test_prices_of_the_old_plan_bound_every_plan_of_the_changed_problem(data, problem):
     change = data.draw(changes(problem))
     after = changed(problem, change)
-    left_out = change.jobs if isinstance(change, Without) else ()
+    left_out = change.jobs if isinstance(change, FewerJobs) else ()
     prices = data.draw(any_prices(problem))
     plan = data.draw(plans_of(after))
     if plan is not None:
@@ -143,9 +143,9 @@ CHAIN = replace(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (Without(jobs=("nix",)), "no job 'nix'. To fix: name some of base, tuned, last"),
-        (Without(jobs=("base",)), "tuned, last would wait .* To fix: .* --without base,tuned,last"),
-        (Without(jobs=("base", "tuned", "last")), "no job is left"),
+        (FewerJobs(jobs=("nix",)), "no job 'nix'. To fix: name some of base, tuned, last"),
+        (FewerJobs(jobs=("base",)), "tuned, last would wait .* To fix: .* --without base,tuned,last"),
+        (FewerJobs(jobs=("base", "tuned", "last")), "no job is left"),
         (MoreDevices(num_devices=1, device_type="a100"), "type 'a100'. To fix: leave the type out"),
     ],
 )

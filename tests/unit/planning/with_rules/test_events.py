@@ -10,7 +10,7 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Node, Option, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.event_lp import Event, EventLp, Kind
+from ringmaster.tasks.planning.event_lp import Event, EventKind, EventLp
 from ringmaster.tasks.planning.event_search import merged, plan_by_events, within_fair_memory
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.baselines import current_practice
@@ -20,7 +20,7 @@ from tests.unit.planning.bounds.drawing import ruled_problems
 from tests.unit.planning.test_constrained import constrained
 
 LAST = Coefficients(latest={"a": 1.0, "b": 1.0, "c": 1.0})
-END_OF_A = Event(Kind.END, frozenset({"a"}))
+END_OF_A = Event(EventKind.END, frozenset({"a"}))
 
 
 def three(**fields) -> Problem:
@@ -42,24 +42,24 @@ def test_periods_are_as_long_as_their_jobs_need():
 
 def test_ends_of_jobs_are_weighted():
     weights = Coefficients(ends={"a": 1.0, "b": 2.0})
-    ends = [END_OF_A, Event(Kind.END, frozenset({"b"}))]
+    ends = [END_OF_A, Event(EventKind.END, frozenset({"b"}))]
     assert EventLp(three(), ends, weights, unit_s=160.0).solved().value == pytest.approx(100.0 + 2 * 160.0)
 
 
 def test_releases_and_last_seconds_are_kept():
-    release = Event(Kind.RELEASE, frozenset({"c"}), 90.0)
+    release = Event(EventKind.RELEASE, frozenset({"c"}), 90.0)
     found = EventLp(three(release_s=90.0), [release, END_OF_A], LAST, unit_s=160.0).solved()
     assert found.lengths_s[0] >= 90.0 - 1e-6
     assert "c" not in found.shares[0]
     assert found.value == pytest.approx(210.0)
-    leave = Event(Kind.LEAVE, frozenset({"n1"}), 50.0)
+    leave = Event(EventKind.LEAVE, frozenset({"n1"}), 50.0)
     lp = EventLp(three(), [leave, END_OF_A], LAST, unit_s=160.0)
     assert [[node.id for node in lp.nodes_in(p)] for p in range(3)] == [["n0", "n1"], ["n0"], ["n0"]]
     assert lp.solved().value == pytest.approx(280.0 - 50.0)
 
 
 def test_an_order_that_cannot_be_has_no_periods():
-    due = Event(Kind.DUE, frozenset({"c"}), 110.0)
+    due = Event(EventKind.DUE, frozenset({"c"}), 110.0)
     assert EventLp(three(deadline_s=110.0), [due, END_OF_A], LAST, unit_s=160.0).solved() is None
 
 

@@ -215,11 +215,7 @@ def test_nothing_new_starts_on_a_node_that_leaves(database, pool):
 
 
 def said(caplog):
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "ringmaster.tasks.execution.replanning.replanner"
-    ]
+    return [record.getMessage() for record in caplog.records if record.name == "ringmaster.tasks.execution.replanner"]
 
 
 def test_the_log_says_once_which_jobs_have_no_devices_and_once_that_they_have(database, pool, caplog):
@@ -227,7 +223,7 @@ def test_the_log_says_once_which_jobs_have_no_devices_and_once_that_they_have(da
     gangs = Gangs(small)
     pool.pass_seconds(1, small)
     wide = submission("b2", jobs=("wide",), profiles={"wide": (profile(num_devices=2),)})
-    with caplog.at_level("INFO", logger="ringmaster.tasks.execution.replanning.replanner"):
+    with caplog.at_level("INFO", logger="ringmaster.tasks.execution.replanner"):
         pool.submit(submission("b1", jobs=("a",), num_steps=1000), wide)
         gangs.move()
         pool.pass_seconds(300, small)

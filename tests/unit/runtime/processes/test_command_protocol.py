@@ -10,7 +10,7 @@ from mlflow.utils import validation
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import load_batch
-from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare

@@ -1,0 +1,163 @@
+"""Batches as flows are given them: a value in Python, JSON, a file, or the fields of a form in Prefect's UI."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
+from pydantic.json_schema import SkipJsonSchema
+
+from ringmaster.codec import digest
+from ringmaster.flows import settings
+from ringmaster.flows.settings import EXAMPLES, located
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.references import one_of
+
+MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
+
+BatchInput = Batch | str | dict[str, Any]
+"""A batch, a path, a text, a mapping or a Batch's JSON form, which may also be in a file."""
+
+
+def as_batch(batch: BatchInput) -> Batch:
+    """Returns the batch that is given in any of these forms. Raises BatchFileError with every fault."""
+    if isinstance(batch, Batch):
+        return batch
+    if isinstance(batch, dict):
+        if "text" in batch:
+            return Batch.from_json(batch)
+        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
+    if "\n" in batch:
+        return parse_batch(batch, folder=Path.cwd(), name="batch")
+    return _kept_batch(Path(batch)) or load_batch(located(batch))
+
+
+def as_parameter(batch: Batch) -> BatchInput:
+    """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
+    content = batch.to_json()
+    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
+
+
+def batch_in_file(batch: Batch) -> Path:
+    """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
+    file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(batch.to_json()))
+        aside.replace(file)
+    return file
+
+
+def _kept_batch(file: Path) -> Batch | None:
+    """Returns the batch whose JSON form is in a file, None if the file holds something else."""
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return Batch.from_json(data) if isinstance(data, dict) and "text" in data else None
+
+
+HIDDEN = cast(Any, SkipJsonSchema)()
+"""Metadata of the type of a parameter that few people change: the form does not show it, but a run may be given it."""
+
+
+def titled(title: str, **bounds: Any) -> Any:
+    """Returns the metadata of a parameter's type: the title of its field, and the bounds of its values.
+
+    Prefect uses the name of a parameter as its title, whatever `Field.title` says. An entry of the JSON schema wins.
+    """
+    return Field(json_schema_extra={"title": title}, **bounds)
+
+
+DAY_S = 86_400.0
+ANSWER_WITHIN_S = DAY_S
+
+
+def example_names() -> tuple[str, ...]:
+    """Returns the batch files among the examples, relative to their folder; none if they are not installed."""
+    files = sorted(EXAMPLES.rglob("*.yaml"))
+    is_batch = re.compile(r"^(jobs|grid):", re.MULTILINE)
+    names = [file.relative_to(EXAMPLES).as_posix() for file in files if is_batch.search(file.read_text("utf-8"))]
+    return tuple(sorted(names, key=lambda name: (name != "tiny_batch.yaml", name)))
+
+
+ExampleName = Annotated[
+    str,
+    AfterValidator(one_of(example_names())),
+    WithJsonSchema({"type": "string", "enum": list(example_names())} if example_names() else {"type": "string"}),
+]
+RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}"), HIDDEN]  # a form has a field of its own for it
+Mode = Annotated[Literal["train", "dry-run", "ask"], titled("Mode")]
+Profiles = Annotated[Literal["measure", "predict"], titled("Profiles")]
+WithoutAnswer = Annotated[Literal["stop", "train"], titled("If nobody answers")]
+AnswerWithin = Annotated[float, titled("Time to answer (seconds)", ge=1, le=30 * DAY_S)]
+Resume = Annotated[bool, titled("Resume")]
+CheckpointEvery = Annotated[float | None, Field(ge=0.1), HIDDEN]
+Seed = Annotated[int, Field(ge=0), HIDDEN]
+
+
+class Part(BaseModel):
+    """Base class of all parts of the form."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ExampleBatch(Part):
+    """A batch file that comes with Ringmaster."""
+
+    model_config = ConfigDict(title="An example")
+
+    example: ExampleName = Field(
+        default="tiny_batch.yaml", title="Example", description="A batch file that is installed with Ringmaster."
+    )
+
+    def batch(self) -> Batch:
+        """Returns the batch. Raises BatchFileError with every fault."""
+        return load_batch(EXAMPLES / self.example)
+
+
+class BatchOfFile(Part):
+    """A batch file that the workers can read."""
+
+    model_config = ConfigDict(title="A batch file")
+
+    path: str = Field(
+        min_length=1,
+        title="Path",
+        description="The path of the file, absolute or relative to the folder that contains RINGMASTER_HOME. All "
+        "workers must be able to read it.",
+    )
+
+    def batch(self) -> Batch:
+        """Returns the batch; the file may also hold a batch's JSON form. Raises BatchFileError with every fault."""
+        return as_batch(self.path)
+
+
+class PastedBatch(Part):
+    """The text of a batch file."""
+
+    model_config = ConfigDict(title="Pasted text")
+
+    yaml: str = Field(min_length=1, title="Text", description="The complete text of a batch file, as YAML or JSON.")
+    folder: str = Field(
+        default=".",
+        min_length=1,
+        title="Folder",
+        description="Relative paths and factories in the text are resolved in this folder.",
+    )
+
+    def batch(self) -> Batch:
+        """Returns the batch. Raises BatchFileError with every fault."""
+        return parse_batch(self.yaml, folder=Path(self.folder), name="batch")
+
+
+BatchChoice = Annotated[ExampleBatch | BatchOfFile | PastedBatch, titled("Batch")]

@@ -1,0 +1,120 @@
+"""Choice of the jobs of a batch that one gang trains together: by the planner, once, before any of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ringmaster.errors import ProblemError
+from ringmaster.flows.batch.artifacts import show_groups
+from ringmaster.flows.batch.flow_runs import for_prefect
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
+from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording.mlflow_writer import FUSION
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, Journal
+from ringmaster.techniques import Job, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenGroups:
+    """The chosen groups.
+
+    profiles: by lead job, the profiles of its group.
+    fusion: the planner's choice; None if there are no candidates for groups.
+    plan: the plan on which the choice is based, in which the lead job stands for its group.
+    """
+
+    profiles: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
+    fusion: Fusion | None = None
+    plan: Plan | None = None
+
+
+def choose_together(
+    profiled: Profiled,
+    *,
+    jobs: Sequence[Job],
+    name: str,
+    cluster: Cluster,
+    journal: Journal,
+    add_terms: Callable[[Problem], Problem],
+    objective: str,
+    work_s: float,
+    goals: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> ChosenGroups:
+    """Divides the remaining jobs of a batch into groups and jobs that train alone, and reports what that saves.
+
+    name: name of the batch.
+    jobs: the jobs that can be trained.
+    journal: stores the choice as `FUSION`.
+    goals: the step up to which each job may train now. A trial of a sweep whose values are still to be chosen has goal
+        0, and joins no group.
+    """
+    records = journal.jobs()
+    left = [job for job in jobs if _is_left(records.get(job.name))]
+    may_join = {job.name for job in left if (goals or {}).get(job.name) != 0 and not _is_alone(records.get(job.name))}
+    groups = _candidates(profiled.groups, may_join)
+    if not groups:
+        return ChosenGroups()
+    problem = add_terms(
+        planning_problem(
+            left,
+            profiled.profiles,
+            cluster,
+            name=name,
+            steps_done={name: record.step for name, record in records.items()},
+            groups=groups,
+        )
+    )
+    try:
+        fusion = choose_groups(problem, work_s=work_s, seed=seed, objective=objective)
+    except ProblemError:
+        return ChosenGroups()  # no plan meets the deadlines: the planner of the jobs reports it, with details
+    current_view.get().notice(fusion.in_words())
+    for_prefect(lambda: show_groups(fusion, problem))
+    journal.put(
+        FUSION,
+        {
+            "words": fusion.in_words(),
+            "groups": fusion.groups,
+            "together_s": fusion.together.makespan_s,
+            "alone_s": fusion.alone.makespan_s,
+            "lower_bound_s": fusion.together.best_bound_s,
+            "practice_s": current_practice(without_groups(problem)).makespan_s,
+        },
+    )
+    chosen = {
+        lead: tuple(p for p in groups[lead] if {f.job for f in p.members} == set(members))
+        for lead, members in fusion.groups.items()
+    }
+    return ChosenGroups(profiles=chosen, fusion=fusion, plan=as_executed(problem, fusion.together)[1])
+
+
+def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:
+    """Returns the step up to which each steered job may train now."""
+    return {name: record.details[GOAL] for name, record in records.items() if GOAL in record.details}
+
+
+def _candidates(groups: Mapping[str, Sequence[Profile]], names: Collection[str]) -> dict[str, tuple[Profile, ...]]:
+    """Returns the groups, restricted to the jobs in `names`."""
+    found: dict[str, tuple[Profile, ...]] = {}
+    for lead, profiles in groups.items():
+        left = tuple(p for p in (profile.beside(names) for profile in profiles) if p.members)
+        if lead in names and left:
+            found[lead] = left
+    return found
+
+
+def _is_alone(record: JobRecord | None) -> bool:
+    """Returns whether a job trains alone since its group was divided, or since it left the group."""
+    return record is not None and bool(record.details.get(PARTED) or record.details.get(LEFT))
+
+
+def _is_left(record: JobRecord | None) -> bool:
+    return record is None or record.status not in ENDED

@@ -1,0 +1,290 @@
+"""Serves the metrics of a pool: `python -m ringmaster.flows.services.metrics_server --port PORT`.
+
+The server reads the pool's database, and nothing else. So it measures a pool whose controller, nodes or other servers
+are away, and goes on when another controller leads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from ringmaster.errors import InputError
+from ringmaster.flows import settings
+from ringmaster.flows.pool.asking import pool_address
+from ringmaster.flows.process import environment
+from ringmaster.flows.process.process_log import Role, report_faults
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
+from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import ENDED
+from ringmaster.tasks.storage.releases import own_release
+from ringmaster.techniques.processes.events import OutcomeStatus
+
+CANCELLED = "cancelled"
+OUTCOMES = (
+    OutcomeStatus.DONE,
+    OutcomeStatus.PREEMPTED,
+    OutcomeStatus.OUT_OF_MEMORY,
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.INVALID,
+    OutcomeStatus.LOST,
+    CANCELLED,
+)
+SINCE = "since this server has started"
+
+Rows = Iterable[tuple[Sequence[str], float]]
+
+
+class PoolCollector(Collector):
+    """Collects the metrics of a pool. measure: returns what is known of it now."""
+
+    def __init__(self, measure: Callable[[], Measurement]) -> None:
+        self._measure = measure
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields all metrics. Those of the pool's state have no values while its database does not answer."""
+        found = self._measure()
+        yield InfoMetricFamily("ringmaster_build", "The release of Ringmaster.", value={"version": own_release()})
+        yield _gauge(
+            "ringmaster_database_up", "Whether the pool's database answers (1) or not (0).", found.state is not None
+        )
+        yield from _of_state(found.state)
+        yield from _of_heartbeats(found)
+        yield from _of_events(found)
+
+
+def _of_state(state: PoolState | None) -> Iterator[Metric]:
+    nodes, plan, leader = (state.nodes, state.plan, state.leader) if state else ((), None, None)
+    statuses = [node.status for node in nodes]
+    yield _gauges(
+        "ringmaster_nodes",
+        "Number of registered nodes by status.",
+        ["status"],
+        [((status,), statuses.count(status)) for status in (NodeStatus.SERVING, NodeStatus.LEAVING)] if state else (),
+    )
+    yield _gauges(
+        "ringmaster_devices",
+        "Number of devices by node and state: leased to segments, lent to trials, idle, unhealthy, or on a node that "
+        "is leaving.",
+        ["node", "state"],
+        [((node.name, each), number) for node in nodes for each, number in node.devices.items()],
+    )
+    yield _gauges(
+        "ringmaster_batches",
+        "Number of batches that have not ended, by stage: queued (without a flow run yet), measuring (not in the plan "
+        "yet), or active.",
+        ["stage"],
+        [((stage,), number) for stage, number in state.batches.items()] if state else (),
+    )
+    yield _gauges(
+        "ringmaster_jobs",
+        "Number of jobs of the active batches by batch and status.",
+        ["batch", "status"],
+        list(state.jobs.items()) if state else (),
+    )
+    yield _gauge(
+        "ringmaster_plan_timestamp_seconds",
+        "Time at which the last plan was made, since the epoch.",
+        plan.made_s if plan else None,
+    )
+    yield _gauge(
+        "ringmaster_plan_makespan_seconds",
+        "Planned time from the last plan to the end of its last job.",
+        plan.makespan_s if plan else None,
+    )
+    yield _gauge(
+        "ringmaster_plan_gap_ratio",
+        "How far the last plan may be above the best possible one, as a share of its lower bound; absent without one.",
+        plan.gap if plan else None,
+    )
+    yield _gauge(
+        "ringmaster_leader_elected",
+        "Whether a controller has the lead (1) or none does (0). It may be silent: see the age of its heartbeat.",
+        (leader is not None and leader.is_there) if state else None,
+    )
+    changes = CounterMetricFamily(
+        "ringmaster_leader_changes",
+        "Number of times that a controller has taken the lead, since the database is there.",
+    )
+    if leader is not None:
+        changes.add_metric((), leader.epoch)
+    yield changes
+
+
+def _of_heartbeats(found: Measurement) -> Iterator[Metric]:
+    yield _gauge(
+        "ringmaster_leader_heartbeat_age_seconds",
+        "Time since this server has last seen another heartbeat of the leading controller.",
+        found.leader_heartbeat_age_s,
+    )
+    yield _gauges(
+        "ringmaster_node_heartbeat_age_seconds",
+        "Time since this server has last seen another heartbeat of a node.",
+        ["node"],
+        [((node,), age_s) for node, age_s in found.node_heartbeat_age_s.items()],
+    )
+
+
+def _of_events(found: Measurement) -> Iterator[Metric]:
+    running = None if found.state is None else len(found.counts.running)
+    yield _gauge("ringmaster_segments_running", "Number of segments that run.", running)
+    yield _counter(
+        "ringmaster_device_seconds",
+        f"Device time by node and state, {SINCE}; time while the database does not answer is not counted.",
+        ["node", "state"],
+        [(key, seconds) for key, seconds in found.device_seconds.items()],
+    )
+    yield _counter(
+        "ringmaster_plans", f"Number of plans by reason, {SINCE}.", ["reason"], _each(PlanReason, found.counts.plans)
+    )
+    yield _counter(
+        "ringmaster_segments_ended",
+        f"Number of segments that have ended by the status of their outcomes, {SINCE}.",
+        ["status"],
+        _each(OUTCOMES, found.counts.segments),
+    )
+    yield _counter(
+        "ringmaster_jobs_ended",
+        f"Number of jobs that have ended by status, such as failed, {SINCE}.",
+        ["status"],
+        _each(ENDED, found.counts.jobs),
+    )
+
+
+def _each(labels: Iterable[str], counted: Mapping[str, int] | Mapping[PlanReason, int]) -> Rows:
+    """Returns a row for each label, also for those that were not counted: a rate needs a value before the first."""
+    known: Mapping[str, int] = {str(label): number for label, number in counted.items()}
+    return [((label,), known.get(label, 0)) for label in labels]
+
+
+def _gauge(name: str, text: str, value: float | bool | None) -> Metric:
+    """Returns a metric without labels; without a value where it is None."""
+    return _gauges(name, text, [], [] if value is None else [((), float(value))])
+
+
+def _gauges(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+METRICS_PATH, HEALTH_PATH = "/metrics", "/health"
+
+SAMPLE_EVERY_S = 5.0
+INPUT_FAULT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM; returns the exit status: 2 without a pool or its password, 1 if it cannot be measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default=LOOPBACK[0])
+    parser.add_argument("--port", type=int, required=True)
+    asked = parser.parse_args(arguments)
+    environment.set_umask()
+    try:
+        pool = _pool()
+    except InputError as error:
+        report_faults(error.faults)
+        return INPUT_FAULT
+    monitor = PoolMonitor(lambda: Database(pool.database, patience_s=0.0))
+    app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)
+    hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
+    server = server_of(checked(app, hosts), role=Role.METRICS, host=asked.host, port=asked.port, log_level="warning")
+    over, failed = threading.Event(), threading.Event()
+    threading.Thread(target=_sample, args=(monitor, server, over, failed), name="samples", daemon=True).start()
+    try:
+        serve(server)
+    finally:
+        over.set()
+        monitor.close()
+    return 1 if failed.is_set() else 0
+
+
+def _pool() -> settings.PoolAddress:
+    pool = pool_address()
+    if not pool.password:
+        raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
+    return pool
+
+
+def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event, failed: threading.Event) -> None:
+    """Samples until `over` is set. Any other end is an error, which ends the server: old values must not be served."""
+    try:
+        monitor.sample()
+        while not over.wait(SAMPLE_EVERY_S):
+            monitor.sample()
+    finally:
+        if not over.is_set():
+            failed.set()
+            server.should_exit = True
+
+
+def metrics_app(measure: Callable[[], Measurement], *, username: str, password: str) -> Starlette:
+    """Returns the application. measure: returns what is known of the pool now.
+
+    Without the password, it only says that it is up. Pages of other sites get nothing.
+    """
+    registry = CollectorRegistry()
+    registry.register(PoolCollector(measure))
+
+    def metrics(request: Request) -> Response:
+        if _is_foreign(request):
+            return PlainTextResponse("a page of another site may not read this\n", status_code=403)
+        if not _may_read(request.headers.get("Authorization", ""), username=username, password=password):
+            asks = {"WWW-Authenticate": 'Basic realm="ringmaster", charset="UTF-8"'}
+            return PlainTextResponse("the password of the pool is needed\n", status_code=401, headers=asks)
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+    def health(_: Request) -> Response:
+        return PlainTextResponse("OK\n")
+
+    return Starlette(routes=[Route(METRICS_PATH, metrics), Route(HEALTH_PATH, health)])
+
+
+def _is_foreign(request: Request) -> bool:
+    """Whether a browser sent the request for a page of another site."""
+    origin = request.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+
+
+def _may_read(authorization: str, *, username: str, password: str) -> bool:
+    scheme, _, said = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return False
+    try:
+        given = base64.b64decode(said.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return secrets.compare_digest(given, f"{username}:{password}".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

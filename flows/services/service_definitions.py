@@ -1,0 +1,312 @@
+"""The processes that a pool needs on the machine of its servers, with the command and environment of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+from ringmaster.codec import to_json
+from ringmaster.errors import InputError
+from ringmaster.extras import missing_extra
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.services import ray_head
+from ringmaster.flows.services.databases import PoolDatabases
+from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
+from ringmaster.flows.services.service_files import SHORTEST_PASSWORD, Service
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
+from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.tasks.execution.engine import SLURM
+
+PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
+CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"
+SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
+MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
+# Prefect's services look every 5 to 15 s by default, which takes most of the time of an idle server. What they do may
+# wait: they mark late runs, workers that are offline and pauses that are over, plan the runs of new schedules, free the
+# slots of dead runs, and find flow runs that have been silent for minutes.
+PREFECT_INTERVALS = {
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_FOREMAN_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "30",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "15",
+    "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT15S",
+}
+DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """The options of a pool that a person chooses.
+
+    home: RINGMASTER_HOME of the pool.
+    databases: addresses of its databases.
+    password: password of the servers.
+    host: address of this machine on which the servers listen.
+    port_prefect, port_mlflow, port_metrics: ports of the servers.
+    port_ray: port of a Ray cluster of this machine alone.
+    worker: whether this machine is a node too.
+    engine: what lends further nodes.
+    notify: target of alarms, see `ringmaster.flows.pool.automations`; where it is empty, the environment's.
+    log_format: format of the logs of all processes.
+    """
+
+    home: Path
+    databases: PoolDatabases
+    password: str = field(repr=False)
+    host: str = "127.0.0.1"
+    port_prefect: int = 4200
+    port_mlflow: int = 5000
+    port_metrics: int = 9464
+    port_ray: int = 6379
+    worker: bool = True
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    notify: str = field(default="", repr=False)  # a webhook's address is a secret
+    log_format: LogFormat = LogFormat.TEXT
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the services' files."""
+        return self.home / "pool"
+
+    def address(self) -> PoolAddress:
+        """Returns the address by which this machine and others reach the pool."""
+        host = in_url(socket.gethostname() if is_wildcard(self.host) else self.host)
+        return PoolAddress(
+            database=self.databases.pool,
+            prefect_api=f"http://{host}:{self.port_prefect}/api",
+            mlflow_uri=f"http://{host}:{self.port_mlflow}",
+            metrics_url=f"http://{host}:{self.port_metrics}/metrics",
+            password=self.password,
+        )
+
+
+def faults(options: PoolOptions) -> list[str]:
+    """Returns the faults of the options, found before anything starts."""
+    found = options.engine.faults(has_server=options.databases.prefect is not None)
+    if fault := missing_extra("pool", feature="`ringmaster up`"):
+        found.append(fault)
+    try:
+        most_flow_runs()  # by the environment of the workers, which would end over and over
+    except InputError as error:
+        found.extend(error.faults)
+    if len(options.password) < SHORTEST_PASSWORD:
+        found.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
+    ports = {name: getattr(options, f"port_{name}") for name in SERVERS}
+    for one, other in combinations(SERVERS, 2):
+        if ports[one] == ports[other]:
+            found.append(f"--port-{one} and --port-{other} are both {ports[one]}")
+    if options.engine.has_own_ray and (fault := port_fault("127.0.0.1", options.port_ray, RAY)):
+        found.append(fault)
+    if len(set(ports.values())) == len(SERVERS):
+        found.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
+    return found
+
+
+def port_fault(host: str, port: int, name: str) -> str | None:
+    """Returns why a server cannot listen on a port, or None."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            trial.listen()
+    except socket.gaierror as error:
+        return f"--host {host} is no address: {error.strerror}"
+    except OSError as error:
+        remedy = f"choose another by --port-{name}, or see by `ss -ltnp` who has it"
+        return f"port {port} of {host} cannot be used for {name}: {error.strerror}. To fix: {remedy}"
+    return None
+
+
+def compose(options: PoolOptions) -> tuple[Service, ...]:
+    """Returns the services in the order in which they start; they end in the reverse order."""
+    address = options.address()
+    member: dict[str, str | None] = {
+        **base_environment(options.home),
+        **address.environment(),
+        "RINGMASTER_HOME": str(options.home),
+        LOG_FORMAT: options.log_format.value,
+    }
+    python = (sys.executable, "-m")
+    ray = ray_head.environment(options.home, port=options.port_ray) if options.engine.has_own_ray else {}
+    deployment = options.engine.deployment()
+    nodes = () if deployment is None else ("--nodes", json.dumps(to_json(deployment)))
+    local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)
+    services = [
+        Service(
+            name=PREFECT,
+            command=(*python, "ringmaster.flows.services.prefect_server", *_listen(options.host, options.port_prefect)),
+            environment={**member, **_prefect_environment(options, address)},
+            # Unlike `health`, it needs the database: after failures of SQLite under load, all connections may hang.
+            ready_url=f"http://{local}:{options.port_prefect}/api/ready",
+        ),
+        Service(
+            name=MLFLOW,
+            command=(
+                *(*python, MLFLOW_SERVER, "--workers", "1", *_listen(options.host, options.port_mlflow)),
+                *_mlflow_logs(options),
+                *("--app-name", "basic-auth"),
+            ),
+            environment={**member, **_mlflow_environment(options, address)},
+            ready_url=f"http://{local}:{options.port_mlflow}/health",
+        ),
+        Service(
+            name=METRICS,
+            command=(*python, "ringmaster.flows.services.metrics_server", *_listen(options.host, options.port_metrics)),
+            environment={**member, ALLOWED_HOSTS: ",".join(_names(options))},
+            ready_url=f"http://{local}:{options.port_metrics}/health",
+        ),
+        Service(
+            name=DEPLOYMENTS,
+            command=(*python, "ringmaster.flows.deployments", *nodes),
+            environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
+            once=True,
+        ),
+        Service(
+            name=CONTROLLER,
+            command=(*python, "ringmaster.flows.entry", "pool", "controller"),
+            environment={**member, **options.engine.environment(), **ray},
+            says_ready=True,
+            group=False,
+            grace_s=60.0,
+        ),
+    ]
+    if options.engine.has_own_ray:
+        cluster = Service(
+            name=RAY,
+            command=(*python, ray_head.__name__, "--port", str(options.port_ray), "--home", str(options.home)),
+            environment=member,
+            says_ready=True,
+            group=False,
+            grace_s=ray_head.LEAVE_S + 60,
+        )
+        services.insert(-1, cluster)
+    if options.worker:
+        worker = Service(
+            name=WORKER,
+            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
+            environment=member,
+            after=(CONTROLLER,),
+            says_ready=True,
+            group=False,
+            grace_s=DRAIN_S + 30,
+        )
+        services.append(worker)
+    elif options.engine.lends_nodes:
+        flows = Service(
+            name=FLOWS,
+            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--devices", "none"),
+            environment=member,
+            after=(CONTROLLER,),
+            says_ready=True,
+        )
+        services.append(flows)
+    if options.engine.name == SLURM:
+        name = platform.node() or "localhost"
+        slurm = Service(
+            name=SLURM_WORKER,
+            command=(*python, "prefect", "worker", "start", "--type", SLURM, "--pool", SLURM_POOL, "--name", name),
+            # Prefect's default is 10 s, by which each node would come later.
+            environment={**member, "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("PREFECT_WORKER_QUERY_SECONDS", "2")},
+            after=(CONTROLLER,),
+            group=False,
+        )
+        services.append(slurm)
+    return tuple(services)
+
+
+def base_environment(home: Path) -> dict[str, str]:
+    """Returns the variables of every process: no telemetry, no pickled results, no imports from the working folder."""
+    return {
+        **QUIET_ENVIRONMENT,
+        **JSON_RESULTS,
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _listen(host: str, port: int) -> tuple[str, ...]:
+    return ("--host", host, "--port", str(port))
+
+
+def mlflow_logging_file(folder: Path) -> Path:
+    """Returns the file that configures the JSON log of MLflow's server. folder: the folder of the services' files."""
+    return folder / "mlflow-logging.json"
+
+
+def prefect_logging_file(folder: Path) -> Path:
+    """Returns the file that configures the JSON log of Prefect's server. folder: the folder of the services' files.
+
+    Without it, Prefect configures its own log again whenever a part of it asks for that.
+    """
+    return folder / "prefect-logging.json"
+
+
+def _mlflow_logs(options: PoolOptions) -> tuple[str, ...]:
+    if options.log_format is not LogFormat.JSON:
+        return ()
+    return ("--uvicorn-opts", f"--log-config {shlex.quote(str(mlflow_logging_file(options.folder)))}")
+
+
+def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
+    origins = [address.prefect_api.removesuffix("/api")]
+    if is_loopback(options.host):
+        origins.append(f"http://localhost:{options.port_prefect}")
+    logs = {"PREFECT_LOGGING_SETTINGS_PATH": str(prefect_logging_file(options.folder))}
+    return {
+        **(logs if options.log_format is LogFormat.JSON else {}),
+        "PREFECT_UI_API_URL": address.prefect_api,
+        # By default any page in a browser may use the API; this allows only Prefect's own page.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
+        "PREFECT_SERVER_API_AUTH_STRING": f"{address.username}:{options.password}",
+        ALLOWED_HOSTS: ",".join(_names(options)),
+        "PREFECT_API_DATABASE_CONNECTION_URL": options.databases.prefect,
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        **PREFECT_INTERVALS,
+    }
+
+
+def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
+    environment: dict[str, str | None] = {
+        "MLFLOW_TRACKING_URI": None,  # this process is the server
+        **({"MLFLOW_CONFIGURE_LOGGING": "false"} if options.log_format is LogFormat.JSON else {}),
+        # A variable, as every user of the machine can read a process's arguments.
+        "MLFLOW_BACKEND_STORE_URI": options.databases.mlflow,
+        # A URI: MLflow would take a percent sign in a path for the beginning of a quoted character.
+        "MLFLOW_ARTIFACTS_DESTINATION": (options.home / "mlartifacts").as_uri(),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_AUTH_CONFIG_PATH": str(options.folder / "mlflow-auth.ini"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
+        # By default MLflow accepts any name with the prefix of a private address, such as 10.evil.example.
+        "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
+            pattern for name in _names(options) for pattern in (in_url(name), _with_any_port(name))
+        ),
+    }
+    if not is_loopback(options.host):
+        environment["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = address.mlflow_uri
+    return environment
+
+
+def _names(options: PoolOptions) -> tuple[str, ...]:
+    return names_of(options.host, further=hosts_of(os.environ.get(ALLOWED_HOSTS, "")))
+
+
+def _with_any_port(name: str) -> str:
+    """Returns MLflow's pattern for a name with any port. A bracket is special in such patterns, and is escaped."""
+    return f"{in_url(name).replace('[', '[[]')}:*"

@@ -1,1 +1,0 @@
-"""Engines by name, and the executor's view of their nodes."""

@@ -1,0 +1,281 @@
+"""Forecasts of the ends of a batch and its jobs, with intervals that contain the actual end in 90 % of all runs.
+
+The rest of a plan is simulated once at the median speeds (`PlanSimulator`). That gives the order in which segments hold
+devices. With d the draws of the posterior of all step times (`SpeedBeliefs.draws`), segment i ends at
+
+    end_i(d) = max(end_k(d) over the segments k that i follows) + overhead_i + work_i exp(x_i(d) - median of x_i)
+
+where i follows the segments before it on its devices, of its job, and of the jobs that its job depends on. All ends of
+a draw are then stretched by one more factor, log-normal with `LEAST_SPREAD` and the spread of the machine's load, for
+what no profile contains. This is Monte Carlo simulation of a project's schedule (van Slyke, Operations Research 11,
+1963). The quantiles of the draws are those of each end.
+
+The errors of earlier runs correct them. Let e = log(actual / predicted makespan by the draws), and s its standard
+deviation in the draws. Half of its variance is taken to be common to all runs of a batch:
+
+    e_i ~ N(mu, tau s_i^2 / 2)      mu ~ N(0, tau s^2 / 2)      tau ~ scaled inverse chi-squared(NU, 1)
+
+where mu is what runs have in common and tau is by how much the spreads s_1, ..., s_n that earlier runs stated were too
+small or too large. This prior is conjugate (Gelman et al., Bayesian Data Analysis, 3rd edition, sections 3.3 and 14.2):
+with k = 2 / s^2 + sum of 2 / s_i^2,
+
+    m = sum of (2 e_i / s_i^2) / k      t = (NU + sum of (2 e_i^2 / s_i^2) - k m^2) / (NU + n)
+
+the next error follows a Student t distribution with NU + n degrees of freedom, centre m and scale
+sqrt(t (s^2 / 2 + 1 / k)). The centre shifts all ends, and the scale stretches their quantiles. Earlier errors are taken
+to be errors of speeds: as the running batch measures its own, m fades with their variance. The module has no clock and
+no I/O, and its random numbers have a fixed seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
+from ringmaster.tasks.execution.plan_simulator import PlanSimulator
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.profiling.speed_beliefs import Errors, Load, SpeedBeliefs, errors_of
+from ringmaster.techniques import Profile
+
+NUM_DRAWS = 200
+SPEEDS, SURROUNDINGS = 0, 1  # the seeds of the draws of speeds, and of the factor that stretches all ends
+NU = 4  # the runs that the prior spread counts for
+LEAST_SPREAD = 0.1  # what no profile contains: records, evaluation beside training, a machine that drifts
+# The part of a load, as a logarithm, that may come or go before the batch ends.
+PASSING_SHARE = 0.1
+LEAST_S = 1e-3  # until a job ends that is about to
+SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
+
+Draws = NDArray[np.float64]
+OptionKey = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """An earlier run of a batch.
+
+    error: the logarithm of its actual over its predicted makespan by the speeds alone.
+    spread: the spread that was stated for it.
+    """
+
+    error: float
+    spread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is known of a batch's makespan beside the speeds of its options.
+
+    load: the load of the machine, which the plan contains.
+    earlier: the errors of earlier runs.
+    """
+
+    load: Load = field(default_factory=Load)
+    earlier: Sequence[EarlierRun] = ()
+
+
+class _Normals:
+    """Antithetic standard normal numbers with a fixed seed: the second half of the draws mirrors the first.
+
+    Numbers of different seeds are independent.
+    """
+
+    def __init__(self, *, seed: int, num_draws: int = NUM_DRAWS) -> None:
+        self._random, self._num_draws = np.random.default_rng(seed), num_draws
+
+    def __call__(self) -> Draws:
+        half = self._random.standard_normal(self._num_draws // 2)
+        return np.concatenate([half, -half])
+
+
+def seconds_left(
+    ahead: PlanSimulator, beliefs: SpeedBeliefs, options: Mapping[OptionKey, tuple[str, Errors]]
+) -> dict[str, Draws]:
+    """Returns draws of the seconds until each job ends, by job; jobs that never end by the plan are left out.
+
+    ahead: the rest of the plan at the median speeds; is simulated to its end.
+    options: by job and option, the technique and the prior errors.
+    """
+    now_s, num_before = ahead.now_s, len(ahead.segments)
+    ahead.finish()
+    segments = sorted(ahead.segments[num_before:], key=lambda each: (each.starts_s, each.ends_s))
+    used = {(each.stretch.segment.job, each.stretch.segment.option): None for each in segments}
+    draws = beliefs.draws({key: options[key] for key in used}, normals=_Normals(seed=SPEEDS))
+    medians = {key: beliefs.of(*key, technique=options[key][0], errors=options[key][1]).mean for key in used}
+    free: dict[DeviceId, Draws] = {}
+    left: dict[str, Draws] = {}
+    for each in segments:
+        stretch = each.stretch
+        segment, row = stretch.segment, ahead.problem.job(stretch.segment.job)
+        before = [left.get(job) for job in (segment.job, *row.after)] + [free.get(device) for device in segment.devices]
+        distinct = {id(draw): draw for draw in before if draw is not None}
+        begins: Draws = np.full(NUM_DRAWS, row.release_s)
+        for draw in distinct.values():
+            begins = np.maximum(begins, draw)
+        key = segment.job, segment.option
+        work_s = stretch.steps_end_s - stretch.works_from_s
+        overhead_s = each.ends_s - max(each.starts_s, now_s) - work_s
+        ends = begins + overhead_s + work_s * np.exp(draws[key] - medians[key])
+        free |= dict.fromkeys(segment.devices, ends)
+        left[segment.job] = ends
+    ended = {job: draw for job, draw in left.items() if job in ahead.ended_s and ahead.ended_s[job] >= now_s}
+    return ended | {member: draw for job, draw in ended.items() for member in ahead.problem.job(job).members}
+
+
+def plan_left(
+    problem: Problem,
+    plan: Plan,
+    profiles: Mapping[str, Sequence[Profile]],
+    *,
+    beliefs: SpeedBeliefs | None = None,
+) -> dict[str, Draws]:
+    """Returns draws of the seconds from the start of a plan to the end of each of its jobs.
+
+    profiles: option k of a job is its profile k.
+    """
+    problem, leads = _waiting_for_leads(problem, plan)
+    num_steps = {job.id: SHARES for job in problem.jobs}
+    rows = {job.id: job for job in problem.jobs}
+    ahead = PlanSimulator(
+        problem,
+        in_steps(plan, num_steps=num_steps, steps_done={}),
+        num_steps=num_steps,
+        step_s=lambda job, option: rows[job].options[option].runtime_s / SHARES,
+    )
+    left = seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
+    return left | {member: left[lead] for member, lead in leads.items() if lead in left}
+
+
+def _waiting_for_leads(problem: Problem, plan: Plan) -> tuple[Problem, dict[str, str]]:
+    """Returns the problem as jobs wait under a plan with groups, and the lead job of each member.
+
+    A member has no segments: what depends on it waits for its lead job.
+    """
+    rows = {job.id: job for job in problem.jobs}
+    leads = {member: s.job for s in plan.segments for member in rows[s.job].options[s.option].jobs}
+    jobs = tuple(
+        replace(job, after=tuple(dict.fromkeys(leads.get(other, other) for other in job.after))) for job in problem.jobs
+    )
+    return (replace(problem, jobs=jobs) if leads else problem), leads
+
+
+def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tuple[str, Errors]]:
+    """Returns the technique and the prior errors of each option; option k of a job is its profile k."""
+    return {
+        (job, number): (profile.technique, errors_of(profile))
+        for job, mine in profiles.items()
+        for number, profile in enumerate(mine)
+    }
+
+
+def spread_of(left: Mapping[str, Draws]) -> float:
+    """Returns the standard deviation of the logarithm of the seconds until the last job ends."""
+    return float(np.std(np.log(_last(left))))
+
+
+def predict(
+    left: Mapping[str, Draws],
+    *,
+    surroundings: Surroundings | None = None,
+    first_spread: float | None = None,
+    since_s: float = 0.0,
+    made_s: float = 0.0,
+) -> Prediction:
+    """Returns the prediction for jobs that end together as a batch.
+
+    left: draws of the seconds until each job ends (`seconds_left`); at least one job.
+    first_spread: `spread_of` the first forecast, if this is a later one.
+    since_s: the batch's begin, in seconds since the epoch.
+    made_s: the seconds from then to now.
+    """
+    about = surroundings or Surroundings()
+    load, last = about.load, _last(left)
+    speeds = spread_of(left)
+    common = math.hypot(LEAST_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))
+    spread = math.hypot(speeds, common)
+    centre, half = corrected(spread, about.earlier)
+    fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
+    stretch = half / (NormalDist().inv_cdf((1 + COVERAGE) / 2) * spread)
+    factor = np.exp(common * _Normals(seed=SURROUNDINGS)())
+
+    def end_of(draws: Draws) -> PredictedEnd:
+        some = np.maximum(draws, LEAST_S) * factor
+        low, median, high = np.quantile(some, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2])
+        centre_s = median * math.exp(centre * fade)
+        ends = centre_s, centre_s * (low / median) ** stretch, centre_s * (high / median) ** stretch
+        end_s, low_s, high_s = (made_s + float(seconds) for seconds in ends)
+        return PredictedEnd(end_s=end_s, low_s=low_s, high_s=high_s)
+
+    end = end_of(last)
+    return Prediction(
+        makespan_s=end.end_s,
+        low_s=end.low_s,
+        high_s=end.high_s,
+        load=load.ratio,
+        spread=spread,
+        num_earlier=len(about.earlier),
+        uncorrected_s=made_s + float(np.median(last * factor)),
+        jobs={job: end_of(draws) for job, draws in left.items()},
+        since_s=since_s,
+        made_s=made_s,
+    )
+
+
+def corrected(spread: float, earlier: Sequence[EarlierRun]) -> tuple[float, float]:
+    """Returns the centre of the next run's error, and half of the interval's width, both as logarithms.
+
+    `spread` and those of earlier runs exceed 0.
+    """
+    weights = [2 / run.spread**2 for run in earlier]
+    precision = 2 / spread**2 + sum(weights)
+    centre = sum(weight * run.error for weight, run in zip(weights, earlier, strict=True)) / precision
+    squares = sum(weight * run.error**2 for weight, run in zip(weights, earlier, strict=True))
+    freedom = NU + len(earlier)
+    tau = max(NU + squares - precision * centre**2, 0.0) / freedom
+    half = t_quantile((1 + COVERAGE) / 2, freedom=freedom) * math.sqrt(tau * (spread**2 / 2 + 1 / precision))
+    return centre, half
+
+
+def errors_in(runs: Iterable[Mapping[str, float]]) -> list[EarlierRun]:
+    """Returns the errors of earlier runs by their metrics; leaves out runs that stated no spread, or took no time."""
+    found = (
+        (
+            run.get("makespan_s", 0.0),
+            run.get("uncorrected_makespan_s") or run.get("planned_makespan_s", 0.0),
+            run.get("prediction_spread", 0.0),
+        )
+        for run in runs
+    )
+    return [
+        EarlierRun(error=math.log(actual_s / predicted_s), spread=spread)
+        for actual_s, predicted_s, spread in found
+        if min(actual_s, predicted_s, spread) > 0
+    ]
+
+
+def t_quantile(probability: float, *, freedom: int) -> float:
+    """Returns a quantile of Student's t distribution with at least `NU` degrees of freedom, to 0.2 %.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5. SciPy's takes a second to import.
+    """
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / math.pow(freedom, power) for power, term in enumerate(terms))
+
+
+def _last(left: Mapping[str, Draws]) -> Draws:
+    """Returns draws of the seconds until the last of the jobs ends."""
+    found: Draws = np.maximum.reduce(list(left.values()))
+    return np.maximum(found, LEAST_S)

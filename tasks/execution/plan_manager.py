@@ -1,0 +1,315 @@
+"""The plan manager of an executor: re-plans what is left when that is requested or may pay off."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from itertools import count
+
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.events import (
+    FIRST_PREDICTION,
+    NEWEST_PREDICTION,
+    ExecutionEvent,
+    GangSaid,
+    JobEnded,
+    Planned,
+    PredictionUpdate,
+    SegmentEnded,
+    predictions_in,
+)
+from ringmaster.tasks.execution.forecast import Draws, Surroundings, predict, spread_of
+from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.progress import PlanProgress
+from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.storage.journal import ENDED, Journal
+from ringmaster.techniques.processes.events import Steps
+
+MakePlan = Callable[[Problem], Plan]
+
+AddTerms = Callable[[Problem], Problem]
+"""Adds the terms of a problem beside its jobs: weights, prices, and deadlines relative to the present."""
+
+
+class PlanManager:
+    """Plans and re-plans for one executor, on whose thread all methods are called.
+
+    cluster, out: the devices that exist, and those of them that must not be used.
+    replanner: None if the first plan is followed to its end.
+    command: sends commands that change where gangs end.
+    tell: receives an event for each plan that is followed.
+    post: passes a pending plan whose plan is made to the executor, from any thread; the executor then calls `weigh`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster: Cluster,
+        job_table: JobTable,
+        plan_progress: PlanProgress,
+        journal: Journal,
+        make_plan: MakePlan,
+        add_terms: AddTerms,
+        replanner: Replanner | None,
+        command: Callable[[Iterable[Command]], None],
+        tell: Callable[[ExecutionEvent], None],
+        post: Callable[[PendingPlan], None],
+    ) -> None:
+        self._name, self.cluster, self._job_table, self._plan_progress, self._journal = (
+            name,
+            cluster,
+            job_table,
+            plan_progress,
+            journal,
+        )
+        self._make_plan, self._on_terms, self.replanner = make_plan, add_terms, replanner
+        self._command, self._tell, self._post = command, tell, post
+        self.out: frozenset[DeviceId] = frozenset()
+        self._wanted: dict[int, str] = {}  # reasons for a new plan, in order of their requests
+        self._numbers = count()
+        self._answered: tuple[int, ...] = ()  # the requests that the pending plan takes into account
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a new plan was requested that is not followed yet."""
+        return bool(self._wanted)
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """The errors of the last requested plans, none since a plan could be made."""
+        return self.replanner.failures if self.replanner is not None else []
+
+    def want(self, why: str) -> None:
+        """Requests a new plan of what is left. Without a replanner, makes it at once.
+
+        A plan that is being made for an earlier request is still followed: otherwise changes that arrive faster than
+        plans are made would keep new jobs from ever being planned.
+        """
+        if self.replanner is None:
+            self.replan(why=why)
+            return
+        self._wanted[next(self._numbers)] = why
+        self.replanner.void_improvement()
+
+    def move_to(self, cluster: Cluster, *, out: Collection[DeviceId] = ()) -> None:
+        """Replaces the cluster. Removes planned segments whose devices are gone or must not be used."""
+        self.cluster, self.out = cluster, frozenset(out)
+        self.drop_unusable()
+
+    def drop_unusable(self) -> bool:
+        """Drops the planned segments of each job that has one on devices that are gone or must not be used.
+
+        Returns whether there were any.
+        """
+        there = set(self.cluster.lease_names()) - self.out
+        jobs = {s.job for s in self._plan_progress.planned if not there.issuperset(s.devices)}
+        for job in jobs:
+            self._plan_progress.drop(job)
+        return bool(jobs)
+
+    def forget_speed(self, job: str) -> None:
+        """Drops a job's measured speeds, as its options have changed or are renumbered."""
+        if self.replanner is not None:
+            self.replanner.forget(job)
+
+    def replan(self, *, why: str) -> None:
+        """Plans what is left and waits for the plan.
+
+        Segments that run keep the planned segments of their jobs.
+        """
+        active = self._plan_progress.active_jobs
+        problem = problem_left(
+            self._job_table, self.cluster, name=self._name, add_terms=self._on_terms, active_jobs=active
+        )
+        kept = [segment for segment in self._plan_progress.planned if segment.job in active]
+        self._plan_progress.planned = kept
+        if problem is not None:
+            self.begin(Planned(problem=problem, plan=self._make_plan(problem), why=why))
+
+    def begin(self, planned: Planned) -> None:
+        """Follows a plan of jobs of which nothing is planned yet."""
+        jobs = {job.name: job for job in self._job_table.left()}
+        steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
+        done = {name: self._job_table.records[name].step for name in steps}
+        fresh = in_steps(planned.plan, num_steps=steps, steps_done=done)
+        self._plan_progress.planned += self._explored(fresh)
+        self._follow(planned.problem, planned.plan, why=planned.why)
+
+    def seconds_to_look(self) -> float:
+        """Returns the seconds until `look` may have something to do."""
+        if self.replanner is None:
+            return float("inf")
+        return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
+
+    def look(self) -> bool:
+        """Starts re-planning in the background if it is due; the result arrives through `post`.
+
+        Returns False if a plan was requested but nothing is left that can be planned.
+        """
+        if self.replanner is None or self.seconds_to_look() > 0:
+            return True
+        state = self.state()
+        if self._wanted:
+            pending_plan = self.replanner.demand(state, why="; ".join(dict.fromkeys(self._wanted.values())))
+            self._answered = tuple(self._wanted)
+            if pending_plan is None:
+                self._wanted.clear()
+                return False
+        elif (pending_plan := self.replanner.look(state)) is None:
+            return True
+        pending_plan.plan.add_done_callback(lambda _: self._post(pending_plan))
+        return True
+
+    def weigh(self, pending_plan: PendingPlan) -> None:
+        """Follows a pending plan if that pays off. Gangs that it leaves in place continue; the others are commanded to
+        stop.
+        """
+        assert self.replanner is not None
+        fresh = self.replanner.judge(pending_plan, self.state())
+        if fresh is None:
+            return
+        if pending_plan.is_needed:
+            for number in self._answered:
+                self._wanted.pop(number, None)
+        self._command(self._plan_progress.follow(self._explored(fresh)))
+        self.drop_unusable()  # devices that are gone since planning began
+        self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)
+
+    def state(self) -> State:
+        """Returns the current state of the batch."""
+        jobs = self._job_table.left()
+        steps = {job.name: self._job_table.records[job.name].step for job in jobs}
+        for running in self._plan_progress.running.values():
+            if (name := running.segment.job) in steps:
+                steps[name] = max(steps[name], running.step)
+                if running.members:  # members may go on after the lead job has ended
+                    steps[name] = min(steps[name], self._job_table.totals[name] - 1)
+        return State(
+            cluster=self.cluster,
+            out=self.out,
+            jobs=jobs,
+            profiles=self._job_table.profiles,
+            steps=steps,
+            running=tuple(r for r in self._plan_progress.running.values() if r.segment.job in steps),
+            planned=tuple(segment for segment in self._plan_progress.planned if segment.job in steps),
+            member_steps=self._member_steps(),
+        )
+
+    def _explored(self, planned: list[PlannedSegment]) -> list[PlannedSegment]:
+        return planned if self.replanner is None else self.replanner.explored(self.state(), planned)
+
+    def _member_steps(self) -> dict[str, int]:
+        """Returns the steps of members, including those that running gangs have reported."""
+        steps = dict(self._job_table.groups.steps())
+        for running in self._plan_progress.running.values():
+            steps |= {f: max(steps[f], running.step_of(f)) for f in running.members if f in steps}
+        return steps
+
+    def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
+        self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
+        if self.replanner is not None:
+            self.replanner.planned(self.state())
+        self._tell(Planned(problem=problem, plan=plan, why=why))
+
+
+def problem_left(
+    job_table: JobTable,
+    cluster: Cluster,
+    *,
+    name: str,
+    add_terms: AddTerms,
+    active_jobs: Collection[str] = (),
+) -> Problem | None:
+    """Returns the problem of planning the jobs that are left, None if none is.
+
+    active_jobs: jobs that run now, and are not planned anew.
+    """
+    jobs = [job for job in job_table.left() if job.name not in active_jobs]
+    if not jobs:
+        return None
+    steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
+    return add_terms(planning_problem(jobs, job_table.profiles, cluster, name=name, steps_done=steps_done))
+
+
+EVERY_S = 2.0  # while speeds are measured
+
+
+MOST_SHARE = 0.01  # of the executor's time
+
+
+class Forecaster:
+    """Predicts the ends of each batch of an executor's job table; a listener of the executor.
+
+    plan_manager: re-plans by what it believes of the jobs' speeds; nothing is predicted without a replanner.
+    tell: receives a `PredictionUpdate` for each batch.
+    clock: monotonic seconds.
+    wall_clock: seconds since the epoch.
+    """
+
+    PURPOSE = "the prediction of when jobs end"
+
+    def __init__(
+        self,
+        plan_manager: PlanManager,
+        job_table: JobTable,
+        journal: Journal,
+        *,
+        tell: Callable[[ExecutionEvent], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan_manager, self._job_table, self._journal = plan_manager, job_table, journal
+        self._tell, self._clock, self._wall_clock = tell, clock, wall_clock
+        self._since_s: dict[str, float] = {}  # by batch, when it began
+        self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
+        self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Predicts anew if an event may have changed what is known, and that has not been done lately."""
+        now_s = self._clock()
+        if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
+            jobs = self._job_table.of_batch(batch)
+            if all(self._job_table.records[job].status in ENDED for job in jobs):
+                del self._since_s[batch]  # it may be resumed, and begins anew then
+        is_learnt = isinstance(event, GangSaid) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
+        if (is_learnt or isinstance(event, (Planned, SegmentEnded))) and now_s >= self._free_s:
+            self._predict_all()
+            self._made_s = self._clock()
+            self._free_s = self._made_s + (self._made_s - now_s) / MOST_SHARE
+
+    def _predict_all(self) -> None:
+        if (replanner := self._plan_manager.replanner) is None:
+            return
+        of_batches: dict[str, dict[str, Draws]] = {}
+        for job, draws in replanner.seconds_left(self._plan_manager.state()).items():
+            if (entry := self._job_table.entries.get(job)) is not None:
+                of_batches.setdefault(entry.batch, {})[entry.local_job.name] = draws
+        self._since_s = {batch: at_s for batch, at_s in self._since_s.items() if batch in of_batches}
+        for batch, left in of_batches.items():
+            self._predict(batch, left, replanner.surroundings)
+
+    def _predict(self, batch: str, left: dict[str, Draws], surroundings: Surroundings) -> None:
+        journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
+        facts = {}
+        if batch not in self._since_s:
+            first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
+            self._since_s[batch] = (first.since_s if first is not None else 0.0) or now_s
+            self._first_spread[batch] = spread_of(left)
+            first = first or predict(left, surroundings=surroundings)
+            facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
+        since_s = self._since_s[batch]
+        prediction = predict(
+            left,
+            surroundings=surroundings,
+            first_spread=self._first_spread[batch],
+            since_s=since_s,
+            made_s=now_s - since_s,
+        )
+        journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
+        self._tell(PredictionUpdate(batch=batch, prediction=prediction))
