@@ -18,8 +18,7 @@ from rich.text import Text
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import fitting_columns, output_console, print_json, styled
-from ringmaster.tasks.planning.gantt import COLOURS, seconds_text
-from ringmaster.tasks.planning.gantt_text import Piece
+from ringmaster.tasks.planning.gantt import COLOURS, Piece, seconds_text
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.timeline.reader import TimelineReader
