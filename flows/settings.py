@@ -14,12 +14,11 @@ from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
-from ringmaster.tasks.execution.engine import check_engine_name
-from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
+    from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
 
 
 JSON_RESULTS = {
@@ -158,6 +157,8 @@ def choose_engine(name: str) -> None:
     if name:
         os.environ[ENGINE] = name
     if chosen := os.environ.get(ENGINE):
+        from ringmaster.tasks.execution.engine import check_engine_name
+
         with input_errors():
             check_engine_name(chosen)
 
@@ -175,6 +176,8 @@ def elasticity() -> ElasticityOptions | None:
     num_nodes = os.environ.get(MAX_NODES)
     if not num_nodes:
         return None
+    from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
     try:

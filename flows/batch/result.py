@@ -9,7 +9,6 @@ from typing import Any
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
-from ringmaster.techniques.profiles import PREDICTED
 
 from ringmaster.codec import to_json
 from ringmaster.flows.reports.progress import current_view, describe
@@ -35,6 +34,7 @@ from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
 
 MEASURED = "is_measured"

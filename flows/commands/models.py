@@ -15,11 +15,10 @@ from ringmaster.flows import settings
 from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.retraining.alias_moves import MoveLog
-
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.tasks.alarms import Alarm
     from ringmaster.tasks.evaluation.examination import Examined
+    from ringmaster.tasks.retraining.alias_moves import MoveLog
 
 
 def promote(
@@ -168,9 +167,8 @@ def monitor(
     as_json: AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
-    from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
-
     from ringmaster.codec import to_json
+    from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
     from ringmaster.tasks.evaluation.suite import load_suite
 
     suite = load_suite(assertions)

@@ -14,8 +14,9 @@ from ringmaster.flows import settings
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.process.process_log import log_format as format_of_environment
-from ringmaster.tasks.execution.engine import WORKERS
-from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
+
+WORKERS = "workers"  # as in `ringmaster.tasks.execution.engine`, which imports the planner
+DEFAULT_IDLE_S = 300.0  # as in `ringmaster.tasks.pool.controller.elasticity`, likewise
 
 
 def up(
