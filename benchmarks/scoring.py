@@ -28,7 +28,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
-from ringmaster.techniques.scoring import Together, score_together
+from ringmaster.techniques.scoring import ScoringResults, score_together
 
 ROUNDS = 3
 
@@ -81,7 +81,7 @@ def compare(folder: Path, hidden: int, options: argparse.Namespace) -> list[dict
     found = []
     for kind, given in asked.items():
         seconds: dict[bool, list[float]] = {True: [], False: []}
-        said: dict[bool, Together] = {}
+        said: dict[bool, ScoringResults] = {}
         for _ in range(ROUNDS + 1):
             for together in (True, False):
                 ask = partial(score_together, models, cache_dir=folder, together=together, **given)
@@ -98,7 +98,7 @@ def compare(folder: Path, hidden: int, options: argparse.Namespace) -> list[dict
     return found
 
 
-def check(one: Together, two: Together, *, num: int) -> None:
+def check(one: ScoringResults, two: ScoringResults, *, num: int) -> None:
     """Raises AssertionError where the two differ in a bit."""
     assert len(one.scores) == len(two.scores) == num, (one.faults, two.faults)
     for name, scores in one.scores.items():
@@ -106,7 +106,7 @@ def check(one: Together, two: Together, *, num: int) -> None:
             assert np.array_equal(values, two.scores[name].arrays[key]), (name, key)
 
 
-def timed(action: Callable[[], Together]) -> tuple[float, Together]:
+def timed(action: Callable[[], ScoringResults]) -> tuple[float, ScoringResults]:
     """Returns the CPU seconds of the only thread, and the result of the action."""
     started_s = time.process_time()
     found = action()

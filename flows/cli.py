@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import typer
 
-from ringmaster.flows.commands import (
-    datasets,
-    looking,
-    models,
-    planning,
-    pool,
-    processes,
-    promoting,
-    retraining,
-    running,
-    services,
-    whatif,
-)
-from ringmaster.flows.commands.lineage import queries
-from ringmaster.flows.output import error_console
-
-
-def renamed(command: Callable[..., None], *, was: str, now: str) -> Callable[..., None]:
-    """Returns a command under its former name, under which it works as before and prints the new one."""
-
-    @functools.wraps(command)
-    def under_former_name(*args: Any, **options: Any) -> None:
-        error_console().print(f"`ringmaster {was}` is now `ringmaster {now}`", soft_wrap=True)
-        command(*args, **options)
-
-    return under_former_name
-
+from ringmaster.flows.commands import datasets, lineage, models, planning, pool, running, services, watching, whatif
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,38 +16,20 @@ app = typer.Typer(
 )
 TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    TRAIN: (
-        running.run,
-        retraining.sweep,
-        retraining.retrain,
-        pool.submit,
-        looking.status,
-        looking.watch,
-        looking.logs,
-    ),
-    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, looking.techniques),
+    TRAIN: (running.run, running.sweep, running.retrain, pool.submit, watching.status, watching.watch, watching.logs),
+    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, watching.techniques),
     POOL: (services.up, services.down, services.diagnose),
-    MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, models.convert),
+    MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
 }
-JOBS = (pool.cancel, pool.pause, pool.resume, pool.set_priority)
-PROCESSES = (processes.controller, processes.worker)
-FORMER_NAMES = {"controller": "executor"}
+GROUPS = (
+    (pool.jobs_app, "jobs", TRAIN),
+    (pool.pool_app, "pool", POOL),
+    (lineage.app, "lineage", MODELS),
+    (datasets.app, "datasets", DATA),
+)
 
 for panel, commands in COMMANDS.items():
     for each in commands:
         app.command(rich_help_panel=panel)(each)
-for name, panel, of_group, text in (
-    ("jobs", TRAIN, JOBS, "Cancel, pause and resume jobs that a pool trains, and set their priorities."),
-    ("pool", POOL, PROCESSES, "The processes of a pool: its controller, and a worker on each node."),
-):
-    group = typer.Typer(no_args_is_help=True, help=text)
-    for each in of_group:
-        called = each.__name__.replace("_", "-")
-        was = FORMER_NAMES.get(called, called)
-        group.command()(each)
-        app.command(was, hidden=True)(renamed(each, was=was, now=f"{name} {called}"))
-        if was != called:
-            group.command(was, hidden=True)(renamed(each, was=f"{name} {was}", now=f"{name} {called}"))
+for group, name, panel in GROUPS:
     app.add_typer(group, name=name, rich_help_panel=panel)
-app.add_typer(queries.app, name="lineage", rich_help_panel=MODELS)
-app.add_typer(datasets.app, name="datasets", rich_help_panel=DATA)

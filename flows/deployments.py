@@ -42,10 +42,10 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
+from ringmaster.flows.internal_flows import serve_node_run
 from ringmaster.flows.pool.automations import make_alarms
 from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
 from ringmaster.flows.process.process_log import report_faults
-from ringmaster.flows.serve_node import serve_node_run
 from ringmaster.flows.services.engine_options import NodeDeployment
 
 LOOK_EVERY_S = 0.2

@@ -16,11 +16,12 @@ def main() -> None:
         from ringmaster.flows import settings
         from ringmaster.flows.cli import app
         from ringmaster.flows.output import prepare_streams
-        from ringmaster.flows.process import ownership, proxies
+        from ringmaster.flows.process import environment
+        from ringmaster.flows.process import environment as ownership
         from ringmaster.flows.process.process_log import report_faults
 
         prepare_streams()
-        proxies.report_bypass()
+        environment.report_bypass()
         try:
             ownership.keep_to_owner(settings.home())
             app()

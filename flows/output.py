@@ -28,7 +28,6 @@ from rich.text import Text
 
 from ringmaster.text import MOST_CHARACTERS, printable, printable_lines
 
-STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 AllRows = Annotated[
     bool,

@@ -14,12 +14,10 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from ringmaster.errors import BatchFailed
-from ringmaster.flows.batch.context import as_parameter
+from ringmaster.flows.batch.batch_input import CheckpointEvery, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.batch.form import CheckpointEvery
-from ringmaster.flows.batch.form_fields import titled
-from ringmaster.flows.examples import located
 from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
@@ -79,7 +77,7 @@ def submit_jobs(
     pool_address()
     found = replace(_batch(jobs), name=batch)
     with kept_result() as end:
-        end.result = train_batch(as_parameter(found), name=batch, checkpoint_every_s=checkpoint_every_s)
+        end.result = train_batch(found, name=batch, checkpoint_every_s=checkpoint_every_s)
     result = end.result
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ringmaster.errors import InputError, input_errors
-from ringmaster.flows.process import ownership, proxies
+from ringmaster.flows.process import environment
+from ringmaster.flows.process import environment as ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engine import check_engine_name
@@ -19,6 +20,7 @@ from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
+
 
 JSON_RESULTS = {
     # A parent flow reads its child's result only where that is stored. It must not be a pickle.
@@ -80,7 +82,7 @@ class PoolAddress:
     def bypass_proxies(self) -> None:
         """Exempts the pool's servers from the proxies of this process and its children, as is loopback."""
         hosts = [urlsplit(url).hostname for url in (self.prefect_api, self.mlflow_uri, self.metrics_url)]
-        proxies.bypass_proxies(filter(None, hosts))
+        environment.bypass_proxies(filter(None, hosts))
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a process that belongs to the pool, for it and for its Prefect and
@@ -250,7 +252,7 @@ def embed(folder: Path) -> None:
     Raises InputError where a cache of compiled code is another user's.
     """
     ownership.keep_to_owner(folder)
-    proxies.report_bypass()
+    environment.report_bypass()
     address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
@@ -274,3 +276,25 @@ def embed(folder: Path) -> None:
         os.environ.update(own_caches(folder))
     # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+
+
+EXAMPLES = Path(__file__).absolute().parents[1] / "examples"
+
+
+def located(path: str | Path) -> Path:
+    """Returns the path, or the package's own file for `examples/...` where the working directory has no such file."""
+    path = Path(path)
+    if path.parts[:1] == (EXAMPLES.name,) and not path.exists():
+        return EXAMPLES.parent / path
+    return path
+
+
+def enter_folder_of_home() -> dict[str, str]:
+    """A pull step for Prefect: changes to the folder that holds RINGMASTER_HOME before a flow run.
+
+    Relative paths in forms start there, as they do for commands in that folder. The step does not enter the package's
+    folder, which Prefect would put on the import path.
+    """
+    folder = home().parent
+    os.chdir(folder)
+    return {"directory": str(folder)}

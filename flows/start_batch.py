@@ -9,9 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
 
 from ringmaster.errors import BatchFailed
-from ringmaster.flows.batch.dry_run import DryRun, dry_run
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, typed_or
-from ringmaster.flows.batch.form import (
+from ringmaster.flows.batch.batch_input import (
     ANSWER_WITHIN_S,
     AnswerWithin,
     BatchChoice,
@@ -24,8 +22,9 @@ from ringmaster.flows.batch.form import (
     Seed,
     WithoutAnswer,
 )
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.dry_run import DryRun, dry_run
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
 from ringmaster.flows.promotion.approval import Answer, ask_to_start
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch import Batch

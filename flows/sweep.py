@@ -11,11 +11,10 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from ringmaster.errors import LedgerError, SweepFailed
 from ringmaster.flows import settings
-from ringmaster.flows.batch import waiting
+from ringmaster.flows.batch import flow_runs
+from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.batch.form import Resume
-from ringmaster.flows.batch.form_fields import HIDDEN, titled
-from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.sweeps.file import spec_of
 from ringmaster.flows.sweeps.form import (
@@ -150,7 +149,7 @@ def _recorded(
     """
     drawn, won, faults = figures(sweep_scheduler, rows), best(rows), list(faults)
     uri = settings.tracking_uri(settings.home())
-    ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts", waiting=waiting.for_mlflow())
+    ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts", waiting=flow_runs.for_mlflow())
     where, challenger = None, None
     try:
         if sweep_scheduler.run_id is not None:
@@ -164,7 +163,7 @@ def _recorded(
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
     said = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
-    waiting.for_prefect(lambda: _show("\n\n".join([*said, link, *pictures]), rows))
+    flow_runs.for_prefect(lambda: _show("\n\n".join([*said, link, *pictures]), rows))
     return {"run": sweep_scheduler.run_id, "challenger": challenger, "faults": faults}
 
 

@@ -8,66 +8,65 @@ in what provides the devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar, cast
 
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
+from prefect.utilities.annotations import quote
 
 from ringmaster.errors import BatchCancelled, BatchFailed, InputError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
-from ringmaster.flows.batch.context import BatchInput, as_batch
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
+from ringmaster.flows.batch.batch_input import BatchInput, as_batch
+from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
-from ringmaster.flows.batch.records import RecordedRun, close_records, job_rows
-from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
 from ringmaster.flows.process import interrupts
-from ringmaster.flows.reports.page_links import show_records
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
-
-class PlanExecutor(Protocol):
-    """What executes the plan of a batch: an executor in this process, or a follower of the pool's executor."""
-
-    def run(self) -> bool:
-        """Runs the batch until it ends or is stopped."""
+ProfilesT = TypeVar("ProfilesT")
+PlanT = TypeVar("PlanT")
 
 
-class BatchRun(RecordedRun, Protocol):
-    """A run of a batch, on this machine or on a pool: what the steps do there. It keeps what they find."""
+class BatchRun(Protocol[ProfilesT, PlanT]):
+    """A run of a batch, on this machine or on a pool: what the steps do there. Each hands its result to the next."""
 
     batch: Batch
+    journal: Journal
 
-    def profile(self) -> None:
+    def profile(self) -> ProfilesT:
         """Measures what is not known of the jobs, unless a pool has the jobs already."""
 
-    def make_plan(self) -> None:
+    def make_plan(self, profiles: ProfilesT, /) -> PlanT:
         """Plans the jobs that are left."""
 
-    def executor(self) -> AbstractContextManager[PlanExecutor]:
-        """Opens what executes the plan."""
+    def execute(self, plan: PlanT, /) -> None:
+        """Runs the batch until it ends or is stopped."""
 
-    def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
-        """Returns the result so far. faults: what could not be recorded."""
+    def result(self, plan: PlanT, /) -> BatchResult:
+        """Returns how the jobs have ended."""
+
+    def record(self, plan: PlanT, result: BatchResult, /) -> BatchResult:
+        """Waits until all is recorded; returns the result with the URIs of the models."""
 
 
 @LocalFlow.of
 @flow(
-    name="train-batch",
+    name="run-batch",
     flow_run_name=named("train {name}"),
     validate_parameters=False,
     persist_result=False,
@@ -83,7 +82,7 @@ def train_batch(
     """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's devices.
 
     Args:
-        batch: Path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
+        batch: A Batch, the path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
         name: Name of the flow run; by default the name of the batch.
         resume: Whether to resume the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
@@ -111,15 +110,18 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
     with interrupts.handled(), open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
-        profile(run)
-        make_plan(run)
-        execute(run)
-        evaluate(run)
-        return record(run)
+        # Quoted: Prefect looks for futures in all else, which takes seconds for the profiles of a thousand jobs.
+        profiles = profile(run)
+        plan = make_plan(run, quote(profiles))
+        execute(run, quote(plan))
+        result = evaluate(run, quote(plan))
+        return record(run, quote(plan), quote(result))
 
 
 @contextmanager
-def open_run(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None) -> Iterator[BatchRun]:
+def open_run(
+    batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None
+) -> Iterator[BatchRun[Any, Any]]:
     """Opens a run of a batch: on the pool that this machine belongs to, else on this machine alone."""
     if (pool := settings.pool()) is not None:
         with open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler) as run:
@@ -137,10 +139,6 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), InputError)
 
 
-# The steps get the run alone: Prefect looks for futures in all that a task is given, which takes seconds for the
-# profiles of a thousand jobs.
-
-
 # Measurements from before a failure are stored, so that a retry makes only the other trials.
 @task(
     name="profile",
@@ -151,41 +149,40 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def profile(run: BatchRun) -> None:
+def profile(run: BatchRun[Any, Any]) -> Any:
     """Checks each job and measures it under the techniques and numbers of devices that it may use."""
-    run.profile()
+    return run.profile()
 
 
 @task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
-def make_plan(run: BatchRun) -> None:
+def make_plan(run: BatchRun[Any, Any], profiles: Any) -> Any:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    run.make_plan()
+    return run.make_plan(profiles)
 
 
 # No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.
 @task(name="execute", task_run_name="execute", cache_policy=NO_CACHE, persist_result=False)
-def execute(run: BatchRun) -> None:
+def execute(run: BatchRun[Any, Any], plan: Any) -> None:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
-    with run.executor() as executor:
-        executor.run()
+    run.execute(plan)
 
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(run: BatchRun) -> None:
+def evaluate(run: BatchRun[Any, Any], plan: Any) -> BatchResult:
     """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
-    result = run.result()
+    result = run.result(plan)
     rows = job_rows(result)
     for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
     for_prefect(lambda: show_cost(run.batch, result))
     if result.status == "failed":
         sound(batch_failed(run.batch.name, message=result.summary()))
+    return result
 
 
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
-def record(run: BatchRun) -> BatchResult:
+def record(run: BatchRun[Any, Any], plan: Any, result: Any) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
     current_view.get().notice("recording models, metrics and lineage")
-    result = run.result(faults=close_records(run, run.result()))  # the models have their URIs now
-    show_records(run.recorder, result)
+    recorded: BatchResult = run.record(plan, result)
     run.journal.put(IS_OVER, True)
-    return result
+    return recorded

@@ -217,7 +217,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
-    "command": "ringmaster.techniques.data.sources.builtin:CommandsOwn",
+    "command": "ringmaster.techniques.data.sources.builtin:CommandData",
     "factory": "ringmaster.techniques.data.sources.factories:Factory",
 }
 

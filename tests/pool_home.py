@@ -10,8 +10,7 @@ import urllib.request
 from http import HTTPStatus
 from pathlib import Path
 
-from ringmaster.flows.services.files import ServiceFiles
-from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.services.service_files import ProcessId, ServiceFiles
 from ringmaster.flows.settings import PoolAddress
 from tests.cluster.waiting import until
 from tests.ports import free_port

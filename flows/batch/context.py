@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import digest
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch import first_processes, waiting
+from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
     alone_in,
     base_weights,
@@ -26,28 +23,44 @@ from ringmaster.flows.batch.run_folder import (
     fresh_folder,
     note_start,
 )
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.examples import located
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, own_node
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.services import first_processes
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
+from ringmaster.tasks.execution.forecast import Surroundings, errors_in
 from ringmaster.tasks.execution.local_engine import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
+from ringmaster.tasks.profiling.speed_beliefs import Load, at_load, present_load
+from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run.
+
+    resume: whether to resume the last run of the batch, which was interrupted.
+    checkpoint_every_s: seconds between checkpoints; None to derive them from the cost of one checkpoint.
+    seed: seed of the planner. A pool's executor uses its own seed.
+    """
+
+    resume: bool = False
+    checkpoint_every_s: float | None = None
+    seed: int = 0
+
+
 LEASE_RETRY_S = 1.0
-MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +93,23 @@ class NodeContext:
         """The name under which this batch holds devices, for others that wait for them."""
         return f"batch {self.batch.name}"
 
+    def load(self) -> Load:
+        """Returns the load that other work puts on this machine now.
+
+        Devices that other batches hold are busy with these. They will be free when a job of this batch gets them.
+        """
+        if self.leases.held():
+            return Load()
+        load = present_load(self.environment.devices, server=self.server, cache_dir=self.environment.cache_dir)
+        if load.is_busy:
+            current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
+        return load
+
+    def surroundings(self, load: Load) -> Surroundings:
+        """Returns a load of this machine, with the errors of earlier runs of the batch."""
+        earlier = self.ledger.finished_batches(self.batch.name, most=NUM_EARLIER)
+        return Surroundings(load=load, earlier=errors_in(earlier))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
@@ -97,51 +127,6 @@ class RunContext:
     run_paths: RunPaths
 
 
-BatchInput = str | dict[str, Any]
-"""A path, a text, a mapping or a Batch's JSON form, which may also be in a file. A form in Prefect's UI and a caller in
-Python can give each of them.
-"""
-
-
-def as_batch(batch: BatchInput) -> Batch:
-    """Returns the batch of a path, a text, a mapping or a Batch's JSON form. Raises BatchFileError with every fault."""
-    if isinstance(batch, dict):
-        if "text" in batch:
-            return Batch.from_json(batch)
-        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
-    if "\n" in batch:
-        return parse_batch(batch, folder=Path.cwd(), name="batch")
-    return _kept_batch(Path(batch)) or load_batch(located(batch))
-
-
-def as_parameter(batch: Batch) -> BatchInput:
-    """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
-    content = batch.to_json()
-    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
-
-
-def batch_in_file(batch: Batch) -> Path:
-    """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
-    file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(batch.to_json()))
-        aside.replace(file)
-    return file
-
-
-def _kept_batch(file: Path) -> Batch | None:
-    """Returns the batch whose JSON form is in a file, None if the file holds something else."""
-    if file.suffix != ".json" or not file.is_file():
-        return None
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    return Batch.from_json(data) if isinstance(data, dict) and "text" in data else None
-
-
 # An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
 lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
 
@@ -150,7 +135,7 @@ def ledger_of(home: Path) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
     uri = settings.tracking_uri(home)
     with input_errors(LedgerError):
-        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
+        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=flow_runs.for_mlflow())
 
 
 def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
@@ -171,7 +156,7 @@ def start_preflight(batch: Batch, *, home: Path) -> None:
     """
     cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}
     if all(names.issuperset(job.parents) for job in batch.jobs):
-        server = first_processes.fork_server_ahead(batch)
+        server = first_processes.started_fork_server(batch)
         order = preflight_order(
             batch.jobs, environment=_environment(batch, cluster, server=server, home=home), cluster=cluster
         )
@@ -210,7 +195,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
             server = ForkServerClient(link.readlink())
         if server is None:
-            server = first_processes.fork_server_of(batch)
+            server = first_processes.take_fork_server(batch)
             stack.callback(server.close)
         ledger = ledger_of(home)
         _together(server.start, partial(warm_up_ledger, ledger, batch))
@@ -329,3 +314,11 @@ def _together(*actions: Callable[[], Any]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction
+
+
+def profiled_at(profiled: Profiled, load: Load) -> Profiled:
+    """Returns the profiles, of jobs and of groups, at a load."""
+    return replace(profiled, profiles=at_load(profiled.profiles, load), groups=at_load(profiled.groups, load))

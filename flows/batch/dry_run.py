@@ -17,10 +17,10 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
-from ringmaster.flows.batch.context import NodeContext, open_node_context, with_weights
-from ringmaster.flows.batch.form import Profiles
+from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
+from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at, with_weights
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at, surroundings_of
+from ringmaster.flows.batch.result import report_refusals
 from ringmaster.flows.batch.run_folder import base_weights, stamped_folder
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
@@ -30,7 +30,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import Surroundings
+from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
@@ -167,10 +167,10 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
 
 def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
-    profiled, load = _profile_here(node_context, policy=policy), load_now(node_context)
+    profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
     found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
-    return _with_prediction(found, profiled, surroundings_of(node_context, load))
+    return _with_prediction(found, profiled, node_context.surroundings(load))
 
 
 def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundings) -> DryRun:
@@ -178,7 +178,7 @@ def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundin
         return found
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
-    return replace(found, prediction=prediction_of(found.plan, found.problem, options, surroundings))
+    return replace(found, prediction=predict(plan_left(found.problem, found.plan, options), surroundings=surroundings))
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profiled:
@@ -278,3 +278,63 @@ def _write(found: DryRun) -> None:
         (found.folder / "plan.json").write_text(json.dumps(found.plan.to_json(), indent=1) + "\n")
         (found.folder / "problem.json").write_text(json.dumps(found.problem.to_json(), indent=1) + "\n")
         (found.folder / "gantt.svg").write_text(gantt.render_svg(found.plan, found.problem))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledBatch:
+    """The profiles of a batch, and its planning problem.
+
+    profiled: the profiles, preflights and faults of the jobs.
+    problem: the planning problem; None where no job can be trained.
+    """
+
+    profiled: Profiled
+    problem: Problem | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `profile --json` prints.
+
+        For each job: its profiles, the profiles of the groups of which it would be the lead job, and the techniques
+        that its preflight refused, with reasons.
+        """
+        found = self.profiled
+        jobs = [
+            {
+                "name": job.name,
+                "profiles": to_json(found.profiles[job.name]),
+                "groups": to_json(found.groups.get(job.name, ())),
+                "refused": found.refused(job.name),
+            }
+            for job in found.jobs
+        ]
+        return {"num_trials": found.num_trials, "jobs": jobs, "faults": dict(found.faults)}
+
+
+def profile_batch(batch: BatchInput) -> ProfiledBatch:
+    """Profiles the jobs of a batch that have no stored profiles yet, and stores the new profiles.
+
+    Args:
+        batch: A Batch, the path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
+
+    Raises:
+        BatchFileError: The file has faults; the message has each with its line.
+        InputError: The batch cannot be profiled on this machine.
+    """
+    view = current_view.get()
+    with open_node_context(as_batch(batch), home=settings.home()) as node_context:
+        profiled = profile_jobs(
+            node_context.batch.jobs,
+            environment=node_context.environment,
+            cluster=node_context.cluster,
+            known=node_context.known,
+            notice=view.notice,
+            lend=node_context.lend,
+            policy=TrialPolicy.THOROUGH,
+        )
+        report_refusals(profiled)
+        jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
+        if not jobs:
+            return ProfiledBatch(profiled=profiled, problem=None)
+        name, groups = node_context.batch.name, profiled.groups
+        problem = planning_problem(jobs, profiled.profiles, node_context.cluster, name=name, groups=groups)
+        return ProfiledBatch(profiled=profiled, problem=node_context.batch.terms.on(problem))

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import httpx
-from prefect import Flow, runtime
+from prefect import Flow, get_run_logger, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun, StateType
@@ -20,6 +21,8 @@ from prefect.states import Cancelled, Failed, Pending, to_state_create
 
 from ringmaster.errors import RunFailed, RunInterrupted
 from ringmaster.flows import settings
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.database import Database
@@ -29,7 +32,8 @@ from ringmaster.text import MOST_IN_NAME, printable
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
-CANCELLED_BY_PAGE = ("train-batch", "sweep")  # flows whose process sees that Prefect's page cancels them
+# The flows whose process sees that Prefect's page cancels them, with the deployment that their runs then belong to.
+CANCELLED_BY_PAGE = {"run-batch": "train-batch/train-batch", "sweep": "sweep/sweep"}
 
 T = TypeVar("T")
 
@@ -65,7 +69,7 @@ def run_with_cancel(flow: Flow[Any, Any], parameters: dict[str, Any]) -> FlowRun
     if not is_own or flow.name not in CANCELLED_BY_PAGE:
         return None
     with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(f"{flow.name}/{flow.name}")
+        deployment = client.read_deployment_by_name(CANCELLED_BY_PAGE[flow.name])
         run = FlowRunCreate(
             flow_id=deployment.flow_id,
             deployment_id=deployment.id,
@@ -153,3 +157,37 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
             requests.ask(
                 wishes.RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}"
             )
+
+
+def notices() -> Callable[[str], None]:
+    """Returns a function that shows a line on the terminal and in the log of the current flow run."""
+    notice = current_view.get().notice
+    if FlowRunContext.get() is None:
+        return notice
+    logger = get_run_logger()
+
+    def show(text: str) -> None:
+        notice(text)
+        logger.info(text)
+
+    return show
+
+
+def for_mlflow() -> Waiting | None:
+    """Returns what retries calls to a pool's MLflow server; None without a pool, where errors are reported at once."""
+    return None if settings.pool() is None else Waiting(notices())
+
+
+def for_prefect(act: Callable[[], T]) -> T:
+    """Returns the result of `act`; on a pool, retries it while the pool's Prefect server is away."""
+    if settings.pool() is None:
+        return act()
+    return Waiting(notices(), server="Prefect", may_pass=prefect_is_away).call(act)
+
+
+def prefect_is_away(error: BaseException) -> bool:
+    """Returns whether an error means that Prefect's server is away or overloaded."""
+    if isinstance(error, httpx.HTTPStatusError):
+        busy = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+        return error.response.status_code in busy or error.response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return isinstance(error, httpx.TransportError)

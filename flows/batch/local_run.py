@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
-from ringmaster.flows.batch.context import RunContext, open_run_context
-from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
-from ringmaster.flows.batch.predictions import load_now, prediction_of, profiled_at, surroundings_of
-from ringmaster.flows.batch.probe import unfit
-from ringmaster.flows.batch.records import close_records, failure, failures_told, log_decision, tell_refused
-from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
+from ringmaster.flows.batch.context import RunContext, RunOptions, open_run_context, profiled_at
+from ringmaster.flows.batch.group_choice import ChosenGroups, choose_together, goals_in
+from ringmaster.flows.batch.result import (
+    MEASURED,
+    BatchResult,
+    are_measured,
+    close_records,
+    collect,
+    failure,
+    failure_reporter,
+    log_decision,
+    report_refusals,
+)
 from ringmaster.flows.process.interrupts import stopped_by_signals
-from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
@@ -30,7 +34,7 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.forecast import Surroundings
+from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.local_engine import StepEvents, watching
@@ -42,7 +46,6 @@ from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
-from ringmaster.tasks.profiling.speed_beliefs import Load
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
@@ -65,13 +68,29 @@ def open_local_run(
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
     with open_run_context(batch, options) as context, ExitStack() as stack:
-        run = LocalRun(context, options, sweep_scheduler=sweep_scheduler, stack=stack)
-        try:
-            yield run
-        finally:
-            if run.is_begun and not run.is_recorded:
-                for fault in close_records(run, run.result()):
-                    current_view.get().notice(f"not recorded: {fault}")
+        yield LocalRun(context, options, sweep_scheduler=sweep_scheduler, stack=stack)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlan:
+    """What is about to be executed on this machine.
+
+    profiled: the profiles of the jobs.
+    engine: starts the segments.
+    cluster: the engine's devices.
+    jobs: the jobs as the executor takes them.
+    plan: the plan of the jobs; None where nothing is left to be planned.
+    surroundings: what predictions of ends take into account besides the plan.
+    failures: the jobs that have failed before there was a plan.
+    """
+
+    profiled: Profiled
+    engine: Engine
+    cluster: Cluster
+    jobs: Sequence[JobState]
+    plan: Planned | None
+    surroundings: Surroundings
+    failures: Sequence[JobEnded]
 
 
 class LocalRun:
@@ -82,37 +101,28 @@ class LocalRun:
     stack: what is to be closed at the end of the run.
     """
 
-    patience_s: float | None = None  # the default: a person waits for the end
-    _engine: Engine  # from `make_plan` on
-
     def __init__(
         self, context: RunContext, options: RunOptions, *, sweep_scheduler: SweepScheduler | None, stack: ExitStack
     ) -> None:
-        self._context, self._options, self.sweep_scheduler, self._stack = context, options, sweep_scheduler, stack
-        self._cluster = context.node_context.cluster
-        self.batch, self.journal, self.recorder = context.node_context.batch, context.journal, context.recorder
-        self.is_begun = self.is_recorded = False
-        self.listener_faults: Mapping[Listener, str] = {}
-        self._profiled: Profiled | None = None
-        self._plan: Planned | None = None  # None where nothing is left to be planned
+        self._context, self._options, self._scheduler, self._stack = context, options, sweep_scheduler, stack
+        self.batch, self.journal, self._recorder = context.node_context.batch, context.journal, context.recorder
+        self._is_recorded = False
+        self._listener_faults: Mapping[Listener, str] = {}
         self._began_at_s, self._profiling_s = time.time(), 0.0
-        self._load, self._surroundings = Load(), Surroundings()
-        self._failures: list[JobEnded] = []
-        self._groups = ChosenGroups()
         self.journal.put("started_s", self.journal.get("started_s", self._began_at_s))  # resuming keeps deadlines
         self.journal.put("status", JobStatus.RUNNING)
         self.journal.put(FLOW_RUN_PAGE, flow_run_page())
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> None:
-        """Finds the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
+    def profile(self) -> Profiled:
+        """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
         node_context, began_s = self._context.node_context, time.monotonic()
         begun = self.journal.jobs()
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
-        failed = failures_told(but=are_over)
+        report_failure = failure_reporter(but=are_over)
         # A placeholder of a sweep may take the profiles of any trial.
-        ended = {} if self.sweep_scheduler is not None else self._inspected_before(are_over)
+        ended = {} if self._scheduler is not None else self._inspected_before(are_over)
         try:
             profiled = profile_jobs(
                 [job for job in node_context.batch.jobs if job.name not in ended],
@@ -121,39 +131,40 @@ class LocalRun:
                 known=node_context.known,
                 notice=current_view.get().notice,
                 lend=node_context.lend,
-                failed=failed,
+                failed=report_failure,
                 # Trials of a sweep may fail one by one; a batch whose jobs have begun goes on without its unfit jobs.
-                all_or_none=self.sweep_scheduler is None and not begun,
+                all_or_none=self._scheduler is None and not begun,
                 share=node_context.batch.profiling_share,
             )
         except UntrainableJobs as error:
-            raise InputError(unfit(error.faults)) from error
-        tell_refused(profiled)
+            raise InputError([f"job {name}: {why}" for name, why in error.faults.items()]) from error
+        report_refusals(profiled)
         profiled = profiled.beside(ended, jobs=node_context.batch.jobs)
         self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
-        if self.sweep_scheduler is not None:
-            profiled = replace(profiled, jobs=self.sweep_scheduler.judged(profiled.jobs))
-        self._load = load_now(node_context)
-        profiled = profiled_at(profiled, self._load)
+        if self._scheduler is not None:
+            profiled = replace(profiled, jobs=self._scheduler.judged(profiled.jobs))
         self._profiling_s += time.monotonic() - began_s
-        self._profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
-        for name, why in self._profiled.faults.items():
-            failed(name, why)
+        profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
+        for name, why in profiled.faults.items():
+            report_failure(name, why)
+        return profiled
 
-    def make_plan(self) -> None:
+    def make_plan(self, profiled: Profiled) -> LocalPlan:
         """Chooses the groups of jobs to train together, and plans what is left.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
-        profiled = self._profiled
-        assert profiled is not None, "the jobs are profiled"
         current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
-        self._prepare(profiled)
-        self._groups = choose_together(
+        load = self._context.node_context.load()
+        profiled = profiled_at(profiled, load)
+        engine = self._open_engine()
+        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
+        failures = self._begin(profiled, cluster)
+        groups = choose_together(
             profiled,
             jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
             name=self.batch.name,
-            cluster=self._cluster,
+            cluster=cluster,
             journal=self.journal,
             goals=goals_in(self.journal.jobs()),
             add_terms=self._add_terms,
@@ -161,63 +172,79 @@ class LocalRun:
             work_s=PLANNING_WORK_S,
             seed=self._options.seed,
         )
+        jobs = self._job_states(profiled, groups)
         job_table = JobTable(self.journal)
-        job_table.add(self._entries())
-        problem = problem_left(job_table, self._cluster, name=self.batch.name, add_terms=self._add_terms)
-        if problem is None:
-            return
-        is_first = not self.journal.plans()
-        plan = self._first_plan(problem) if is_first else self._later_plan(problem)
-        self._surroundings = surroundings_of(self._context.node_context, self._load)
-        prediction = prediction_of(plan, problem, job_table.profiles, self._surroundings)
-        self.journal.put(FIRST_PREDICTION, prediction.to_json())
-        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
-        is_measured = are_measured(job_table.profiles)
-        self.journal.put(MEASURED, is_measured)
-        show_plan(plan, problem, prediction, device=self._cluster.device_kind(), is_measured=is_measured)
-        self._plan = Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        job_table.add(jobs)
+        problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
+        plan, surroundings = None, Surroundings()
+        if problem is not None:
+            surroundings = self._context.node_context.surroundings(load)
+            plan = self._plan(problem, job_table, cluster, surroundings, start=groups.plan)
+        return LocalPlan(
+            profiled=profiled,
+            engine=engine,
+            cluster=cluster,
+            jobs=jobs,
+            plan=plan,
+            surroundings=surroundings,
+            failures=failures,
+        )
 
-    @contextmanager
-    def executor(self) -> Iterator[Executor]:
-        """Yields the executor of the batch, which Ctrl-C and SIGTERM stop."""
-        node_context, engine = self._context.node_context, self._engine
+    def execute(self, plan: LocalPlan) -> None:
+        """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
+        node_context, engine = self._context.node_context, plan.engine
         with ExitStack() as stack:
             executor = Executor(
                 name=self.batch.name,
-                cluster=self._cluster,
+                cluster=plan.cluster,
                 leases=node_context.leases,
                 holder=node_context.holder,
-                entries=self._entries(),
+                entries=plan.jobs,
                 journal=self.journal,
                 engine=engine,
-                plan=self._plan,
+                plan=plan.plan,
                 make_plan=self._later_plan,
                 add_terms=self._add_terms,
-                replanner=self._replanner(),
-                listeners=stack.enter_context(self._listeners()),
-                steering=self.sweep_scheduler,
+                replanner=Replanner(
+                    name=self.batch.name,
+                    make_plan=self._checked_plan,
+                    add_terms=self._add_terms,
+                    policy=replace(POLICY, objective=self.batch.terms.objective),
+                    surroundings=plan.surroundings,
+                ),
+                listeners=stack.enter_context(self._listeners(plan)),
+                steering=self._scheduler,
             )
-            # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
-            stack.callback(node_context.leases.give_back, tuple(self._cluster.lease_names().values()))
-            stack.callback(engine.close)
-            stack.enter_context(following(engine, executor, cluster=self._cluster))
-            stack.enter_context(stopped_by_signals(partial(_stop, executor)))
-            self.listener_faults = executor.listener_faults
-            yield executor
 
-    def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
-        """Returns the result so far. faults: what could not be recorded."""
-        assert self._profiled is not None, "the jobs are profiled"
-        return collect(
-            self.batch,
-            self.batch.jobs,
-            self.journal,
-            since_s=self._began_at_s,
-            num_trials=self._profiled.num_trials,
-            profiling_s=self._profiling_s,
-            faults=faults,
-            refused=self._profiled.refused,
+            def stop() -> None:
+                """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
+                executor.stop()
+                executor.call(executor.stop_segments)
+
+            # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
+            stack.callback(node_context.leases.give_back, tuple(plan.cluster.lease_names().values()))
+            stack.callback(engine.close)
+            stack.enter_context(following(engine, executor, cluster=plan.cluster))
+            stack.enter_context(stopped_by_signals(stop))
+            self._listener_faults = executor.listener_faults
+            executor.run()
+
+    def result(self, plan: LocalPlan) -> BatchResult:
+        """Returns the result so far."""
+        return self._result(plan.profiled)
+
+    def record(self, _: LocalPlan, result: BatchResult) -> BatchResult:
+        """Records the result and waits until all is written; returns it with the URIs of the models."""
+        self._is_recorded = True
+        result = close_records(
+            result,
+            recorder=self._recorder,
+            journal=self.journal,
+            listener_faults=self._listener_faults,
+            sweep_scheduler=self._scheduler,
         )
+        show_records(self._recorder, result)
+        return result
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -225,12 +252,6 @@ class LocalRun:
         """Returns the preflights of jobs that an earlier process of this run has inspected."""
         alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]
         return {name: replace(each.preflight, job=name) for each in alike for name in each.names if name in jobs}
-
-    def _prepare(self, profiled: Profiled) -> None:
-        """Opens the engine, whose nodes are planned for, and begins the records."""
-        self._engine = self._open_engine()
-        self._cluster = Cluster(nodes=tuple(Node(name=n.name, devices=n.devices) for n in self._engine.nodes()))
-        self._begin(profiled)
 
     def _open_engine(self) -> Engine:
         """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""
@@ -245,33 +266,58 @@ class LocalRun:
         with input_errors():
             return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), context)))
 
-    def _begin(self, profiled: Profiled) -> None:
-        """Records the jobs that are about to run, and those that have failed already."""
+    def _begin(self, profiled: Profiled, cluster: Cluster) -> Sequence[JobEnded]:
+        """Records the jobs that are about to run; returns those that have failed already.
+
+        From here on, what has happened is recorded however the run is left.
+        """
         every = {job.name: job for job in (*self.batch.jobs, *profiled.jobs)}
         with input_errors(LedgerError, about="the batch cannot be recorded, so it is not trained: "):
-            self.recorder.begin(
+            self._recorder.begin(
                 JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
-                devices=tuple(self._cluster.lease_names().values()),
+                devices=tuple(cluster.lease_names().values()),
                 num_trials=profiled.num_trials,
             )
-        self.is_begun = True
+        self._stack.callback(self._record_interrupted, profiled)
         begin(self.journal, self.batch.jobs, faults=profiled.faults)
         records = self.journal.jobs()
-        self._failures = [
+        failures = [
             failure(name, why) for name, why in profiled.faults.items() if records[name].status == JobStatus.FAILED
         ]
-        for event in self._failures:
-            self.recorder.listen(event)
-        if self.sweep_scheduler is not None:
+        for event in failures:
+            self._recorder.listen(event)
+        if self._scheduler is not None:
             jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
-            self.sweep_scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
-            for name, details in self.sweep_scheduler.details().items():
+            self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
+            for name, details in self._scheduler.details().items():
                 self.journal.write_job(name, details=details)
+        return failures
 
-    def _entries(self) -> list[JobState]:
+    def _record_interrupted(self, profiled: Profiled) -> None:
+        """Records what has happened in a run that did not reach its last step."""
+        if not self._is_recorded:
+            result = close_records(
+                self._result(profiled),
+                recorder=self._recorder,
+                journal=self.journal,
+                listener_faults=self._listener_faults,
+                sweep_scheduler=self._scheduler,
+            )
+            for fault in result.faults:
+                current_view.get().notice(f"not recorded: {fault}")
+
+    def _result(self, profiled: Profiled) -> BatchResult:
+        return collect(
+            self.batch,
+            self.journal,
+            since_s=self._began_at_s,
+            num_trials=profiled.num_trials,
+            profiling_s=self._profiling_s,
+            refused=profiled.refused,
+        )
+
+    def _job_states(self, profiled: Profiled, groups: ChosenGroups) -> list[JobState]:
         """Returns the batch's jobs as the executor takes them."""
-        profiled = self._profiled
-        assert profiled is not None, "the jobs are profiled"
         data = {name: preflight.data for name, preflight in profiled.preflights.items()}
         jobs = {job.name: job for job in profiled.jobs}
         return [
@@ -279,33 +325,32 @@ class LocalRun:
                 job=jobs.get(job.name, job),
                 profiles=profiled.profiles.get(job.name, ()),
                 place=replace(self._context.run_paths, data=data),
-                together=self._groups.profiles.get(job.name, ()),
+                together=groups.profiles.get(job.name, ()),
             )
             for job in self.batch.jobs
         ]
 
     @contextmanager
-    def _listeners(self) -> Iterator[list[Listener]]:
+    def _listeners(self, plan: LocalPlan) -> Iterator[list[Listener]]:
         """Yields the executor's listeners: the view, the records, the artifacts in Prefect, the sweep."""
-        assert self._profiled is not None, "the jobs are profiled"
         database = self.journal.database
         deadlines = DeadlineAlarms(
             self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get("started_s")
         )
-        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in self._profiled.jobs))
+        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.profiled.jobs))
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name),
             look=lambda run_timeline: deadlines.tell(run_timeline, sound),
         )
         decisions = DecisionArtifact()
-        for event in self._failures:
+        for event in plan.failures:
             decisions.listen(event)
         with ExitStack() as stack:
             for artifact in (progress, gantt, decisions):
                 stack.callback(artifact.close)
             yield [
                 current_view.get().listen,
-                self.recorder.listen,
+                self._recorder.listen,
                 progress.listen,
                 gantt.listen,
                 StepEvents(database).listen,
@@ -313,15 +358,19 @@ class LocalRun:
                 decisions.listen,
             ]
 
-    def _replanner(self) -> Replanner:
-        """Returns the replanner, which plans the remaining work while the batch runs."""
-        return Replanner(
-            name=self.batch.name,
-            make_plan=self._checked_plan,
-            add_terms=self._add_terms,
-            policy=replace(POLICY, objective=self.batch.terms.objective),
-            surroundings=self._surroundings,
-        )
+    def _plan(
+        self, problem: Problem, job_table: JobTable, cluster: Cluster, surroundings: Surroundings, *, start: Plan | None
+    ) -> Planned:
+        """Plans what is left, and shows the plan. start: the plan by which the groups were chosen."""
+        is_first = not self.journal.plans()
+        plan = self._first_plan(problem, start=start) if is_first else self._later_plan(problem)
+        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
+        self.journal.put(FIRST_PREDICTION, prediction.to_json())
+        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
+        is_measured = are_measured(job_table.profiles)
+        self.journal.put(MEASURED, is_measured)
+        show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
+        return Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     def _checked_plan(self, problem: Problem, *, start: Plan | None = None) -> Plan:
         return checked_plan(
@@ -332,10 +381,10 @@ class LocalRun:
             start=start,
         )
 
-    def _first_plan(self, problem: Problem) -> Plan:
+    def _first_plan(self, problem: Problem, *, start: Plan | None) -> Plan:
         """Returns a plan that meets all deadlines, the one by which groups were chosen if it is as good."""
         try:
-            return self._checked_plan(problem, start=self._groups.plan)
+            return self._checked_plan(problem, start=start)
         except ProblemError as error:
             if not self.batch.deadlines_s:
                 raise
@@ -357,9 +406,3 @@ class LocalRun:
 
     def _elapsed_s(self) -> float:
         return time.time() - float(self.journal.get("started_s"))
-
-
-def _stop(executor: Executor) -> None:
-    """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
-    executor.stop()
-    executor.call(executor.stop_segments)

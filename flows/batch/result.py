@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect import get_run_logger
+from prefect.context import FlowRunContext
+
 from ringmaster.codec import to_json
+from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.events import (
+    FIRST_PREDICTION,
+    ExecutionEvent,
+    JobEnded,
+    Listener,
+    Listeners,
+    Prediction,
+    predictions_in,
+)
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
+from ringmaster.tasks.profiling.preflight import Failed
+from ringmaster.tasks.profiling.search import refusal_line
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.profile import PREDICTED
 from ringmaster.text import printable
@@ -97,25 +115,22 @@ def are_measured(profiles: Mapping[str, Sequence[Profile]]) -> bool:
 
 def collect(
     batch: Batch,
-    jobs: Sequence[Job],
     journal: Journal,
     *,
     since_s: float,
     num_trials: int,
     profiling_s: float,
-    faults: Sequence[str] = (),
     refused: Callable[[str], list[dict[str, Any]]] = lambda _: [],
 ) -> BatchResult:
     """Reads the result of a batch from its journal.
 
     since_s: when the batch was started or resumed, in seconds since the epoch.
     num_trials, profiling_s: number and duration of the trials.
-    faults: what could not be recorded.
     refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
     """
     records = journal.jobs()
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
-    statuses = {records[job.name].status for job in jobs}
+    statuses = {records[job.name].status for job in batch.jobs}
     status = _status(statuses)
     plan, problem = _first_plan(journal, since_s=since_s)
     fusion, prediction = journal.get(FUSION), None
@@ -135,7 +150,7 @@ def collect(
         plan=figures,
         makespan_s=_span_s(segments),
         objective=batch.objective,
-        value=_value(batch, jobs, segments, problem),
+        value=_value(batch, segments, problem),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
         num_trials=num_trials,
@@ -144,9 +159,8 @@ def collect(
             _job_row(job, journal, since_s=since_s)
             | _punctuality(job.name, batch, journal)
             | {"refused": refused(job.name)}
-            for job in jobs
+            for job in batch.jobs
         ),
-        faults=tuple(faults),
         fusion=fusion,
         prediction=prediction,
         is_measured=bool(journal.get(MEASURED, False)),
@@ -193,7 +207,7 @@ def _span_s(segments: Sequence[SegmentRecord]) -> float:
     return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
 
 
-def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord], planned: Problem | None) -> float:
+def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | None) -> float:
     """Returns the value of the batch's objective, from its segments. All devices have the same price.
 
     planned: the problem of the first plan, which has the runtimes of the jobs.
@@ -208,14 +222,14 @@ def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord],
     held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)
-    names = {job.name for job in jobs}
+    names = {job.name for job in batch.jobs}
     asked = tuple(
         PlanningJob(
             job.name,
             tuple(Option("any", o.num_devices, o.whole_s) for o in rows.get(job.name, unknown) if not o.jobs),
             after=tuple(parent for parent in job.parents if parent in names),
         )
-        for job in jobs
+        for job in batch.jobs
     )
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
     problem = batch.terms.on(Problem(batch.name, (Node("any", num_devices),), asked))
@@ -268,3 +282,111 @@ def _job_row(job: Job, journal: Journal, *, since_s: float) -> dict[str, Any]:
         "model_dir": record.details.get("model_dir"),
         "model_uri": record.details.get("model_uri"),
     }
+
+
+def job_rows(result: BatchResult) -> list[dict[str, Any]]:
+    """Returns a table with a row for each job."""
+    return [
+        {
+            "job": job["name"],
+            "status": job["status"],
+            "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
+            "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
+            "reason": printable(job["message"]),
+            "steps": job["num_steps"],
+            "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
+            **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
+        }
+        for job in result.jobs
+    ]
+
+
+def close_records(
+    result: BatchResult,
+    *,
+    recorder: AsyncRecorder,
+    journal: Journal,
+    listener_faults: Mapping[Listener, str],
+    sweep_scheduler: SweepScheduler | None = None,
+    patience_s: float | None = None,
+) -> BatchResult:
+    """Records the result of a batch, and waits until all is written.
+
+    Args:
+        result: The result before its models are recorded.
+        recorder: Writes the batch into MLflow.
+        journal: The journal of the batch.
+        listener_faults: What is missing, and why, since a listener of the batch raised; by listener.
+        sweep_scheduler: The scheduler of the sweep whose trials are the jobs.
+        patience_s: Seconds to wait for an unavailable MLflow; None for the recorder's default.
+
+    Returns:
+        The result with the URIs of the models, and with what could not be recorded.
+    """
+    journal.put("status", result.status)
+    finish_records(recorder, result)
+    lost = [fault for listener, fault in listener_faults.items() if listener == recorder.listen]
+    for fault in listener_faults.values():
+        current_view.get().say(f"{fault}; the log has the traceback")
+    faults = (*lost, *recorder.close(patience_s=patience_s))
+    journal.put("is_recorded", recorder.is_complete and not lost)
+    if sweep_scheduler is not None:
+        sweep_scheduler.close(run_id=recorder.run_of())
+    records = journal.jobs()
+    uris = {name: record.details.get("model_uri") for name, record in records.items()}
+    return replace(result, faults=faults, jobs=tuple({**job, "model_uri": uris[job["name"]]} for job in result.jobs))
+
+
+def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
+    """Closes the batch's run in MLflow with its result."""
+    figures = {
+        "makespan_s": result.makespan_s,
+        "planned_makespan_s": result.plan["makespan_s"],
+        "current_practice_s": result.current_practice_s,
+        "objective_value": result.objective_value,
+        "num_trials": float(result.num_trials),
+        "profiling_s": result.profiling_s,
+    }
+    if (prediction := result.prediction) is not None:
+        figures |= {"predicted_makespan_s": prediction.makespan_s, "predicted_low_s": prediction.low_s}
+        figures |= {"predicted_high_s": prediction.high_s, "machine_load": prediction.load}
+        if not isinstance(recorder, PoolRecorder):  # the errors of a batch beside others say nothing of one alone
+            figures |= {"prediction_spread": prediction.spread, "uncorrected_makespan_s": prediction.uncorrected_s}
+    status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
+    metrics = {key: value for key, value in figures.items() if value is not None}
+    recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])
+
+
+def log_decision(event: ExecutionEvent) -> None:
+    """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
+    if (line := describe(event)) is not None:
+        has_failed = isinstance(event, JobEnded) and event.status == JobStatus.FAILED
+        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, line.text)
+
+
+def failure(job: str, why: str) -> JobEnded:
+    """Returns the event of a job that failed before any executor had it."""
+    return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
+
+
+def failure_reporter(*, but: Iterable[str] = ()) -> Failed:
+    """Returns a function that reports a failed job once, at once, on the terminal and in the flow run's log.
+
+    but: jobs that have ended before and are not reported.
+    """
+    listeners, reported = Listeners([current_view.get().listen, log_decision]), set(but)
+
+    def report(job: str, why: str) -> None:
+        if job not in reported:
+            reported.add(job)
+            listeners.tell(failure(job, why))
+
+    return report
+
+
+def report_refusals(profiled: Profiled) -> None:
+    """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
+    if line := refusal_line({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
+        current_view.get().detail(line)
+        if FlowRunContext.get() is not None:
+            get_run_logger().info(printable(line))

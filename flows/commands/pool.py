@@ -1,7 +1,9 @@
-"""Commands that change what a pool does: add jobs, cancel, pause and resume them, and say which matter more."""
+"""Commands of a pool: its processes, and requests that add, cancel, pause, resume and prioritize jobs."""
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,50 +11,136 @@ from typing import Annotated, Any
 import typer
 
 from ringmaster.errors import InputError
-from ringmaster.flows.commands.running import show_result, training
-from ringmaster.flows.examples import located
+from ringmaster.flows import settings
+from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
 from ringmaster.flows.output import AsJson, error_console, print_json
+from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
+
+pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
+jobs_app = typer.Typer(
+    no_args_is_help=True, help="Cancel, pause and resume jobs that a pool trains, and set their priorities."
+)
+
+LOOK_EVERY_S = 1.0  # for a pool that is not there yet
+NO_DEVICES = "none"
+LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 
 BatchName = Annotated[
-    str, typer.Argument(metavar="BATCH", help="A batch's name, or the id that `ringmaster status` shows.")
+    str, typer.Argument(metavar="BATCH", help="Name of a batch, or the id that `ringmaster status` shows.")
 ]
-Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Some of its jobs; all where left out.")]
+Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Names of its jobs; default: all jobs.")]
+
+
+@pool_app.command()
+def controller(
+    seed: PlannerSeed = 0,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Engine of the segments; default: RINGMASTER_ENGINE, or `workers`.")
+    ] = "",
+) -> None:
+    """Plan and decide for the pool, until SIGTERM or Ctrl-C; where another controller leads, stand by for it.
+
+    One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
+    """
+    from ringmaster.flows.pool.asking import pool_address
+
+    log_to_stderr(Role.CONTROLLER)
+    settings.choose_engine(engine)
+    pool = pool_address()
+    settings.embed(settings.home())
+    from ringmaster.flows.pool.controller import serve_pool
+
+    serve_pool(pool, notice=notice, seed=seed)
+
+
+@pool_app.command()
+def worker(
+    name: Annotated[str | None, typer.Option(help="Name of this node in the pool; default: the machine's.")] = None,
+    devices: Annotated[
+        str, typer.Option(help="auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all, or none with --flows.")
+    ] = "auto",
+    flows: Annotated[bool, typer.Option("--flows", help="Run flows here, in addition to segments of jobs.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of this node for other nodes; default: the one that reaches the pool."),
+    ] = None,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that running jobs have to write a checkpoint when the worker ends.", min=0.0)
+    ] = LONGEST_DRAIN_S,
+) -> None:
+    """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
+    from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
+
+    log_to_stderr(Role.NODE)
+    if devices == NO_DEVICES and not flows:
+        raise InputError(["--devices none serves nothing. To fix: add --flows, or leave out --devices"])
+    name = node_name(name)
+    cluster = cluster_of(devices) if devices != NO_DEVICES else None
+    pool = _wait_for_pool()
+    settings.embed(settings.home())
+    from ringmaster.flows.pool import node
+
+    if cluster is None:
+        node.serve_flows(pool, name=name, notice=notice)
+        return
+    os.environ[settings.OWN_NODE] = name  # for the flows that run here, which measure on these devices
+    options = NodeOptions(
+        home=settings.home(),
+        pool=pool,
+        name=name,
+        cluster=cluster,
+        address=address,
+        allocation=os.environ.get(settings.ALLOCATION, ""),
+        serves_flows=flows,
+        drain_s=drain,
+    )
+    if not node.serve_node(options, notice=notice):
+        raise typer.Exit(1)
+
+
+def _wait_for_pool() -> settings.PoolAddress:
+    """Returns the pool that this home belongs to, once it is named: machines start in any order."""
+    has_notified = False
+    while (pool := settings.pool()) is None:
+        if not has_notified:
+            where = f"{settings.pool_file(settings.home())} is not there yet"
+            how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
+            notice(f"waiting for a pool: {where} ({how})")
+            has_notified = True
+        time.sleep(LOOK_EVERY_S)
+    return pool
 
 
 def submit(
-    jobs_file: Annotated[Path, typer.Argument(metavar="JOBS.yaml", help="A batch file with the jobs to add.")],
-    batch: Annotated[str, typer.Option(help="The batch that they belong to, whether it runs already or not.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Follow them here to their end, as `run` does.")] = False,
-    checkpoint_every: Annotated[
-        float | None, typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1)
-    ] = None,
+    jobs_file: Annotated[Path, typer.Argument(metavar="JOBS.yaml", help="Batch file with the jobs to add.")],
+    batch: Annotated[str, typer.Option(help="Batch to which the jobs belong, whether it runs already or not.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs here to their end, as `run` does.")] = False,
+    checkpoint_every: CheckpointEvery = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Without a tiny step of each job here, where its data is not.")
+        bool, typer.Option("--unchecked", help="Skip the tiny step of each job here, where its data is not.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
-    from ringmaster.flows.pool.asking import pool_address
+    from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database, pool_address
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 
     pool = pool_address()
     if not is_name(batch):
-        raise InputError([f"--batch {batch!r} is no name. To fix: {NAME_REMEDY}"])
-    jobs = replace(load_batch(located(jobs_file)), name=batch)
+        raise InputError([f"--batch {batch!r} is not a valid name. To fix: {NAME_REMEDY}"])
+    jobs = replace(load_batch(settings.located(jobs_file)), name=batch)
     if not unchecked:
-        from ringmaster.flows.batch.probe import check_jobs
+        from ringmaster.flows.reports.technique_report import check_jobs
 
         check_jobs(jobs)
     if wait:
         with training(jobs, is_verbose=False) as end:
-            from ringmaster.flows.batch.context import as_parameter
             from ringmaster.flows.train_batch import train_batch
 
-            end.result = train_batch(as_parameter(jobs), name=batch, checkpoint_every_s=checkpoint_every)
+            end.result = train_batch(jobs, name=batch, checkpoint_every_s=checkpoint_every)
         raise typer.Exit(show_result(end.result, as_json=as_json))
-    from ringmaster.flows.batch.context import batch_in_file
-    from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
+    from ringmaster.flows.batch.batch_input import batch_in_file
     from ringmaster.tasks.pool.handed_over import hand_over
     from ringmaster.tasks.pool.requests import Requests
     from ringmaster.tasks.storage.releases import check_release
@@ -65,33 +153,37 @@ def submit(
         with in_time(ANSWER_PATIENCE_S) as is_over:
             run = requests.wait(number, until=is_over).answer.get("flow_run")
     if run is None:
-        said = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
+        where = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     else:
-        said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
+        where = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(said, follow, sep="\n", soft_wrap=True)
+    error_console().print(where, follow, sep="\n", soft_wrap=True)
     if as_json:
         print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
 
+@jobs_app.command()
 def cancel(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
     """End a batch, or some of its jobs, for good; those that run write a checkpoint first."""
-    _ask("cancel", batch, jobs, as_json=as_json)
+    _request("cancel", batch, jobs, as_json=as_json)
 
 
+@jobs_app.command()
 def pause(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
     """Have a batch, or some of its jobs, stand still until `resume`; those that run write a checkpoint first."""
-    _ask("pause", batch, jobs, as_json=as_json)
+    _request("pause", batch, jobs, as_json=as_json)
 
 
+@jobs_app.command()
 def resume(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
     """Have the paused jobs of a batch, or some of them, go on from their checkpoints."""
-    _ask("resume", batch, jobs, as_json=as_json)
+    _request("resume", batch, jobs, as_json=as_json)
 
 
+@jobs_app.command()
 def set_priority(
     batch: BatchName,
-    priority: Annotated[float, typer.Argument(metavar="N", help="1 is usual; at 2 an end counts twice.")],
+    priority: Annotated[float, typer.Argument(metavar="N", help="Weight of an end; 1 is usual, 2 counts twice.")],
     jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,13 +191,13 @@ def set_priority(
     from ringmaster.tasks.pool.requests import MOST_PRIORITY
 
     if not 0 < priority <= MOST_PRIORITY:
-        what = f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f}, not {priority:g}"
-        raise InputError([f"{what}. To fix: 1 is usual, 2 counts twice"])
-    _ask("set-priority", batch, jobs, as_json=as_json, priority=priority)
+        valid = f"must be a number above 0 and at most {MOST_PRIORITY:.0f}, got {priority:g}"
+        raise InputError([f"a priority {valid}. To fix: 1 is usual, 2 counts twice"])
+    _request("set-priority", batch, jobs, as_json=as_json, priority=priority)
 
 
-def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
-    """Asks, and prints what the controller answers; exit 1 where none has answered yet."""
+def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
+    """Sends the controller a request, and prints its answers; exit 1 where none has answered yet."""
     from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
     from ringmaster.tasks.pool.requests import RequestKind
 
@@ -114,7 +206,6 @@ def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more
     if as_json:
         print_json([vars(answer) for answer in answers])
     else:
-        console = error_console()
         for answer in answers:
-            console.print(f"{answer.batch}: {answer.message}")
+            error_console().print(f"{answer.batch}: {answer.message}")
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)

@@ -1,22 +1,18 @@
-"""Commands that run a batch, or its first stage alone."""
+"""Commands that train: a batch or its first stage alone, a sweep, and the retraining of production models."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.examples import located
 from ringmaster.flows.output import (
-    STARTING_SERVERS,
     AsJson,
     Verbose,
     announce,
@@ -27,6 +23,7 @@ from ringmaster.flows.output import (
     styled,
     working,
 )
+from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.flow_runs import RunEnd
@@ -34,10 +31,15 @@ if TYPE_CHECKING:
     from ringmaster.tasks.batch import Batch
 
 HEARTBEAT_S = 30
+STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
 
-Profiles = Literal["measure", "predict"]  # as `ringmaster.flows.batch.form` says it, which imports pydantic
+Profiles = Literal["measure", "predict"]  # as in `ringmaster.flows.batch.batch_input`, which imports pydantic
 
-BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
+BatchFile = Annotated[Path, typer.Argument(help="Batch file; examples/mixed_batch.yaml shows all that it can say.")]
+PlannerSeed = Annotated[int, typer.Option(help="Seed of the planner (ignored on a pool).", min=0)]
+CheckpointEvery = Annotated[
+    float | None, typer.Option(help="Seconds between checkpoints; default: derived from the cost of one.", min=0.1)
+]
 
 
 def run(
@@ -46,24 +48,21 @@ def run(
     resume: Annotated[
         bool, typer.Option(help="Go on with the last run of this batch, which did not end well.")
     ] = False,
-    checkpoint_every: Annotated[
-        float | None,
-        typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the planner; on a pool the controller has its own.")] = 0,
+    checkpoint_every: CheckpointEvery = None,
+    seed: PlannerSeed = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only plan: show when it would end, and what that would cost.")
     ] = False,
     ask: Annotated[bool, typer.Option("--ask", help="Plan, show the plan, and train only if you then say so.")] = False,
     profiles: Annotated[
         Profiles,
-        typer.Option(help="For --dry-run and --ask: predict what is not known, as a run does, or measure it."),
+        typer.Option(help="Predict unknown runtimes, as a run does, or measure them; with --dry-run and --ask."),
     ] = "predict",
     engine: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="What runs the segments; by default RINGMASTER_ENGINE, or `local`. A pool's controller has its own.",
+            help="Engine of the segments; default: RINGMASTER_ENGINE, or `local`. A pool's controller has its own.",
         ),
     ] = "",
     verbose: Verbose = False,
@@ -82,19 +81,17 @@ def run(
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
-    options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     with training(batch, is_verbose=verbose, is_resumed=resume) as end:
-        from ringmaster.flows.batch.context import as_parameter
         from ringmaster.flows.train_batch import train_batch
 
-        end.result = train_batch(as_parameter(batch), name=batch.name, **asdict(options))
+        end.result = train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
     raise typer.Exit(show_result(end.result, as_json=as_json))
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> int:
     """Plans a batch and shows the plan; returns the exit code.
 
-    is_result: whether that is what was asked for, and goes to stdout.
+    is_result: whether the plan is the result of the command, and goes to stdout.
     """
     settings.embed(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
@@ -104,16 +101,16 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
     console = error_console()
     with shown(console):
-        found = dry_run(batch, profiles=profiles, seed=seed)
+        estimate = dry_run(batch, profiles=profiles, seed=seed)
     if as_json and is_result:
-        print_json(found.to_json())
-        return found.exit_code
+        print_json(estimate.to_json())
+        return estimate.exit_code
     page = output_console() if is_result else console
-    if found.plan is not None and found.problem is not None:
-        print_gantt(found.plan, found.problem, page)
-    for line in found.sentences():
+    if estimate.plan is not None and estimate.problem is not None:
+        print_gantt(estimate.plan, estimate.problem, page)
+    for line in estimate.sentences():
         page.print(line, soft_wrap=True)
-    return found.exit_code
+    return estimate.exit_code
 
 
 @contextmanager
@@ -129,7 +126,7 @@ def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Ite
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext():
             if is_alone:
-                from ringmaster.flows.batch.first_processes import close_unused, start_first_processes
+                from ringmaster.flows.services.first_processes import close_unused, start_first_processes
 
                 stack.callback(close_unused)
                 start_first_processes(batch)
@@ -164,7 +161,7 @@ def show_result(result: BatchResult, *, as_json: bool) -> int:
 
 def profile(
     batch_file: BatchFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the planning problem is written.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the planning problem.")],
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -173,12 +170,12 @@ def profile(
 
     batch = load_batch(located(batch_file))
     settings.embed(settings.home())
-    from ringmaster.flows.profile_batch import profile_batch
+    from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.reports.progress import shown
 
     console = error_console()
     with shown(console, is_verbose=verbose):
-        measured = profile_batch(batch.to_json())
+        measured = profile_batch(batch)
     for name, fault in measured.profiled.faults.items():
         console.print(styled(f"{name}:", "red"), message(fault))
     if measured.problem is not None:
@@ -188,3 +185,86 @@ def profile(
     if as_json:
         print_json(measured.to_json())
     raise typer.Exit(2 if measured.profiled.unfit else 1 if measured.profiled.faults else 0)
+
+
+def sweep(
+    sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows what it can say.")],
+    as_json: AsJson = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last run of this sweep, which did not end well.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
+    with working(f"reading {sweep_file}"):
+        from ringmaster.flows.sweeps.file import load_sweep, spec_of
+
+        form = load_sweep(located(sweep_file))
+        batch = spec_of(form).batch()
+    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
+        from ringmaster.flows.sweep import sweep as sweep_flow
+
+        end.result = sweep_flow(**form.parameters(), resume=resume)
+    result: dict[str, Any] = end.result
+    console = error_console()
+    rows = result["leaderboard"]
+    from rich.table import Table
+
+    table = Table(*(rows[0] if rows else ()), header_style="bold")
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values()))
+    console.print(table)
+    if result["challenger"]:
+        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
+    for fault in result["faults"]:
+        console.print(f"not recorded: {fault}", style="yellow")
+    if result["batch"]["faults"]:
+        console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")
+    if as_json:
+        print_json(result)
+    raise typer.Exit(exit_code(result))
+
+
+def retrain(
+    models_file: Annotated[Path, typer.Argument(help="File of models, such as examples/retraining.yaml.")],
+    night: Annotated[
+        str | None, typer.Option(help="Date of the run, such as 2026-11-20; default: that of the last start.")
+    ] = None,
+    force: Annotated[list[str], typer.Option(help="Model to train in any case; may be given again.")] = [],  # noqa: B006
+    as_json: AsJson = False,
+    seed: PlannerSeed = 0,
+    verbose: Verbose = False,
+) -> None:
+    """Train the production models that are due, as many as fit before the deadline, and promote the better ones.
+
+    A retraining run is stored under its date: repeated, it resumes where it was interrupted, and trains nothing twice.
+    """
+    with working(f"reading {models_file}"):
+        from ringmaster.tasks.retraining.production import load_production
+
+        load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
+    settings.embed(settings.home())
+    is_alone = settings.pool() is None
+    with working(STARTING_SERVERS) if is_alone else nullcontext():
+        if is_alone:
+            from ringmaster.flows.services.first_processes import start_server
+
+            start_server()
+        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.reports.progress import shown
+        from ringmaster.flows.retrain_daily import retrain_daily
+
+    with shown(error_console(), is_verbose=verbose), kept_result() as end:
+        end.result = retrain_daily(file=str(models_file), night=night, force=force, seed=seed)
+    result: dict[str, Any] = end.result
+    from rich.markdown import Markdown
+
+    error_console().print(Markdown(result["report"], hyperlinks=False))
+    if as_json:
+        print_json(result)
+    raise typer.Exit(exit_code(result))
+
+
+def exit_code(result: Mapping[str, Any]) -> int:
+    """Returns 0 if a sweep or a retraining run is done and all of it is recorded, else 1."""
+    return 0 if result["status"] == "done" and not result["faults"] and not result.get("was_skipped") else 1

@@ -111,7 +111,8 @@ def up(
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.services import databases as pool_databases
-    from ringmaster.flows.services import foreground, needed, passwords, up_and_down
+    from ringmaster.flows.services import service_definitions, service_files, up_and_down
+    from ringmaster.flows.services import up_and_down as foreground
     from ringmaster.flows.services.engine_options import EngineOptions
 
     home = settings.home()
@@ -139,7 +140,7 @@ def up(
         gres=gres,
         sbatch_options=tuple(sbatch or ()),
     )
-    options = needed.PoolOptions(
+    options = service_definitions.PoolOptions(
         home=home,
         databases=pool_databases.databases(database, home=home),
         host=host,
@@ -147,7 +148,7 @@ def up(
         port_mlflow=port_mlflow,
         port_metrics=port_metrics,
         port_ray=port_ray,
-        password=passwords.choose_password(home / "pool", given=password_file),
+        password=service_files.choose_password(home / "pool", given=password_file),
         worker=not engine_options.lends_nodes if worker is None else worker,
         engine=engine_options,
         notify=notify or "",
@@ -188,7 +189,7 @@ def _print_ignored(context: typer.Context) -> None:
 
 def _print_address(home: Path, as_json: bool) -> None:
     """Where a browser finds the pool, and what lets it in; the password itself stays out of terminals and logs."""
-    from ringmaster.flows.services.passwords import password_file
+    from ringmaster.flows.services.service_files import password_file
 
     file = settings.pool_file(home)
     if not file.exists():

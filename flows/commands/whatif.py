@@ -12,10 +12,10 @@ import typer
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.commands.problem_files import read_plan, read_problem
+from ringmaster.flows.commands.planning import read_plan, read_problem
 from ringmaster.flows.commands.running import Profiles
-from ringmaster.flows.examples import located
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
+from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem

@@ -22,10 +22,10 @@ from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
 from ringmaster.flows.pool.runs.node_runs import PrefectNodeRuns
 from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
+from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
-from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster

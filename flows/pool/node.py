@@ -16,9 +16,9 @@ from ringmaster.flows import settings
 from ringmaster.flows.pool.node_options import NodeOptions
 from ringmaster.flows.pool.own_node import fork_server_of
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
+from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
-from ringmaster.flows.process.stop_signals import stop_signals
-from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry

@@ -13,20 +13,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchCancelled
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import current_flow_run, is_being_cancelled, is_started_by_prefect, root_run
-from ringmaster.flows.batch.fusing import choose_together
-from ringmaster.flows.batch.records import tell_refused
-from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, collect
+from ringmaster.flows.batch.artifacts import show_records
+from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.flow_runs import (
+    current_flow_run,
+    for_prefect,
+    is_being_cancelled,
+    is_started_by_prefect,
+    notices,
+    root_run,
+)
+from ringmaster.flows.batch.group_choice import choose_together
+from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
-from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
@@ -48,7 +54,6 @@ from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.recording.async_recorder import PoolRecorder
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -176,6 +181,20 @@ def check_cancelled(run: PoolRun) -> None:
         raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolProfiles:
+    """What a pool's nodes have measured of a batch.
+
+    profiled: the profiles of the jobs.
+    weights: the folders of the models that jobs adapt, by job or model.
+    checkpoint_root: where checkpoints go; None for the folder of the run.
+    """
+
+    profiled: Profiled
+    weights: Mapping[str, Path]
+    checkpoint_root: str | None
+
+
 class PooledRun:
     """A run of a batch on a pool, followed by this process.
 
@@ -183,8 +202,6 @@ class PooledRun:
     patient_ledger: opens the records so that calls wait for an MLflow server that is away.
     stack: what is to be closed at the end of the run.
     """
-
-    _follower: BatchFollower  # from `make_plan` on
 
     def __init__(
         self,
@@ -198,14 +215,9 @@ class PooledRun:
         stack: ExitStack,
     ) -> None:
         self._run, self._options, self._profile, self._stack = run, options, profile, stack
-        self._patient_ledger, self._shown, self.sweep_scheduler = patient_ledger, shown, sweep_scheduler
-        self.batch, self.journal, self.is_recorded = run.batch, run.journal, False
-        # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
-        self.patience_s = math.inf if is_started_by_prefect() else None
-        self._profiled: Profiled | None = None
+        self._patient_ledger, self._shown, self._scheduler = patient_ledger, shown, sweep_scheduler
+        self.batch, self.journal = run.batch, run.journal
         self._kept_node = stack.enter_context(ExitStack())  # from the profiling until the jobs are submitted
-        self._weights: Mapping[str, Path] = {}
-        self._checkpoint_root: str | None = None
         self._submission = run.submissions.find(run.id)
         self._shown_until = Position()
         if self._submission is not None:
@@ -213,17 +225,12 @@ class PooledRun:
                 self._shown_until = reopen(run, self._submission)
             current_view.get().notice(f"{run.id} is followed again")
 
-    @property
-    def recorder(self) -> PoolRecorder:
-        """Writes the batch into MLflow; from `make_plan` on."""
-        return self._follower.recorder
-
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> None:
-        """Has the jobs profiled on the pool's nodes, unless the pool has the jobs already."""
+    def profile(self) -> PoolProfiles | Submission:
+        """Has the jobs profiled on the pool's nodes; returns the submission instead if the pool has it already."""
         if self._submission is not None:
-            return
+            return self._submission
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
         jobs = tuple(job.name for job in batch.jobs)
         self._kept_node.enter_context(
@@ -235,63 +242,75 @@ class PooledRun:
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
         journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
-        self._checkpoint_root = checkpoint_root_of(journal, resume=False)
-        self._weights = base_weights(batch, ledger, journal, settings.home())
-        batch = replace(batch, jobs=with_teachers(batch.jobs, self._weights))
+        checkpoint_root = checkpoint_root_of(journal, resume=False)
+        weights = base_weights(batch, ledger, journal, settings.home())
+        batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
-        tell_refused(profiled)
+        report_refusals(profiled)
         journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - began_s})
         journal.put(MEASURED, are_measured(profiled.profiles) and are_measured(profiled.groups))
         journal.put(
             "surveyed",
             {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.preflights.items()},
         )
-        self._profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
+        profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
+        return PoolProfiles(profiled=profiled, weights=weights, checkpoint_root=checkpoint_root)
 
-    def make_plan(self) -> None:
-        """Submits the jobs, and waits until the pool has a plan with them, or they have ended without one."""
-        if self._profiled is not None:
-            self._submission = self._submit(self._profiled)
+    def make_plan(self, profiles: PoolProfiles | Submission) -> BatchFollower:
+        """Submits the jobs, and waits until the pool has a plan with them, or they have ended without one.
+
+        Returns what follows the plan.
+        """
+        run = self._run
+        if isinstance(profiles, Submission):
+            submission = profiles
+        else:
+            submission = self._submit(profiles)
             self._kept_node.close()
-            current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
+            current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
         begun(self.batch, settings.home())
-        run, submission = self._run, self._submission
-        assert submission is not None, "the jobs are submitted"
-        self._follower = self._stack.enter_context(
+        follower = self._stack.enter_context(
             followed_batch(
                 run,
                 submission,
                 after=self._shown_until,
                 listeners=for_prefect(lambda: self._shown(run, submission)),
                 num_trials=self._profiling()["num_trials"],
-                sweep_scheduler=self.sweep_scheduler,
+                sweep_scheduler=self._scheduler,
             )
         )
-        self._follower.follow_to_plan()
+        follower.follow_to_plan()
+        return follower
 
-    @contextmanager
-    def executor(self) -> Iterator[BatchFollower]:
-        """Yields the follower of the pool's controller."""
-        yield self._follower
+    def execute(self, follower: BatchFollower) -> None:
+        """Follows the batch until the pool's controller has ended it."""
+        follower.run()
 
-    @property
-    def listener_faults(self) -> Mapping[Listener, str]:
-        """What is missing, and why, since a listener of the follower raised; by listener."""
-        return self._follower.listener_faults
-
-    def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
-        """Returns the result so far. faults: what could not be recorded."""
+    def result(self, follower: BatchFollower) -> BatchResult:
+        """Returns the result so far."""
         profiling = self._profiling()
         return collect(
             self.batch,
-            self.batch.jobs,
             self.journal,
             since_s=float(self.journal.get("since_s")),
             num_trials=profiling["num_trials"],
             profiling_s=profiling["seconds"],
-            refused=self._follower.refused,
-            faults=faults,
+            refused=follower.refused,
         )
+
+    def record(self, follower: BatchFollower, result: BatchResult) -> BatchResult:
+        """Records the result and waits until all is written; returns it with the URIs of the models."""
+        result = close_records(
+            result,
+            recorder=follower.recorder,
+            journal=self.journal,
+            listener_faults=follower.listener_faults,
+            sweep_scheduler=self._scheduler,
+            # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
+            patience_s=math.inf if is_started_by_prefect() else None,
+        )
+        show_records(follower.recorder, result)
+        return result
 
     def _profiling(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
@@ -299,9 +318,10 @@ class PooledRun:
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
-    def _submit(self, profiled: Profiled) -> Submission:
+    def _submit(self, profiles: PoolProfiles) -> Submission:
         """Chooses the groups of jobs to train together, and submits the jobs to the pool."""
-        run, batch, journal, scheduler = self._run, self.batch, self.journal, self.sweep_scheduler
+        run, batch, journal, scheduler = self._run, self.batch, self.journal, self._scheduler
+        profiled = profiles.profiled
         jobs = tuple(job for job in profiled.jobs if job.name not in profiled.faults)
         details: Mapping[str, Mapping[str, Any]] = {}
         if scheduler is not None:
@@ -314,12 +334,12 @@ class PooledRun:
             name=batch.name,
             cluster=Cluster(nodes=tuple(healthy(node) for node in Nodes(run.database).all() if healthy(node).devices)),
             journal=journal,
-            goals={name: said[GOAL] for name, said in details.items() if GOAL in said},
+            goals={name: each[GOAL] for name, each in details.items() if GOAL in each},
             add_terms=batch.terms.on,
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
-        submission = self._submission_of(profiled, jobs, together=together.profiles)
+        submission = self._submission_of(profiles, jobs, together=together.profiles)
         store_weights(submission)
         check_cancelled(run)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
@@ -328,9 +348,9 @@ class PooledRun:
         return submission
 
     def _submission_of(
-        self, profiled: Profiled, jobs: tuple[Job, ...], *, together: Mapping[str, tuple[Any, ...]]
+        self, profiles: PoolProfiles, jobs: tuple[Job, ...], *, together: Mapping[str, tuple[Any, ...]]
     ) -> Submission:
-        flow_run, home, batch = current_flow_run(), settings.home(), self.batch
+        flow_run, home, batch, profiled = current_flow_run(), settings.home(), self.batch, profiles.profiled
         return Submission(
             id=self._run.id,
             name=batch.name,
@@ -340,10 +360,10 @@ class PooledRun:
             cache_dir=str(home / "cache"),
             terms=to_json(batch.terms),
             data={job.name: profiled.preflights[job.name].data for job in jobs},
-            weights={name: str(folder) for name, folder in self._weights.items()},
+            weights={name: str(folder) for name, folder in profiles.weights.items()},
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
-            checkpoint_root=self._checkpoint_root,
+            checkpoint_root=profiles.checkpoint_root,
             flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(self.journal.get("started_s")),
             together=together,

@@ -22,7 +22,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, open_node_context
-from ringmaster.flows.batch.waiting import for_prefect, notices
+from ringmaster.flows.batch.flow_runs import for_prefect, notices
 from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch

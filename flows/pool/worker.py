@@ -23,8 +23,8 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from ringmaster.flows.process import ownership
-from ringmaster.flows.process.parents import end_with_parent
+from ringmaster.flows.process import environment
+from ringmaster.flows.process.interrupts import end_with_parent
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queue", action="append", required=True)
     parser.add_argument("--most-runs", type=int, required=True)
     asked = parser.parse_args(arguments)
-    ownership.set_umask()
+    environment.set_umask()
     log_to_stderr(Role.FLOW_WORKER)
     end_with_parent()
     asyncio.run(_main(asked))

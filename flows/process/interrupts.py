@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -239,3 +240,49 @@ def command_that_goes_on(arguments: Sequence[str]) -> str:
     name, *others = arguments
     is_resumable = name in RESUMED and not {"--resume", "--dry-run", "--help"} & set(others)
     return shlex.join(["ringmaster", name, *others, *(["--resume"] if is_resumable else [])])
+
+
+END_PATIENCE_S = 10.0  # time for the process to end in order
+
+
+def end_with_parent() -> None:
+    """Ends this process by SIGTERM once its stdin ends: a pipe that the parent process holds open."""
+    threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+
+
+def _end_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 4096):  # unbuffered: a buffer's lock would abort the interpreter at its end
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(END_PATIENCE_S)
+    os._exit(1)
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals(*acts: Callable[[], object]) -> Iterator[list[Callable[[], object]]]:
+    """Handles the signals inside the context, even if the parent process had them ignored.
+
+    Yields the functions that the first signal calls, `acts` at first. While there is none, nothing has begun, and a
+    signal just ends the process. Of later signals only a second Ctrl-C does, as a person insists; a service manager
+    that loses patience kills the process anyway.
+    """
+    on_stop = [*acts]
+    is_asked = False
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal is_asked
+        if not on_stop or (is_asked and number == signal.SIGINT):
+            raise SystemExit(128 + number if is_asked else 0)
+        acts_now, is_asked = [] if is_asked else [*on_stop], True
+        for act in acts_now:
+            act()
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield on_stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

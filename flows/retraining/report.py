@@ -8,8 +8,8 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact
 
 from ringmaster.errors import LedgerError
+from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import Chosen

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.records import failures_told
+from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import Checked
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, current_clock
@@ -129,7 +129,7 @@ def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> Profiled:
         known=node_context.known,
         notice=notice,
         lend=node_context.lend,
-        failed=failures_told(),
+        failed=failure_reporter(),
         share=node_context.batch.profiling_share,
     )
 

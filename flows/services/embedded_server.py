@@ -22,12 +22,14 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_curre
 from prefect.utilities.callables import get_call_parameters
 
 from ringmaster.errors import ServerStartError
+from ringmaster.flows.batch.batch_input import as_parameter
 from ringmaster.flows.batch.flow_runs import run_with_cancel
 from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services import server_process
+from ringmaster.flows.services import first_processes
 from ringmaster.flows.services.databases import prefect_database
-from ringmaster.flows.services.server_process import ServerProcess, check_prefect_database
+from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
+from ringmaster.tasks.batch import Batch
 
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
 TOLD_EVERY_S = 30.0
@@ -86,6 +88,11 @@ class LocalFlow(Flow[P, R]):
                     return super().__call__(*args, **kwargs, **options)
                 return run_flow(self, flow_run=run, parameters=parameters)
 
+        def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+            """Returns the parameters as Prefect stores them: of a batch its JSON form."""
+            as_json = {key: as_parameter(each) if isinstance(each, Batch) else each for key, each in parameters.items()}
+            return super().serialize_parameters(as_json)
+
         def with_options(self, **options: Any) -> Any:
             """Returns such a flow with other options."""
             return LocalFlow.of(super().with_options(**options))
@@ -106,7 +113,7 @@ def _shared_server() -> ServerProcess:
 
 def _answering_server() -> ServerProcess:
     """Returns a server that answers: the one that was started ahead of the first flow, or a new one."""
-    server = server_process.taken()
+    server = first_processes.take_server()
     if server is None:
         check_prefect_database(prefect_database())
         variables = get_current_settings().to_environment_variables(exclude_unset=True)

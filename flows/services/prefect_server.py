@@ -17,12 +17,11 @@ from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
 
-from ringmaster.flows.process import ownership
-from ringmaster.flows.process.parents import end_with_parent
+from ringmaster.flows.process import environment
+from ringmaster.flows.process.interrupts import end_with_parent
 from ringmaster.flows.process.process_log import Role
 from ringmaster.flows.services.databases import prefect_database
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
-from ringmaster.flows.services.serving import checked, serve, server_of
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.model_lineage.sqlite_files import alone_in
 
 
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until-stdin-ends", action="store_true")
     asked = parser.parse_args(arguments)
-    ownership.set_umask()
+    environment.set_umask()
     if asked.until_stdin_ends:
         end_with_parent()
     if (file := prefect_database()) is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import ALLOCATION
 from ringmaster.tasks.pool.providers.ray.agent_parent import end_with
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX

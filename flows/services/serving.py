@@ -1,20 +1,64 @@
-"""Serves an ASGI application on this machine behind a check of the Host header."""
+"""HTTP servers of this machine: the names under which they may be requested, and the check of the Host header."""
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-import uvicorn
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
-from uvicorn.config import LOGGING_CONFIG
+import psutil
 
 from ringmaster.flows.process.process_log import Role, is_json, log_to_stderr
-from ringmaster.flows.services.hosts import in_url
 
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
+ALLOWED_HOSTS = "RINGMASTER_ALLOWED_HOSTS"
+"""Environment variable with further host names of the servers, separated by commas, such as that of a reverse proxy."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STARTUP_FAILURE = 3  # uvicorn's own exit status
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Returns whether `host` stands for all addresses of this machine."""
+    return host in ("0.0.0.0", "::")
+
+
+def in_url(host: str) -> str:
+    """Returns the host as it is written in a URL: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def hosts_of(text: str) -> tuple[str, ...]:
+    """Returns the host names in `text`, which are separated by commas, without brackets."""
+    return tuple(name.strip().strip("[]") for name in text.split(",") if name.strip())
+
+
+def names_of(host: str, *, further: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the names under which a server that listens on `host` may be requested, without ports and brackets."""
+    own = _names_of_this_machine() if is_wildcard(host) else (host,)
+    return tuple(dict.fromkeys([*LOOPBACK, *own, *further]))
+
+
+def _names_of_this_machine() -> tuple[str, ...]:
+    addresses = [address for each in psutil.net_if_addrs().values() for address in each]
+    numbers = [a.address.partition("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)]
+    return (socket.gethostname(), socket.getfqdn(), *numbers)
 
 
 def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
@@ -22,11 +66,16 @@ def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
 
     A page whose name is made to point to this machine (DNS rebinding) thus gets no answer.
     """
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
     return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
 
 
 def server_of(app: ASGIApp, *, role: Role, host: str, port: int, log_level: str) -> uvicorn.Server:
     """Returns a server for the application, which logs like our other processes."""
+    import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
+
     log_to_stderr(role)
     log_config = None if is_json() else LOGGING_CONFIG
     return uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level=log_level, log_config=log_config))

@@ -20,11 +20,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringmaster.flows.process.environment import open_directly
+from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
-from ringmaster.flows.process.proxies import open_directly
-from ringmaster.flows.process.stop_signals import stop_signals
-from ringmaster.flows.services.files import READY_FILE, Service, ServiceFiles, ServiceState, ServiceStatus
-from ringmaster.flows.services.process_ids import ProcessId, reap
+from ringmaster.flows.services.service_files import (
+    READY_FILE,
+    ProcessId,
+    Service,
+    ServiceFiles,
+    ServiceState,
+    ServiceStatus,
+    reap,
+)
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__

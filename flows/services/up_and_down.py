@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,13 +22,13 @@ from sqlalchemy import Connection, select
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.output import error_console, styled
+from ringmaster.flows.output import announce, error_console, styled
+from ringmaster.flows.process.environment import open_directly
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
-from ringmaster.flows.process.proxies import open_directly
 from ringmaster.flows.services.databases import make_databases
-from ringmaster.flows.services.engine_preflight import engine_faults
-from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus, write_secret
-from ringmaster.flows.services.needed import (
+from ringmaster.flows.services.engine_options import engine_faults
+from ringmaster.flows.services.first_processes import check_prefect_database
+from ringmaster.flows.services.service_definitions import (
     CONTROLLER,
     WORKER,
     PoolOptions,
@@ -36,9 +37,16 @@ from ringmaster.flows.services.needed import (
     mlflow_logging_file,
     prefect_logging_file,
 )
-from ringmaster.flows.services.passwords import keep_password
-from ringmaster.flows.services.process_ids import KILL_PATIENCE_S, ProcessId
-from ringmaster.flows.services.server_process import check_prefect_database
+from ringmaster.flows.services.service_files import (
+    KILL_PATIENCE_S,
+    ProcessId,
+    Service,
+    ServiceFiles,
+    ServiceState,
+    ServiceStatus,
+    keep_password,
+    write_secret,
+)
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.tasks.cluster import Cluster
@@ -359,3 +367,38 @@ class Members:
             return (row.owner, row.beats) if row is not None and row.owner else None
 
         return self._database.read(look)
+
+
+WATCH_EVERY_S = 3600.0  # the end of the supervisor is noticed at once; another one may follow it
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Within the context, SIGTERM has the effect of Ctrl-C. For the main thread."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def stay(home: Path) -> bool:
+    """Returns once the pool of a home has ended; returns whether it has ended in order.
+
+    Ctrl-C ends it, as `ringmaster down` does. Where its supervisor dies, the services go on without one.
+    """
+    try:
+        with sigterm_as_interrupt():
+            announce("the pool is up; SIGTERM or Ctrl-C ends it")
+            while (supervisor := files_of(home).supervisor()) is not None:
+                supervisor.wait(WATCH_EVERY_S)
+    except KeyboardInterrupt:
+        return stop(home)
+    if not any(state.lives() for state in files_of(home).states()):
+        return stop(home)  # it was ended in order, for example by `ringmaster down`
+    error_console().print(
+        f"the supervisor has died, see {files_of(home).log('supervisor')}. To fix: `ringmaster up` starts "
+        "another one, which takes over what runs",
+        style="red",
+    )
+    return False

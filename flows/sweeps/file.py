@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ringmaster.errors import BatchFileError
-from ringmaster.flows.examples import located
+from ringmaster.flows.settings import located
 from ringmaster.flows.sweeps.form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
 from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.faults import got, place_text

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from ringmaster.flows.batch.form_fields import titled
+from ringmaster.flows.batch.batch_input import titled
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
 from ringmaster.tasks.sweeping.space import Choice, Range

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringmaster.errors import BatchFailed, RingmasterError
+    from ringmaster.flows.batch.dry_run import profile_batch
     from ringmaster.flows.batch.result import BatchResult
-    from ringmaster.flows.profile_batch import profile_batch
     from ringmaster.flows.train_batch import train_batch
     from ringmaster.tasks.batch import Batch
     from ringmaster.techniques import (
@@ -72,7 +72,7 @@ _MODULES = {
     "DataParallel": "ringmaster.techniques.data_parallel",
     "RingmasterError": "ringmaster.errors",
     "RowSource": "ringmaster.techniques.data.row_source",
-    "profile_batch": "ringmaster.flows.profile_batch",
+    "profile_batch": "ringmaster.flows.batch.dry_run",
     "train_batch": "ringmaster.flows.train_batch",
 }
 _FLOWS = ("profile_batch", "train_batch")

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
-from ringmaster.tasks.planning.bounds.completion_model import likely_ends_s
+from ringmaster.tasks.planning.bounds.completions import likely_ends_s
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
 from ringmaster.tasks.planning.event_lp import Event, EventKind, EventLp, Periods, has_due_dates
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s

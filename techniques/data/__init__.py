@@ -4,10 +4,14 @@
 samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from ringmaster.techniques.data.arrays import Indices
-from ringmaster.techniques.data.loading import open_data, prepare
-from ringmaster.techniques.data.samples import batch_indices, fetch, num_tokens_of, sampler_of, width_of
-from ringmaster.techniques.data_source import SOURCES, Dataset, PreparedData
+from ringmaster.techniques.data.samples import LENGTH_GROUPED, batch_indices, fetch, num_tokens_of, sampler_of, width_of
+from ringmaster.techniques.data_source import SOURCES, Dataset, DataSource, PreparedData, check_same, data_source_of
+from ringmaster.techniques.job import SAMPLINGS, DataSpec
 
 __all__ = [
     "SOURCES",
@@ -22,3 +26,52 @@ __all__ = [
     "sampler_of",
     "width_of",
 ]
+
+
+def prepare(spec: DataSpec, *, cache_dir: Path, pinned: PreparedData | None = None) -> PreparedData:
+    """Does the slow work (training a tokenizer, tokenising) once for each content, under `cache_dir`.
+
+    pinned: the result of an earlier `prepare`. It is returned where this machine has its folder, or it has none.
+
+    Several processes may call it at the same time. Raises ValueError, with a remedy, where the data is unknown, empty,
+    unreadable or too short, or has other samples than `pinned`.
+    """
+    source = _checked(spec)
+    if pinned is not None and (not pinned.folder or Path(pinned.folder, "prepared.json").is_file()):
+        return pinned
+    found = source.prepare(spec, cache_dir=cache_dir)
+    if pinned is not None:
+        check_same(found, pinned)
+    return found
+
+
+def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None) -> tuple[Dataset, Dataset]:
+    """Opens the training and the held-out samples.
+
+    prepared: the result of an earlier `prepare`. Exactly that data is opened, even if the files have changed since.
+
+    Raises ValueError where the earlier data no longer exists (or is not on this machine) and the files now have other
+    content.
+    """
+    return _checked(spec).open(spec, cache_dir=cache_dir, prepared=prepared)
+
+
+def _checked(spec: DataSpec) -> DataSource:
+    """Returns the data source of `spec`. Raises ValueError where `spec` is wrong in itself, before any data is read."""
+    source = data_source_of(spec)
+    if not 0 <= spec.held_out < 1:
+        raise ValueError(f"data: held_out {spec.held_out} is no share. To fix: give 0 <= held_out < 1")
+    if spec.seq_len is not None and spec.seq_len < 2:
+        raise ValueError(f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more")
+    if spec.sampling not in SAMPLINGS:
+        raise ValueError(f"data: sampling {spec.sampling!r} is unknown. To fix: give one of {', '.join(SAMPLINGS)}")
+    if spec.sampling == LENGTH_GROUPED and not source.pads:
+        raise ValueError(
+            f"data: samples of kind {source.name} have one length. To fix: set sampling to random, or leave it out"
+        )
+    if spec.packing and not source.packs:
+        raise ValueError(
+            f"data: samples of kind {source.name} cannot be packed. To fix: set packing to false, or leave it out"
+        )
+    source.check(spec)
+    return source

@@ -1,4 +1,9 @@
-"""Columns of equally shaped rows on disk: raw arrays, written in a stream and memory-mapped when read."""
+"""Columns of samples on disk: raw arrays, written in a stream and memory-mapped when read.
+
+The rows of a column have one shape (`ColumnWriter`), or differ in length (`Ragged`): then the column is stored as one
+stream of values and the end of each row. `SampleArrays` holds the columns of many samples in memory, and `SampleForm`
+says how the arrays of samples become columns.
+"""
 
 from __future__ import annotations
 
@@ -120,6 +125,14 @@ def blocks(folder: Path, split: str, name: str) -> Iterator[Array]:
     rows = open_columns(folder, split)[name]
     if rows.size:
         yield from _values(_file(folder, split, name), rows.dtype, num_values=rows.size)
+
+
+def num_values(folder: Path, name: str) -> int | None:
+    """Returns one more than the largest value of a column of whole numbers in all splits; None where there is none."""
+    columns = {split: open_columns(folder, split).get(name) for split in SPLITS}
+    found = [split for split, column in columns.items() if column is not None and column.dtype.kind in "iu"]
+    largest = (int(values.max()) for split in found for values in blocks(folder, split, name))
+    return 1 + max((0, *largest)) if found else None
 
 
 def read_slices(folder: Path, split: str, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Array]]:

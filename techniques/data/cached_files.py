@@ -1,4 +1,9 @@
-"""What is kept of each row of a file beside its samples: from this, splits and windows are chosen."""
+"""What was prepared from single files, kept so that data with new files or new lines reads only these.
+
+A JSONL file is divided after every `PART_BYTES`, at the end of a line. Lines that are added at its end change its last
+part alone. Other files are one part: a CSV file may have line ends in quotes, and Parquet is read by columns. Of each
+row of a part `RowFacts` are kept, from which windows and splits are chosen (`selected_files`).
+"""
 
 from __future__ import annotations
 
@@ -12,26 +17,26 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.codec import digest
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrays import open_columns
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
     DataFile,
     held_out_files,
     main_files,
-    moment,
     moment_of,
     split_key,
+    time_limits,
 )
 from ringmaster.techniques.data.files import FilePart
 from ringmaster.techniques.data.manifest import Manifest, ManifestBuilder
-from ringmaster.techniques.data.rows import FaultyRows, RowFault, format_of
+from ringmaster.techniques.data.rows import RowError, RowErrors, format_of
 from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
@@ -180,23 +185,20 @@ def content_of(tokenizer: Path) -> str:
     return sha.hexdigest()
 
 
-class Kept(Protocol):
-    """What is kept of a file."""
+@dataclass(frozen=True, kw_only=True)
+class CachedFile:
+    """What is kept of a file, or of a part of one. folder: where it is kept. facts: of its rows."""
 
-    @property
-    def file(self) -> DataFile:
-        """The file, or a part of one."""
-
-    @property
-    def facts(self) -> RowFacts:
-        """The facts of its rows."""
+    file: DataFile
+    folder: Path
+    facts: RowFacts
 
 
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound=CachedFile)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenFile(Generic[K]):
+class SelectedFile(Generic[K]):
     """What is kept of a file, which rows of it are read, and which rows are held out: [rows] each."""
 
     kept: K
@@ -204,38 +206,34 @@ class ChosenFile(Generic[K]):
     held_out: NDArray[np.bool_]
 
 
-def chosen_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list[ChosenFile[K]]:
+def selected_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list[SelectedFile[K]]:
     """Returns the files of a spec, in order, with the rows that are read.
 
     read: returns what is kept of a file; called with the file, and whether a window chooses among its rows.
 
-    Raises FaultyRows with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
+    Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
     """
-    faults: list[RowFault] = []
-
-    def known(files: Sequence[DataFile]) -> Iterator[KnownFile]:
-        for file in files:
-            yield from known_files(file, format=spec.format)
+    faults: list[RowError] = []
 
     def kept_of(files: Sequence[DataFile], *, is_windowed: bool) -> list[K]:
         try:
-            return [read(each, is_windowed) for each in known(files)]
-        except FaultyRows as error:
+            return [read(each, is_windowed) for file in files for each in known_files(file, format=spec.format)]
+        except RowErrors as error:
             faults.extend(error.faults)
             return []
 
     main = kept_of(main_files(spec), is_windowed=bool(spec.window))
     others = kept_of(held_out_files(spec), is_windowed=False)
     if faults:
-        raise FaultyRows(faults)
+        raise RowErrors(faults)
     wanted = [*_in_window([each.facts for each in main], spec), *(np.ones(len(each.facts), bool) for each in others)]
     return [
-        ChosenFile(kept=kept, wanted=rows, held_out=kept.facts.are_held_out(kept.file, spec))
+        SelectedFile(kept=kept, wanted=rows, held_out=kept.facts.are_held_out(kept.file, spec))
         for kept, rows in zip((*main, *others), wanted, strict=True)
     ]
 
 
-def manifest_of(files: Sequence[ChosenFile[K]]) -> Manifest:
+def manifest_of(files: Sequence[SelectedFile[K]]) -> Manifest:
     """Returns the manifest of the rows that are read."""
     manifest = ManifestBuilder()
     for each in files:
@@ -251,7 +249,7 @@ def needs_moments(spec: DataSpec) -> bool:
 
 
 def _in_window(facts: Sequence[RowFacts], spec: DataSpec) -> list[NDArray[np.bool_]]:
-    """Which rows of each file lie in the window; see `windows.in_window`."""
+    """Which rows of each file lie in the window; see `file_rows.in_window`."""
     window = spec.window or {}
     num_rows = [len(each) for each in facts]
     if (num_last := window.get("last_rows")) is not None:
@@ -260,8 +258,5 @@ def _in_window(facts: Sequence[RowFacts], spec: DataSpec) -> list[NDArray[np.boo
         return [np.arange(start, start + num) >= first for start, num in zip(starts, num_rows, strict=False)]
     if not needs_moments(spec):
         return [np.ones(num, bool) for num in num_rows]
-    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
-    if (days := window.get("last_days")) is not None:
-        newest_s = max((float(each.moments.max()) for each in facts if len(each)), default=0.0)
-        first_s = newest_s - days * DAY_S
+    first_s, last_s = time_limits(window, moments=(float(each.moments.max()) for each in facts if len(each)))
     return [(first_s <= each.moments) & (each.moments < last_s) for each in facts]

@@ -52,7 +52,7 @@ class ClassLabels:
         return found
 
 
-class FoundClasses(ClassLabels):
+class DiscoveredClasses(ClassLabels):
     """Classes that are found in the labels of rows, and numbered as they come.
 
     column: the labels' column, in messages. classes: returns the classes in a label.

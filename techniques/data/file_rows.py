@@ -1,4 +1,9 @@
-"""The rows of the files that a job reads, divided into training and held-out rows."""
+"""The rows of the files that a job reads: those in its window, divided into training and held-out rows.
+
+A row is held out by the hash of its content, so that new data moves no old row to the other split. A window selects the
+newest days, the last rows, or the rows between two times. Days count back from the newest row, not from now: the same
+files give the same window at any time.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +17,20 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringmaster.techniques.checkpoints.remote_store import is_url
-from ringmaster.techniques.data.files import FilePart, Matched, local_copies, matching
+from ringmaster.techniques.checkpoints.storage import is_url
+from ringmaster.techniques.data.files import FilePart, MatchedFiles, local_copies, matching
 from ringmaster.techniques.data.manifest import FILE, Manifest
 from ringmaster.techniques.data.rows import (
-    FaultyRows,
     FileText,
-    RowFault,
-    first_faults,
+    RowError,
+    RowErrors,
+    first_errors,
     format_of,
-    rows_and_faults,
+    rows_and_errors,
     to_json_text,
 )
 from ringmaster.techniques.data.stored_source import Preparation
-from ringmaster.techniques.data.training_faults import with_leaks
+from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -34,7 +39,7 @@ TEXT_KINDS = (None, "language-modeling", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class RowReading:
     """What a job reads of a row.
 
     columns: the columns that are needed; where the format allows it, others are not read. None for all.
@@ -46,7 +51,7 @@ class Reading:
     content: Callable[[Any, str], Any]
 
 
-def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
+def rows_of_files(spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     """Yields every row that a job reads, local or at a URL, and whether it is held out.
 
     Without `held_out_path`, rows are held out by a hash of their content; several files of text for language modeling
@@ -104,7 +109,7 @@ def held_out_files(spec: DataSpec) -> list[DataFile]:
     return [DataFile(files.path(name), True) for name in files.names]
 
 
-def rows_of_file(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+def rows_of_file(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     """Yields the rows of one file, whatever the window, as `rows_of_files` does."""
     rows = _rows(file, spec, reading)
     return _split_rows(rows, spec) if file.held_out is None else rows
@@ -162,7 +167,7 @@ def preparation_of_files(
     )
 
 
-def _matching(pattern: str, format: str | None) -> Matched:
+def _matching(pattern: str, format: str | None) -> MatchedFiles:
     found = matching(pattern)
     for name in found.names:
         try:
@@ -189,7 +194,7 @@ def split_key(content: Any) -> str:
     return content if isinstance(content, str) else to_json_text(content)
 
 
-def _rows(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     path, held_out = file.path, file.held_out is True
     if format_of(path, spec.format) == "text":
         text = FileText(path)
@@ -197,19 +202,19 @@ def _rows(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[Row]:
         return
     contents = _contents(file, spec, reading)
     for number, value, content in contents:
-        if isinstance(content, RowFault):
-            raise FaultyRows(first_faults(content, (found for _, _, found in contents)))
+        if isinstance(content, RowError):
+            raise RowErrors(first_errors(content, (found for _, _, found in contents)))
         yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
-def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tuple[int, Any, Any]]:
-    """The number, value and content of each row; the content of a wrong row is a `RowFault`."""
+def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[tuple[int, Any, Any]]:
+    """The number, value and content of each row; the content of a wrong row is a `RowError`."""
     # A named data set needs every column; otherwise Parquet reads only the columns in use.
     columns = None if spec.name is not None else reading.columns
     if columns is not None and spec.time_column is not None:  # of which the window reads the time
         columns = (*columns, spec.time_column)
-    for number, value in rows_and_faults(file.path, format=spec.format, columns=columns, part=file.part):
-        if isinstance(value, RowFault):
+    for number, value in rows_and_errors(file.path, format=spec.format, columns=columns, part=file.part):
+        if isinstance(value, RowError):
             yield number, None, value
             continue
         place = f"{file.path}, line {number}"
@@ -217,7 +222,7 @@ def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tupl
             yield number, value, reading.content(value, place)
         except ValueError as error:
             what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
-            yield number, value, RowFault(place, what, remedy or "check the row")
+            yield number, value, RowError(place, what, remedy or "check the row")
 
 
 def is_held_out(key: str, *, share: float) -> bool:
@@ -277,13 +282,21 @@ def in_window(
         num_before = max(sum(1 for _ in rows()) - int(num_rows), 0)
         yield from islice(rows(), num_before, None)
         return
-    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
-    if (days := window.get("last_days")) is not None:
-        newest_s = max((moment_s(row) for row in rows()), default=0.0)
-        first_s = newest_s - days * DAY_S
+    first_s, last_s = time_limits(window, moments=(moment_s(row) for row in rows()))
     for row in rows():
         if first_s <= moment_s(row) < last_s:
             yield row
+
+
+def time_limits(window: Mapping[str, Any], *, moments: Iterable[float]) -> tuple[float, float]:
+    """Returns the first time of a window and the time at its end, in seconds since the epoch.
+
+    moments: times of rows, the newest among them, from which days count back.
+    """
+    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
+    if (days := window.get("last_days")) is not None:
+        first_s = max(moments, default=0.0) - days * DAY_S
+    return first_s, last_s
 
 
 def moment(value: Any, default: float | None = None) -> float:

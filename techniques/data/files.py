@@ -13,8 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ringmaster.techniques.checkpoints.publish import publish
-from ringmaster.techniques.checkpoints.remote_store import explained, is_url, open_store, store_errors
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.storage import explained, is_url, open_store, store_errors
 
 # Metadata keys of stores that change with a file's content, the most reliable first.
 STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")
@@ -25,7 +25,7 @@ LITTER = frozenset({"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$rec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matched:
+class MatchedFiles:
     """The files that match a pattern.
 
     root: the folder or URL above all wildcards.
@@ -41,10 +41,10 @@ class Matched:
         """Returns the whole path or URL of a file."""
         return f"{self.root.rstrip('/')}/{name}"
 
-    def only(self, names: Sequence[str]) -> Matched:
+    def only(self, names: Sequence[str]) -> MatchedFiles:
         """Returns some of the files, in the order of `names`."""
         stamps = dict(zip(self.names, self.stamps, strict=True)) if self.stamps else {}
-        return Matched(
+        return MatchedFiles(
             root=self.root, names=tuple(names), stamps=tuple(stamps[name] for name in names) if stamps else ()
         )
 
@@ -64,7 +64,7 @@ class FilePart:
     first_line: int
 
 
-def matching(pattern: str) -> Matched:
+def matching(pattern: str) -> MatchedFiles:
     """Returns the files that match a pattern; `**` stands for any folders, and links to folders are followed.
 
     What is hidden (`.ipynb_checkpoints`), and what systems leave in folders (`__MACOSX`, `Thumbs.db`), is left out
@@ -90,7 +90,7 @@ def matching(pattern: str) -> Matched:
         is_folder = Path(pattern).is_dir()
         hint = f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"
         raise ValueError(f"path {pattern!r} matches no file (from {Path.cwd()}). To fix: {hint}")
-    return Matched(root=str(root), names=files)
+    return MatchedFiles(root=str(root), names=files)
 
 
 def _matching_below(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
@@ -200,7 +200,7 @@ def _key(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
-def _remote(pattern: str) -> Matched:
+def _remote(pattern: str) -> MatchedFiles:
     store, inner = _store(pattern)
     store.invalidate_cache()  # another process may have written since
     try:
@@ -221,7 +221,7 @@ def _remote(pattern: str) -> Matched:
         raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
     # The root is taken from the URL, as the path in the store may lack the host.
     stamps = tuple(map(_remote_stamp, found.values()))
-    return Matched(root=_above_wildcards(pattern), names=tuple(found), stamps=stamps)
+    return MatchedFiles(root=_above_wildcards(pattern), names=tuple(found), stamps=stamps)
 
 
 def _why_none(store: Any, path: str) -> str:

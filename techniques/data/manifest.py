@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrays import SPLITS
-from ringmaster.techniques.data.rows import ContentHash, hash_bytes
+from ringmaster.techniques.data.rows import hash_bytes
 
 FILE = "rows.json"
 HASHES_PER_BLOCK = 65536
@@ -136,18 +136,18 @@ class ManifestBuilder:
 
     def __init__(self) -> None:
         self._hashes = {split: bytearray() for split in SPLITS}
-        self._begun: ContentHash | None = None
+        self._begun: hashlib._Hash | None = None
 
     def add(self, content: Any, *, held_out: bool, ends: bool = True) -> None:
         """Adds a row, or a part of its text. ends: whether the row ends with it."""
         if ends and self._begun is None:
             found = hash_bytes(content)
         else:
-            self._begun = self._begun or ContentHash()
-            self._begun.update(content)
+            self._begun = self._begun or hashlib.sha256()
+            self._begun.update(content.encode())
             if not ends:
                 return
-            found, self._begun = self._begun.digest(), None
+            found, self._begun = self._begun.digest()[:8], None
         self._hashes["held_out" if held_out else "training"] += found
 
     def extend(self, hashes: NDArray[np.uint64], *, held_out: bool) -> None:

@@ -1,4 +1,10 @@
-"""The prepared data of rows: their samples written into its folder, and its description."""
+"""Prepares the data of rows: writes their samples into a folder, and describes them.
+
+`write_rows` makes the samples of all rows. `write_kept` makes those of files whose samples are not kept yet, so that a
+new file costs no other file's samples again. Kept are the samples of all rows of a file, or of a part of it, and the
+`RowFacts` of each row. Classes that are found in the data are numbered as they come in the file, and get their final
+numbers when files are put together.
+"""
 
 from __future__ import annotations
 
@@ -27,46 +33,48 @@ from ringmaster.techniques.data.arrays import (
     SampleArrays,
     SampleForm,
     fingerprint,
+    num_values,
     open_columns,
 )
 from ringmaster.techniques.data.cached_files import (
     SPLIT,
-    ChosenFile,
+    CachedFile,
     FileStore,
     KnownFile,
     RowFacts,
     RowFactsBuilder,
-    chosen_files,
+    SelectedFile,
     content_of,
     manifest_of,
     needs_moments,
+    selected_files,
 )
 from ringmaster.techniques.data.class_labels import (
     ClassLabels,
-    FoundClasses,
+    DiscoveredClasses,
     check_no_indicators,
     check_number,
     in_order,
     notes_on,
     without_variants,
 )
-from ringmaster.techniques.data.file_rows import DataFile, Reading, rows_of_file
+from ringmaster.techniques.data.file_rows import DataFile, RowReading, rows_of_file
 from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_padding_token
-from ringmaster.techniques.data.rows import MAX_FAULTS, FaultyRows, RowFault
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
+from ringmaster.techniques.data.rows import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.sample_blocks import (
     BlockMaker,
     SampleBlock,
     SampleCounts,
-    SampleFault,
+    SampleError,
     SampleWriter,
-    sample_fault,
+    sample_error,
 )
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.data.tokens import Document, encoder_of
-from ringmaster.techniques.data.training_faults import constant_fault, distinct_labels
+from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
 from ringmaster.techniques.job import DataSpec
 
@@ -98,7 +106,8 @@ class PreparedRows:
             encoder_of(spec, self._documents(rows() if is_trained else ())).save(folder)
             if is_trained or not kind.is_causal:
                 give_padding_token(folder)
-            kind.prepare_tokenizer(folder, is_trained=is_trained)
+            if is_trained and kind.reads_messages:
+                give_chat_template(folder)
             tokenizer = RowTokenizer(folder)
         return SampleContext(spec=spec, max_length=self.form.max_length, _tokenizer=tokenizer)
 
@@ -151,7 +160,8 @@ class PreparedRows:
             check_no_indicators(labels, column=self.label_column or "labels")
         is_tokens = len(shapes.get("input_ids", ())) == 1
         image = shapes.get("pixel_values", ())
-        plain = {} if self.kind.label_role is not None else _num_values(folder)
+        vocab_size = num_values(folder, "input_ids.values") if self.kind.label_role is None else None
+        has_numbers = labels is None and "labels" in stored and stored["labels"].ndim == 1
         prepared = PreparedData(
             name="",
             source="",
@@ -159,11 +169,11 @@ class PreparedRows:
             num_samples=counts.num_samples["training"],
             num_held_out=counts.num_samples["held_out"],
             kind="tokens" if is_tokens else "images" if image else "other",
-            vocab_size=tokenizer.vocab_size if tokenizer is not None else plain.get("input_ids"),
+            vocab_size=tokenizer.vocab_size if tokenizer is not None else vocab_size,
             end_of_text_id=None if tokenizer is None else tokenizer.end_id,
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
             seq_len=width if "input_ids" in shapes else None,
-            num_labels=plain.get("labels") if labels is None else len(labels.names),
+            num_labels=num_values(folder, "labels") if has_numbers else None if labels is None else len(labels.names),
             labels=() if labels is None else labels.names,
             image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
             num_channels=image[0] if len(image) == 3 else None,
@@ -228,8 +238,8 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
     assert column is not None
     if prepared.spec.labels:
         return ClassLabels(prepared.spec.labels)
-    found, has_rows = FoundClasses(column=column, classes=prepared.kind.classes), False
-    faults: list[RowFault] = []
+    found, has_rows = DiscoveredClasses(column=column, classes=prepared.kind.classes), False
+    faults: list[RowError] = []
     for row in rows:
         if row.held_out and prepared.has_separate_held_out:
             continue
@@ -239,11 +249,11 @@ def _classes(prepared: PreparedRows, rows: Iterable[Row]) -> ClassLabels:
         except DataError:
             raise
         except ValueError as error:
-            faults.append(sample_fault(row.file, row.number, str(error)))
+            faults.append(sample_error(row.file, row.number, str(error)))
             if len(faults) == MAX_FAULTS:
                 break
     if faults:
-        raise FaultyRows(faults)
+        raise RowErrors(faults)
     return prepared.labels(found.names, has_rows=has_rows)
 
 
@@ -251,17 +261,6 @@ def _typical_lengths(samples: PaddedSamples) -> tuple[int, ...]:
     """The `PreparedData.lengths` of samples, of at most 65,536 of them."""
     chosen = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), 1 << 16)).astype(np.int64))
     return tuple(int(length) for length in np.quantile(samples.lengths(chosen), (0.5, 0.95), method="higher"))
-
-
-def _num_values(folder: Path) -> dict[str, int]:
-    """One more than the largest value of integer labels, a number for each sample, and of token ids."""
-    columns = [open_columns(folder, split) for split in ("training", "held_out")]
-    found = {}
-    for name, stored in (("labels", "labels"), ("input_ids", "input_ids.values")):
-        parts = [part[stored] for part in columns if stored in part]
-        if parts and parts[0].dtype.kind in "iu" and (name != "labels" or parts[0].ndim == 1):
-            found[name] = 1 + max(int(part.max(initial=0)) for part in parts)
-    return found
 
 
 def _remedy(counts: SampleCounts, remedy: str) -> str:
@@ -279,19 +278,16 @@ SAMPLES, CLASSES, ABOUT = "samples", "classes", "about.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileSamples:
-    """What is kept of a file. folder: with the samples.
+class FileSamples(CachedFile):
+    """The kept samples of a file. folder: with the samples.
 
     num_cut, has_sample: of each row, as in `SampleBlock`. faults: the rows of which no sample can be made.
     class_names: the classes that were found, in the order of their numbers in the file. classes: those of each row.
     """
 
-    file: DataFile
-    folder: Path
-    facts: RowFacts
     num_cut: NDArray[np.uint8]
     has_sample: NDArray[np.bool_]
-    faults: tuple[SampleFault, ...]
+    faults: tuple[SampleError, ...]
     class_names: tuple[str, ...]
     classes: Ragged
 
@@ -321,7 +317,7 @@ def write_kept(prepared: PreparedRows, *, cache_dir: Path) -> PreparedData:
     """
     context = prepared.context(lambda: iter(()))
     store = FileStore(cache_dir, settings=_settings(prepared))
-    files = chosen_files(prepared.spec, _SampleReader(store, prepared, context).read)
+    files = selected_files(prepared.spec, _SampleReader(store, prepared, context).read)
     _check_rows(files)
     is_found = prepared.label_column is not None and not prepared.spec.labels
     if prepared.label_column is not None:
@@ -340,13 +336,13 @@ def write_kept(prepared: PreparedRows, *, cache_dir: Path) -> PreparedData:
     return prepared.description(context, writer.counts)
 
 
-def _check_rows(files: Sequence[ChosenFile[FileSamples]]) -> None:
-    """Raises FaultyRows, with the first few, where no sample can be made of rows that are wanted."""
+def _check_rows(files: Sequence[SelectedFile[FileSamples]]) -> None:
+    """Raises RowErrors, with the first few, where no sample can be made of rows that are wanted."""
     wrong = [
         fault.of_file(each.kept.file.path) for each in files for fault in each.kept.faults if each.wanted[fault.place]
     ]
     if wrong:
-        raise FaultyRows(wrong[:MAX_FAULTS])
+        raise RowErrors(wrong[:MAX_FAULTS])
 
 
 class _SampleReader:
@@ -373,7 +369,7 @@ class _SampleReader:
             facts=facts,
             num_cut=reader.rows("num_cut", 0, len(facts)),
             has_sample=reader.rows("has_sample", 0, len(facts)),
-            faults=tuple(SampleFault(**fault) for fault in about["faults"]),
+            faults=tuple(SampleError(**fault) for fault in about["faults"]),
             class_names=tuple(about["classes"]),
             classes=_ragged(reader, CLASSES, 0, len(facts)) if has_classes else Ragged.of([np.empty(0, np.int32)]),
         )
@@ -381,10 +377,10 @@ class _SampleReader:
     def _write(self, folder: Path, file: DataFile, *, with_moments: bool, keeps_faults: bool) -> None:
         prepared, context = self._prepared, self._context
         kind, spec = prepared.kind, prepared.spec
-        faults: list[SampleFault] = []
+        faults: list[SampleError] = []
         form, found = prepared.form, None
         if (column := prepared.label_column) is not None:
-            found = None if spec.labels else FoundClasses(column=column, classes=kind.classes)
+            found = None if spec.labels else DiscoveredClasses(column=column, classes=kind.classes)
             context = replace(context, _labels=ClassLabels(spec.labels) if found is None else found)
             form = replace(form, has_indicators_of_found_classes=found is not None)
         maker = BlockMaker(
@@ -395,7 +391,7 @@ class _SampleReader:
             progress=self._progress,
             faults=faults if keeps_faults else None,
         )
-        reading = Reading(columns=prepared.columns.names, content=prepared.columns.content)
+        reading = RowReading(columns=prepared.columns.names, content=prepared.columns.content)
         facts = RowFactsBuilder(with_moments=with_moments, time_column=spec.time_column)
         (folder / SAMPLES).mkdir()
         with ColumnWriter(folder / SAMPLES) as samples, ColumnWriter(folder) as columns:
@@ -425,7 +421,7 @@ def _settings(prepared: PreparedRows) -> dict[str, Any]:
     }
 
 
-def _found_in(files: Sequence[ChosenFile[FileSamples]], prepared: PreparedRows) -> ClassLabels:
+def _found_in(files: Sequence[SelectedFile[FileSamples]], prepared: PreparedRows) -> ClassLabels:
     """The classes in the rows that are read; only in those to train on, where others are held out separately."""
     names: set[str] = set()
     names_of: list[tuple[DataFile, set[str]]] = []
@@ -444,21 +440,21 @@ def _found_in(files: Sequence[ChosenFile[FileSamples]], prepared: PreparedRows) 
         for fault in _unknown_labels(file, prepared, labels)
     )
     if faults := list(islice(unknown, MAX_FAULTS)):
-        raise FaultyRows(faults)
+        raise RowErrors(faults)
     return labels
 
 
-def _unknown_labels(file: DataFile, prepared: PreparedRows, labels: ClassLabels) -> Iterator[RowFault]:
+def _unknown_labels(file: DataFile, prepared: PreparedRows, labels: ClassLabels) -> Iterator[RowError]:
     """Yields the rows of a file with a class that is none of `labels`."""
     kind, spec, column = prepared.kind, prepared.spec, prepared.label_column
     assert column is not None
-    reading = Reading(columns=prepared.columns.names, content=prepared.columns.content)
+    reading = RowReading(columns=prepared.columns.names, content=prepared.columns.content)
     for row in kind.with_columns(rows_of_file(file, spec, reading)):
         try:
             for value in kind.classes(row.content[column]):
                 labels.number(value)
         except ValueError as error:
-            yield sample_fault(row.file, row.number, str(error))
+            yield sample_error(row.file, row.number, str(error))
 
 
 def _final_numbers(kept: FileSamples, labels: ClassLabels) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""What a kind of data is that makes one sample of each row: the columns that are read, the sample, its padding."""
+"""What a kind of data reads of a row: its columns and settings; and the sample that it makes of the row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrays import POSITIONS
-from ringmaster.techniques.data.class_labels import ClassLabels, FoundClasses, as_list
+from ringmaster.techniques.data.class_labels import ClassLabels, DiscoveredClasses, as_list
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.rows import read_rows
@@ -132,9 +132,9 @@ class SampleContext:
         return 0 if self._tokenizer is None else self._tokenizer.num_cut
 
     @property
-    def found_classes(self) -> FoundClasses | None:
+    def found_classes(self) -> DiscoveredClasses | None:
         """The classes of the data where they are found while samples are made."""
-        return self._labels if isinstance(self._labels, FoundClasses) else None
+        return self._labels if isinstance(self._labels, DiscoveredClasses) else None
 
     @property
     def labels(self) -> ClassLabels:
@@ -159,6 +159,8 @@ class RowKind(StoredSource):
     options: the source's own keys among the spec's `kwargs`, with their defaults. All others go to `load_dataset`.
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
+    reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
+        template.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
         Otherwise it encodes something that contains the texts, so that their words are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
@@ -180,6 +182,7 @@ class RowKind(StoredSource):
     label_role: ClassVar[str | None] = None
     options: ClassVar[Mapping[str, Any]] = {}
     needs_tokenizer: ClassVar[bool] = False
+    reads_messages: ClassVar[bool] = False
     encodes_texts: ClassVar[bool] = True
     padding: ClassVar[Mapping[str, int]] = {
         "input_ids": 0,
@@ -214,9 +217,6 @@ class RowKind(StoredSource):
         """Returns the classes in the label of a row."""
         value = as_list(value)
         return value if isinstance(value, (list, tuple)) else (value,)
-
-    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
-        """Changes the tokenizer in `folder` before it is used. is_trained: whether it was trained on the data."""
 
     def described(self, prepared: PreparedData) -> PreparedData:
         """Returns the description of the samples, where a kind knows more of them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.data.arrays import open_columns
-from ringmaster.techniques.data.file_rows import Reading, is_held_out, preparation_of_files, rows_of_files
+from ringmaster.techniques.data.file_rows import RowReading, is_held_out, preparation_of_files, rows_of_files
 from ringmaster.techniques.data.prepared_rows import PreparedRows, write_kept, write_rows
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
@@ -50,7 +50,7 @@ class RowSource(RowKind):
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the rows of files, with the columns that are read."""
         columns = self.columns(spec)
-        reading = Reading(columns=columns.names, content=columns.content)
+        reading = RowReading(columns=columns.names, content=columns.content)
         yield from self.with_columns(rows_of_files(spec, reading))
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:

@@ -1,4 +1,10 @@
-"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template."""
+"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template.
+
+A tokenizer first finds its special tokens in a rendered conversation, and encodes what is between them alone. So the
+ids of these pieces, joined, are those of the whole, and pieces are encoded word by word (`WordEncoder`), which is
+faster than by the tokenizer. A part of the assistant's may begin or end at a special token, or within a piece behind
+the end of a line (`CutRule.ends_line`).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +44,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marked:
+class EncodedText:
     """Tokens with special ones. segments: for a pair, the number of the text of each token, for models that read it."""
 
     tokens: list[int]
@@ -120,7 +126,9 @@ class RowTokenizer:
         known = self._known.get(text)
         return self._encoded([text])[0] if known is None else known
 
-    def with_special(self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None) -> Marked:
+    def with_special(
+        self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None
+    ) -> EncodedText:
         """Returns tokens with the special tokens around them, such as [CLS] and [SEP].
 
         at_most: the number of tokens to which they are cut. Special tokens are kept, and of a pair the longer text is
@@ -133,13 +141,13 @@ class RowTokenizer:
                 self.num_cut += 1
                 parts = _cut(parts, most)
         if pair is None:
-            return Marked(tokens=[*around[0], *parts[0], *around[1]], segments=None)
+            return EncodedText(tokens=[*around[0], *parts[0], *around[1]], segments=None)
         tokens, segments = list(around[0]), [0] * len(around[0])
         for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
             tokens += [*part, *after]
             segments += [number] * (len(part) + len(after))
         has_segments = "token_type_ids" in self._tokenizer.model_input_names
-        return Marked(tokens=tokens, segments=segments if has_segments else None)
+        return EncodedText(tokens=tokens, segments=segments if has_segments else None)
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
         """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.

@@ -1,4 +1,8 @@
-"""Reads the rows of text, JSONL, CSV and Parquet files one after another, each with its number."""
+"""Reads the rows of text, JSONL, CSV and Parquet files one after another, each with its number.
+
+The memory that a file or a row may take is limited for all formats: a file of 100 kB may decompress to gigabytes, and a
+line may be as long as its file. The number of rows is not limited.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +126,7 @@ _SORTED = json.JSONEncoder(sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
-class RowFault:
+class RowError:
     """What is wrong with a row, and how to mend it."""
 
     place: str
@@ -130,10 +134,10 @@ class RowFault:
     remedy: str
 
 
-class FaultyRows(ValueError):
+class RowErrors(ValueError):
     """Some rows of a file are wrong; the message has the first few of them, each with its line."""
 
-    def __init__(self, faults: Sequence[RowFault]) -> None:
+    def __init__(self, faults: Sequence[RowError]) -> None:
         self.faults = tuple(faults)
         said = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
         remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
@@ -168,17 +172,17 @@ def read_rows(
     if format_of(path, format) == "text":
         yield 1, "".join(read_text(path))
         return
-    rows = rows_and_faults(path, format=format, columns=columns)
+    rows = rows_and_errors(path, format=format, columns=columns)
     for number, row in rows:
-        if isinstance(row, RowFault):
-            raise FaultyRows(first_faults(row, (found for _, found in rows)))
+        if isinstance(row, RowError):
+            raise RowErrors(first_errors(row, (found for _, found in rows)))
         yield number, row
 
 
-def rows_and_faults(
+def rows_and_errors(
     path: str, *, format: str | None = None, columns: Sequence[str] | None = None, part: FilePart | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the rows of a file that is no text, with their numbers, and a `RowFault` for each wrong one.
+    """Yields the rows of a file that is no text, with their numbers, and a `RowError` for each wrong one.
 
     part: the lines that are read, for JSONL alone; None for all.
     """
@@ -197,9 +201,9 @@ def rows_and_faults(
             raise _cannot_be_read(path, error) from error
 
 
-def first_faults(first: RowFault, others: Iterator[Any]) -> list[RowFault]:
+def first_errors(first: RowError, others: Iterator[Any]) -> list[RowError]:
     """Returns a fault and those among the rows that follow it soon, at most `MAX_FAULTS`."""
-    searched = (found for found in islice(others, ROWS_AFTER_A_FAULT) if isinstance(found, RowFault))
+    searched = (found for found in islice(others, ROWS_AFTER_A_FAULT) if isinstance(found, RowError))
     return [first, *islice(searched, MAX_FAULTS - 1)]
 
 
@@ -278,21 +282,6 @@ class FileText:
                 return
 
 
-class ContentHash:
-    """The hash of a text's content that is given in parts; see `content_hash`."""
-
-    def __init__(self) -> None:
-        self._sha = hashlib.sha256()
-
-    def update(self, text: str) -> None:
-        """Adds the next part."""
-        self._sha.update(text.encode())
-
-    def digest(self) -> bytes:
-        """Returns 8 bytes."""
-        return self._sha.digest()[:8]
-
-
 def content_hash(content: Any) -> str:
     """Returns a hash of a row's content, which depends neither on its position nor on the order of its keys."""
     return hash_bytes(content).hex()
@@ -301,10 +290,10 @@ def content_hash(content: Any) -> str:
 def hash_bytes(content: Any) -> bytes:
     """Returns the 8 bytes of `content_hash`; a `FileText` has the hash of its text."""
     if isinstance(content, FileText):
-        found = ContentHash()
+        sha = hashlib.sha256()
         for piece in content.pieces():
-            found.update(piece)
-        return found.digest()
+            sha.update(piece.encode())
+        return sha.digest()[:8]
     text = content if isinstance(content, str) else to_json_text(content, is_sorted=True)
     return hashlib.sha256(text.encode()).digest()[:8]
 
@@ -335,7 +324,7 @@ def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_
                 row = _DECODER.decode(line)
             except (ValueError, RecursionError) as error:
                 what, remedy = _json_fault(error)
-                yield number, RowFault(place, what, _naming(path, ARRAY_REMEDY) if begins_array else remedy)
+                yield number, RowError(place, what, _naming(path, ARRAY_REMEDY) if begins_array else remedy)
                 if begins_array:  # whose other lines are no rows either
                     return
                 continue
@@ -343,10 +332,10 @@ def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_
                 kind = "null" if row is None else f"a {type(row).__name__}"
                 is_array = isinstance(row, list) and any(isinstance(each, dict) for each in row)
                 remedy = _naming(path, ARRAY_REMEDY) if is_array else 'write rows as {"text": ...}'
-                yield number, RowFault(place, f"is no JSON object but {kind}", remedy)
+                yield number, RowError(place, f"is no JSON object but {kind}", remedy)
             elif _SURROGATE.search(line) and (half := _half_character(row, columns)):
                 what = f"has half of a surrogate pair, {half!r}, which is no character"
-                yield number, RowFault(place, what, "write its text as UTF-8")
+                yield number, RowError(place, what, "write its text as UTF-8")
             else:
                 yield number, row
 
@@ -403,17 +392,17 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
                 is_spaced = spaced[-1] >= first
                 if values[-1:] == names[-1:] and [values[0].removeprefix(BYTE_ORDER_MARK), *values[1:]] == names:
                     what = "repeats the header, as where files were joined"
-                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, "remove the line")
+                    yield reader.line_num, RowError(f"{path}, line {reader.line_num}", what, "remove the line")
                 elif is_spaced and len(values) == len(names) and any(map(_is_quoted_after_space, values)):
                     place = f"{path}, line {reader.line_num}"
-                    yield reader.line_num, RowFault(place, "has a space before a quote", _naming(path, SPACE_REMEDY))
+                    yield reader.line_num, RowError(place, "has a space before a quote", _naming(path, SPACE_REMEDY))
                 elif len(values) == len(names):
                     suspects.add(values, line=first, num_lines=reader.line_num + 1 - first)
                     yield reader.line_num, dict(zip(names, values, strict=True))
                 elif values:
                     what = f"has another number of values than the header: {len(values)} and not {len(names)}"
                     remedy = _naming(path, SPACE_REMEDY) if is_spaced else "put quotes around values with commas"
-                    yield reader.line_num, RowFault(f"{path}, line {reader.line_num}", what, remedy)
+                    yield reader.line_num, RowError(f"{path}, line {reader.line_num}", what, remedy)
                 first = reader.line_num + 1
         except csv.Error as error:
             yield first, _csv_fault(path, first, error, reader.line_num)
@@ -422,7 +411,7 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             what = f"has a value in quotes that holds {num_rows} rows, by their {column!r}"
             yield (
                 line,
-                RowFault(f"{path}, line {line}", what, f"{QUOTE_REMEDY}; or give JSONL if the value is meant so"),
+                RowError(f"{path}, line {line}", what, f"{QUOTE_REMEDY}; or give JSONL if the value is meant so"),
             )
 
 
@@ -446,15 +435,15 @@ def _is_quoted_after_space(value: str) -> bool:
     return value[:1] == " " and value.lstrip()[:1] == '"' and (value.rstrip()[-1] == '"' or value.count('"') % 2 == 1)
 
 
-def _csv_fault(path: str, line: int, error: csv.Error, last_line: int) -> RowFault:
+def _csv_fault(path: str, line: int, error: csv.Error, last_line: int) -> RowError:
     place = f"{path}, line {line}"
     match str(error):
         case "unexpected end of data":
-            return RowFault(place, "begins a value in quotes that is never closed", QUOTE_REMEDY)
+            return RowError(place, "begins a value in quotes that is never closed", QUOTE_REMEDY)
         case "line contains NUL":
-            return RowFault(place, "has NUL bytes, so that the file is no UTF-8 text", _naming(path, NUL_REMEDY))
+            return RowError(place, "has NUL bytes, so that the file is no UTF-8 text", _naming(path, NUL_REMEDY))
     what = f"has a value in quotes with a quote inside it, up to line {last_line}: {error}"
-    return RowFault(place, what, QUOTE_REMEDY)
+    return RowError(place, what, QUOTE_REMEDY)
 
 
 def _check_separator(header: str, path: str) -> None:

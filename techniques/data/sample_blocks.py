@@ -1,4 +1,9 @@
-"""The samples of rows, made some at a time."""
+"""Makes the samples of rows, some at a time, and writes them: divided into splits, packed if required, counted.
+
+Packing puts several samples of a language model into one row, so that little of a batch is padding. Positions restart
+at each sample of a row. By this, transformers' attention masks keep the samples apart. Source: Krell et al., Efficient
+Sequence Packing without Cross-contamination (arXiv:2107.02027), of which this is first-fit decreasing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from ringmaster.techniques.data.arrays import (
     with_mask,
 )
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.rows import MAX_FAULTS, FaultyRows, RowFault
+from ringmaster.techniques.data.rows import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.metric import IGNORED
@@ -52,28 +57,28 @@ class SampleBlock:
 
 
 @dataclass(frozen=True)
-class SampleFault:
+class SampleError:
     """A row of which no sample can be made. place: among the rows. number: in its file. what: what is wrong."""
 
     place: int
     number: int
     what: str
 
-    def of_file(self, file: str) -> RowFault:
+    def of_file(self, file: str) -> RowError:
         """Returns the fault as it is reported."""
-        return sample_fault(file, self.number, self.what)
+        return sample_error(file, self.number, self.what)
 
 
-def sample_fault(file: str, number: int, what: str) -> RowFault:
+def sample_error(file: str, number: int, what: str) -> RowError:
     """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
     said, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
-    return RowFault(f"{file}, row {number}:", said, remedy or "check the row")
+    return RowError(f"{file}, row {number}:", said, remedy or "check the row")
 
 
 class BlockMaker:
     """Makes the samples of rows.
 
-    faults: the wrong rows are added to it, and have no samples; with None the first few of them raise `FaultyRows`.
+    faults: the wrong rows are added to it, and have no samples; with None the first few of them raise `RowErrors`.
     """
 
     def __init__(
@@ -84,11 +89,11 @@ class BlockMaker:
         context: SampleContext,
         form: SampleForm,
         progress: Progress,
-        faults: list[SampleFault] | None = None,
+        faults: list[SampleError] | None = None,
     ) -> None:
         self._kind, self._columns, self._context = kind, columns, context
         self._form, self._progress, self._faults = form, progress, faults
-        self._found: list[RowFault] = []  # where they are to be raised
+        self._found: list[RowError] = []  # where they are to be raised
         self._num_rows = 0
 
     def blocks(self, rows: Iterable[Row]) -> Iterator[tuple[list[Row], SampleBlock]]:
@@ -98,7 +103,7 @@ class BlockMaker:
             block = self._block(chunk)
             if self._found:
                 self._search(islice(left, ROWS_AFTER_A_FAULT))
-                raise FaultyRows(self._found[:MAX_FAULTS])
+                raise RowErrors(self._found[:MAX_FAULTS])
             yield chunk, block
             self._num_rows += len(chunk)
 
@@ -108,10 +113,10 @@ class BlockMaker:
         try:
             for row in islice(rows, ROWS_PER_CALL):
                 chunk.append(row)
-        except FaultyRows as error:
+        except RowErrors as error:
             if chunk:
                 self._block(chunk)
-            raise FaultyRows([*self._found, *error.faults][:MAX_FAULTS]) from error
+            raise RowErrors([*self._found, *error.faults][:MAX_FAULTS]) from error
         return chunk
 
     def _search(self, rows: Iterator[Row]) -> None:
@@ -135,7 +140,7 @@ class BlockMaker:
             except DataError:
                 raise
             except ValueError as error:
-                self._refuse(SampleFault(self._num_rows + place, row.number, str(error)), row.file)
+                self._refuse(SampleError(self._num_rows + place, row.number, str(error)), row.file)
                 continue
             num_cut[place] = self._context.num_cut > num_cut_before
             if self._is_labelled(sample):
@@ -175,7 +180,7 @@ class BlockMaker:
             return True
         return bool((sample[LABELS][..., : self._form.max_length] != IGNORED).any(-1).all())
 
-    def _refuse(self, fault: SampleFault, file: str) -> None:
+    def _refuse(self, fault: SampleError, file: str) -> None:
         if self._faults is None:
             self._found.append(fault.of_file(file))
         else:

@@ -1,4 +1,8 @@
-"""Samples of tensors from prepared columns, one at a time or in batches."""
+"""Samples as tensors, and the order in which training reads them.
+
+Samples are read from stored columns, one at a time or in batches, and padded where they differ in length. The global
+batch of a step is a function of (seed, step) and of the samples' lengths alone (`Sampler`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ Collate = Callable[[Mapping[str, Array]], "dict[str, torch.Tensor]"]
 
 
 @runtime_checkable
-class Batched(Protocol):
+class BatchedDataset(Protocol):
     """A data set that returns many samples at once, stacked; a user's own data set may do so too."""
 
     def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
@@ -105,7 +109,7 @@ def as_tensors(columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
 
 
 @runtime_checkable
-class Padded(Batched, Protocol):
+class PaddedDataset(BatchedDataset, Protocol):
     """A data set whose samples differ in length, and are padded to one width when they are read."""
 
     width: int
@@ -125,7 +129,7 @@ def width_of(dataset: Dataset, indices: Indices, *, multiple_of: int) -> int | N
 
     It is at most the data set's own width, whatever `multiple_of` is. None where samples are not padded.
     """
-    if not isinstance(dataset, Padded):
+    if not isinstance(dataset, PaddedDataset):
         return None
     return min(-(-dataset.longest(indices) // multiple_of) * multiple_of, dataset.width)
 
@@ -150,11 +154,11 @@ def fetch(
     """Returns the samples of `indices` as one batch: {name: [len(indices), ...]}.
 
     before_each: called before each sample is read, with its position in `indices`, if samples are read one at a time.
-    width: the number of tokens to which the samples of a `Padded` data set are padded; None for its own.
+    width: the number of tokens to which the samples of a `PaddedDataset` data set are padded; None for its own.
     """
-    if width is not None and isinstance(dataset, Padded):
+    if width is not None and isinstance(dataset, PaddedDataset):
         return dataset.rows(indices, width=width)
-    if isinstance(dataset, Batched):
+    if isinstance(dataset, BatchedDataset):
         return dataset.rows(indices)
     from torch.utils.data import default_collate
 
@@ -223,7 +227,7 @@ class Sampler:
 def sampler_of(job: Job, dataset: Dataset) -> Sampler:
     """Returns the batches of a job over its training samples."""
     lengths = None
-    if job.data.sampling == LENGTH_GROUPED and isinstance(dataset, Padded):
+    if job.data.sampling == LENGTH_GROUPED and isinstance(dataset, PaddedDataset):
         lengths = dataset.lengths()
     return Sampler(num_samples=len(dataset), global_batch_size=job.global_batch_size, seed=job.seed, lengths=lengths)
 

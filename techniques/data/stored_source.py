@@ -1,4 +1,7 @@
-"""Base class of data sources whose samples are stored as columns in the cache of prepared data."""
+"""Data sources whose samples are stored as columns: each state of the data is prepared once for a machine.
+
+`prepare_once` is the cache that all processes of a machine share, and `Progress` reports a long preparation.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.techniques.checkpoints.publish import publish
-from ringmaster.techniques.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.data.arrays import Array, fingerprint, num_values, open_columns
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.data.training_faults import constant_fault, distinct_labels
+from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same
 from ringmaster.techniques.job import DataSpec
 
@@ -137,17 +140,13 @@ def described(
     kind = "tokens" if "input_ids" in shapes else "images" if image else "other"
     num_samples, num_held_out = (max((len(column) for column in part.values()), default=0) for part in columns)
 
-    def num_values(name: str) -> int:
-        there = (split for split, part in zip(SPLITS, columns, strict=True) if name in part)
-        return 1 + max((0, *(int(values.max()) for split in there for values in blocks(folder, split, name))))
-
     if num_labels is None and shapes.get("labels") == () and columns[0]["labels"].dtype.kind in "iu":
-        num_labels = num_values("labels")
+        num_labels = num_values(folder, "labels")
     faults = []
     if shapes.get("labels") == () and len(same := distinct_labels(folder, "training")) == 1:
         faults.append(constant_fault(map(str, *same), num_rows=num_samples, column="label"))
     if vocab_size is None and kind == "tokens":
-        vocab_size = num_values("input_ids")
+        vocab_size = num_values(folder, "input_ids")
     return PreparedData(
         name="",
         source="",

@@ -1,4 +1,16 @@
-"""The ids of texts under a tokenizer of transformers, by the quickest way that is known to give them."""
+r"""The ids of texts under a tokenizer, by the quickest way known to give them: word by word where that is exact.
+
+A byte-level BPE first splits text into words by a regular expression (Radford et al., "Language Models are
+Unsupervised Multitask Learners", 2019), and then encodes each word alone. Two parts therefore have the ids of the whole
+where the cut is between two words, and the expression finds the same words in each part. The expression of GPT-2 is
+
+    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+
+Only its last two alternatives match white space after the first character, and only white space. So no word goes on
+from a visible character to a blank. It looks ahead by one character, after white space only, and never back. A cut
+between a visible character and a blank is therefore exact. Expressions of newer models let line ends follow signs
+(`[^\s\p{L}\p{N}]+[\r\n]*`). With these, a cut is exact between a visible character and a space.
+"""
 
 from __future__ import annotations
 

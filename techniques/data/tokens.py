@@ -1,4 +1,4 @@
-"""Converts text into token samples: a trained or given tokenizer, and one flat stream cut into samples."""
+"""Text as token samples: documents, a trained or given tokenizer, and one stream of tokens cut into samples."""
 
 from __future__ import annotations
 

@@ -33,9 +33,8 @@ from torch.utils._pytree import tree_leaves
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
-from ringmaster.techniques.data.samples import Padded
-from ringmaster.techniques.estimates.isolated_calls import in_children
-from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.data.samples import PaddedDataset
+from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
 from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
 from ringmaster.techniques.estimates.step_times import StepTimes
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
@@ -210,7 +209,7 @@ class _TimedTrainer(trainers.Trainer):
         super().__init__(order, technique, alone(device), beat=lambda: None)
         self._clock = _CudaClock() if device.type == "cuda" else _CpuClock()
         multiple = trainers.WIDTH_MULTIPLE
-        own = self._training.width if isinstance(self._training, Padded) else None
+        own = self._training.width if isinstance(self._training, PaddedDataset) else None
         self.width = None if width is None or own is None else min(-(-int(width + 0.999) // multiple) * multiple, own)
         self._chosen: list[int] = []
         self._begun: dict[str, Any] = {}
@@ -258,7 +257,7 @@ class _TimedTrainer(trainers.Trainer):
         """Returns samples that are no longer than the width of the measured batches, the longest ones first."""
         training = self._training
         number = min(len(training), SAMPLED_ROWS)
-        if self.width is None or not isinstance(training, Padded):
+        if self.width is None or not isinstance(training, PaddedDataset):
             return [*range(number)]
         lengths = [(training.longest([row]), row) for row in range(min(number, 256))]
         fitting = sorted((pair for pair in lengths if pair[0] <= self.width), reverse=True)

@@ -1,1 +1,1 @@
-"""Losses that jobs select by name, one file each, and their registry. No file imports torch when it is imported."""
+"""Losses that jobs select by name. No module imports torch when it is imported."""

@@ -1,4 +1,4 @@
-"""What losses of preferences have in common: a sample is a pair of a chosen and a rejected sequence."""
+"""Losses of preferences: a sample is a pair of a chosen and a rejected sequence (DPO, IPO, ORPO, SimPO)."""
 
 from __future__ import annotations
 

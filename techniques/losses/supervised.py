@@ -1,4 +1,4 @@
-"""Cross entropy with smoothed labels and weighted classes."""
+"""Losses of labels: cross entropy with smoothed labels and weighted classes, and the mean squared error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Counts of predictions by class, which precision, recall and F1 share: as scikit-learn's with zero_division=0."""
+"""Metrics of classes: accuracy, precision, recall, F1, the Matthews coefficient and AUROC.
+
+Counts by class and their averages are as scikit-learn's with zero_division=0.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,10 @@ class Accuracy(Metric):
 
 
 class F1(ClassCounts):
-    """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes. For one prediction a row."""
+    """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes. For one prediction a row.
+
+    The harmonic mean of precision and recall (van Rijsbergen, Information Retrieval, 1979, chapter 7).
+    """
 
     name = "f1"
 

@@ -1,4 +1,4 @@
-"""Recall at k of embeddings of pairs."""
+"""Metrics of samples that are compared: recall of embeddings, preference accuracy, and rewards of completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's loss as a metric."""
+"""The mean loss and its perplexity, and the errors of predicted numbers (MSE, MAE, R2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The tokens that a model finds most likely at the labelled positions of a row, given the true tokens before them."""
+"""Metrics of whole rows of tokens under teacher forcing: exact match, ROUGE-L, and entities.
+
+They compare the labelled tokens of a row with the tokens that the model finds most likely at their positions, given the
+true tokens before them.
+"""
 
 from __future__ import annotations
 

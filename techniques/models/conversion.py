@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, publish
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of

@@ -15,8 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, publish
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of

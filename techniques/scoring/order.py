@@ -1,4 +1,4 @@
-"""The order of a scoring worker, and the spec of a model in a folder."""
+"""The order of a scoring worker, and what models in folders have in common: their base and tokenizer. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Scores of rows from a model's outputs, and the scoring of a single model."""
+"""Scores of rows from a model's outputs: of a single model, or of several adapters over one base in memory.
+
+One forward pass over a common base serves many questions (`training.fused.shared_base_model`): of different adapters,
+of different rows, and for a causal language model of different lengths. On a CPU in fp32 each output equals the
+adapter's separate output bit by bit. For this reason a question whose products have fewer than eight rows runs alone,
+because such products use another kernel. Models whose products depend on the other rows of the batch are refused
+(`NoCommonBase`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter
 from ringmaster.techniques.scoring.order import SCORES, model_spec
-from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, Rows, max_tokens
+from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
@@ -42,7 +49,7 @@ LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Question:
+class ScoringQuery:
     """The input of one model.
 
     model: the model's name.
@@ -103,12 +110,12 @@ class CommonBase:
         self._adapter_modules[name] = adapter_modules_of(adapter, at, own, placed)
 
     @torch.no_grad()
-    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
+    def answers(self, questions: Iterable[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
         """Yields each question with its logits, in order; reads ahead by no more than one forward pass.
 
         Raises NoCommonBase if the base packs samples and a question has padded rows.
         """
-        waiting: list[Question] = []
+        waiting: list[ScoringQuery] = []
         for question in questions:
             if waiting and not self._fits(waiting, question):
                 yield from self._asked(waiting)
@@ -117,14 +124,14 @@ class CommonBase:
         if waiting:
             yield from self._asked(waiting)
 
-    def _asked(self, questions: list[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
+    def _asked(self, questions: list[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
         parts = [
             AdapterBatch(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
             for question in questions
         ]
         yield from zip(questions, self._stem.forward(parts), strict=True)
 
-    def _fits(self, waiting: list[Question], question: Question) -> bool:
+    def _fits(self, waiting: list[ScoringQuery], question: ScoringQuery) -> bool:
         """Whether one more question fits into the same forward pass without changing any output."""
         together = [*waiting, question]
         if min(self._product_rows(waiting[-1]), self._product_rows(question)) < LEAST_ROWS:
@@ -136,11 +143,11 @@ class CommonBase:
             return num_tokens <= max_tokens(self._device) and num_tokens * self._num_logits <= MAX_LOGITS
         return sum(each.num_rows for each in together) <= MAX_ROWS
 
-    def _product_rows(self, question: Question) -> int:
+    def _product_rows(self, question: ScoringQuery) -> int:
         """The number of rows of the smallest product: a classifier's head has one row per sample."""
         return question.num_tokens if self._causal else question.num_rows
 
-    def _inputs(self, question: Question) -> dict[str, Tensor]:
+    def _inputs(self, question: ScoringQuery) -> dict[str, Tensor]:
         if not self._packs:
             return question.inputs
         if not question.inputs.keys() <= {"input_ids", "attention_mask"} or _is_padded(question):
@@ -148,7 +155,7 @@ class CommonBase:
         return {"input_ids": question.inputs["input_ids"]}
 
 
-def _is_padded(question: Question) -> bool:
+def _is_padded(question: ScoringQuery) -> bool:
     mask = question.inputs.get("attention_mask")
     return mask is not None and not bool(mask.all())
 
@@ -174,7 +181,7 @@ class RowScores:
     arrays: Mapping[str, Array]
 
 
-class Collected:
+class ScoreCollector:
     """A collection of values of rows, which may be added in any order."""
 
     def __init__(self) -> None:
@@ -192,7 +199,7 @@ class Collected:
         return RowScores(kind=CAUSAL if shifted else CLASSIFIER if "predictions" in arrays else OTHER, arrays=arrays)
 
 
-def build_scored_model(model_dir: Path, rows: Rows) -> tuple[nn.Module, ModelSpec]:
+def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, ModelSpec]:
     """The model in a folder (if it holds an adapter, its base) on the CPU, and its spec. Raises ValueError."""
     spec = model_spec(model_dir)
     if spec.factory is None:
@@ -203,7 +210,7 @@ def build_scored_model(model_dir: Path, rows: Rows) -> tuple[nn.Module, ModelSpe
 
 
 @torch.no_grad()
-def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count) -> RowScores:
+def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, count: Count) -> RowScores:
     """The scores of one model, computed on its own. count: called with the number of rows of each batch."""
     model, spec = build_scored_model(model_dir, rows)
     if is_adapter(model_dir):
@@ -222,7 +229,7 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
         device=device,
         autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
     )
-    collected, config, metrics = Collected(), getattr(model, "config", None), metrics_of(rows.job)
+    collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)
         if rollout is not None:
@@ -233,7 +240,7 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
             losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
             losses = losses_by_row(loss, output, batch)
-        found = said(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
+        found = scores_of_batch(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
         collected.add(numbers, {**found, **known})
         count(len(numbers))
     return collected.scores(shifted=loss.shifted)
@@ -248,7 +255,7 @@ def metrics_of(job: Job) -> tuple[Metric, ...]:
     return metrics
 
 
-def said(
+def scores_of_batch(
     loss: Loss,
     output: Any,
     batch: Mapping[str, Tensor],
@@ -277,13 +284,15 @@ def said(
     return {key: list(tensor.double().cpu().numpy()) for key, tensor in found.items()}
 
 
-def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Rows) -> Any:
+def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: ScoredRows) -> Any:
     kind = next(iter(batch.values())).device.type
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"):
         return model(**loss.forward_inputs(batch))
 
 
-def _losses_one_by_one(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Rows) -> tuple[Tensor, Tensor]:
+def _losses_one_by_one(
+    model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: ScoredRows
+) -> tuple[Tensor, Tensor]:
     """The losses by row of a loss that supports only whole batches, from batches of one row."""
     pairs = []
     for i in range(len(next(iter(batch.values())))):

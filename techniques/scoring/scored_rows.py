@@ -34,7 +34,7 @@ Chunk = tuple[list[int], "dict[str, Tensor]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class TextCases:
     """Literal cases as texts.
 
     labels: the label of each text, or None.
@@ -47,7 +47,7 @@ class Texts:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Rows:
+class ScoredRows:
     """Held-out rows of `job`, or literal `cases` (texts, or columns of arrays) in their place.
 
     reader: the folder of a model whose tokenizer reads text if the job names none.
@@ -58,7 +58,7 @@ class Rows:
     cache_dir: Path
     reader: Path
     data: Mapping[str, Any] | None = None
-    cases: Texts | Mapping[str, Any] | None = None
+    cases: TextCases | Mapping[str, Any] | None = None
     slicers: Mapping[str, str] = field(default_factory=dict)
     keep_inputs: bool = False
     max_rows: int | None = None
@@ -79,7 +79,7 @@ class Rows:
     @cached_property
     def num_rows(self) -> int:
         """The number of rows. Raises ValueError if there are no held-out rows."""
-        if isinstance(self.cases, Texts):
+        if isinstance(self.cases, TextCases):
             return len(self.cases.texts)
         if self.cases is not None:
             return len(next(iter(self.cases.values())))
@@ -105,7 +105,7 @@ class Rows:
             yield numbers, {key: tensor.to(device) for key, tensor in batch.items()}
 
     def _chunks(self, model_dir: Path, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
-        if isinstance(self.cases, Texts):
+        if isinstance(self.cases, TextCases):
             yield from self._texts(self.cases, model_dir, config, shifted, device)
             return
         if self.cases is not None:
@@ -149,7 +149,7 @@ class Rows:
     @property
     def by_tokenizer(self) -> bool:
         """Whether each model reads the rows with its own tokenizer."""
-        return isinstance(self.cases, Texts) and self.cases.encode is None
+        return isinstance(self.cases, TextCases) and self.cases.encode is None
 
     @cached_property
     def _parts(self) -> list[tuple[Any, list[int]]]:
@@ -182,7 +182,7 @@ class Rows:
         return replace(spec, tokenizer=str(folder)) if (folder / "tokenizer.json").is_file() else spec
 
     def _texts(
-        self, cases: Texts, model_dir: Path, config: Any, shifted: bool, device: torch.device
+        self, cases: TextCases, model_dir: Path, config: Any, shifted: bool, device: torch.device
     ) -> Iterator[Chunk]:
         """Yields chunks of texts of equal length, so that no padding is needed."""
         import torch
@@ -222,13 +222,13 @@ def _digest(sample: Mapping[str, Tensor]) -> bytes:
     return found.digest()
 
 
-def cases_in(file: Path, *, encode: str | None) -> Texts | Mapping[str, Any]:
+def cases_in(file: Path, *, encode: str | None) -> TextCases | Mapping[str, Any]:
     """The literal cases in a file of the format that `ScoringOrder` describes."""
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as columns:
             return {name: columns[name] for name in columns.files}
     said = json.loads(file.read_text(encoding="utf-8"))
-    return Texts(texts=said["texts"], labels=said.get("labels"), encode=encode)
+    return TextCases(texts=said["texts"], labels=said.get("labels"), encode=encode)
 
 
 def _columns(columns: Mapping[str, Any], config: Any, device: torch.device) -> Iterator[Chunk]:

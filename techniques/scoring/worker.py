@@ -1,4 +1,8 @@
-"""Scoring in a separate worker process. Each model's arrays are written to an .npz file; events name the file."""
+"""Scoring of many models on the same rows: adapters of one base in shared batches, other models one after another.
+
+`score_together` scores in this process. `main` is the target of a worker process, which writes the arrays of each model
+to an .npz file and names it in an event.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.scoring.order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
-from ringmaster.techniques.scoring.scored_rows import Rows, Texts, cases_in
+from ringmaster.techniques.scoring.scored_rows import ScoredRows, TextCases, cases_in
 
 if TYPE_CHECKING:
     import torch
 
-    from ringmaster.techniques.scoring.row_scores import Question, RowScores
+    from ringmaster.techniques.scoring.row_scores import RowScores, ScoringQuery
 
 
 Progress = Callable[[int, int], None]
@@ -31,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
+class ScoringResults:
     """The results by model name.
 
     scores: the scores of each model.
@@ -53,7 +57,7 @@ def score_together(
     device: torch.device | None = None,
     together: bool = True,
     progress: Progress | None = None,
-) -> Together:
+) -> ScoringResults:
     """Scores each model on the same rows: the held-out rows of `data` (or of `job`'s data), or literal `texts`.
 
     Adapters (in fp32) of one base, and that base itself, are scored in shared batches over one copy of the base. Models
@@ -73,11 +77,11 @@ def score_together(
     if (job is None and data is None and texts is None) or not models:
         raise ValueError("there is nothing to score. To fix: give models, and data, texts or a job")
     asked = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
-    rows = Rows(
+    rows = ScoredRows(
         job=asked,
         cache_dir=cache_dir,
         reader=next(iter(models.values())),
-        cases=None if texts is None else Texts(texts=texts),
+        cases=None if texts is None else TextCases(texts=texts),
         max_rows=max_rows,
     )
     scores: dict[str, RowScores] = {}
@@ -88,26 +92,26 @@ def score_together(
             faults[name] = found
         else:
             scores[name] = found
-    return Together(scores=scores, faults=faults)
+    return ScoringResults(scores=scores, faults=faults)
 
 
 def score_each(
     models: Mapping[str, Path],
-    rows: Rows,
+    rows: ScoredRows,
     *,
     device: torch.device,
     together: bool = True,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, RowScores | str]]:
     """Yields each model's scores, or its error message, as soon as available; models of one base run together."""
-    from ringmaster.techniques.scoring.row_scores import ask_alone
+    from ringmaster.techniques.scoring.row_scores import score_alone
 
-    done = _Done(progress, num_models=len(models), rows=rows)
+    done = _ScoredRowCounter(progress, num_models=len(models), rows=rows)
     for names in _groups(models, rows) if together else [[name] for name in models]:
         found: dict[str, RowScores] = {}
         if len(names) > 1:
             try:
-                found = _ask_together({name: models[name] for name in names}, rows, device=device, done=done)
+                found = _score_over_one_base({name: models[name] for name in names}, rows, device=device, done=done)
             except NoCommonBase:
                 pass
             except Exception:  # noqa: BLE001 - such as too little memory: reported when each model runs alone
@@ -118,7 +122,7 @@ def score_each(
                 continue
             done.begin(name)
             try:
-                scores = ask_alone(models[name], rows, device=device, count=done.of(name))
+                scores = score_alone(models[name], rows, device=device, count=done.of(name))
             except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: yielded as a fault
                 traceback.print_exc()
                 yield name, f"{type(error).__name__}: {error}"
@@ -126,7 +130,7 @@ def score_each(
                 yield name, scores
 
 
-def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
+def _groups(models: Mapping[str, Path], rows: ScoredRows) -> list[list[str]]:
     """Groups the models' names, in order: models that can share a base form one group, any other model its own."""
     groups: dict[Any, list[str]] = {}
     for name, folder in models.items():
@@ -136,15 +140,17 @@ def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
     return list(groups.values())
 
 
-def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
+def _score_over_one_base(
+    models: Mapping[str, Path], rows: ScoredRows, *, device: torch.device, done: _ScoredRowCounter
+) -> dict[str, RowScores]:
     """The scores of models of one base, without those whose adapter does not fit. Raises NoCommonBase."""
     from ringmaster.techniques.scoring.row_scores import (
-        Collected,
         CommonBase,
-        Question,
+        ScoreCollector,
+        ScoringQuery,
         build_scored_model,
         metrics_of,
-        said,
+        scores_of_batch,
     )
     from ringmaster.techniques.training.losses import loss_of, losses_by_row
 
@@ -153,34 +159,34 @@ def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.devic
     model = model.to(device)
     loss, config = loss_of(None, model, spec), getattr(model, "config", None)
     base, metrics = CommonBase(model, loss=loss), metrics_of(rows.job)
-    collected: dict[str, Collected] = {}
+    collected: dict[str, ScoreCollector] = {}
     for name, folder in models.items():
         try:
             base.add(name, folder)
         except ValueError:
             continue
-        collected[name] = Collected()
+        collected[name] = ScoreCollector()
         done.begin(name)
 
-    def questions() -> Iterator[Question]:
+    def questions() -> Iterator[ScoringQuery]:
         for numbers, batch in rows.chunks(first, config=config, shifted=loss.shifted, device=device):
             about = (numbers, batch, rows.known(batch))
             for name in collected:
-                yield Question(model=name, inputs=loss.forward_inputs(batch), about=about)
+                yield ScoringQuery(model=name, inputs=loss.forward_inputs(batch), about=about)
 
     for question, output in base.answers(questions()):
         numbers, batch, known = question.about
         losses = losses_by_row(loss, output, batch) if rows.are_labelled(batch) else None
-        found = said(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
+        found = scores_of_batch(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
         collected[question.model].add(numbers, {**found, **known})
         done.of(question.model)(len(numbers))
     return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}
 
 
-class _Done:
+class _ScoredRowCounter:
     """A count of the scored rows of each model, reported as progress."""
 
-    def __init__(self, progress: Progress | None, *, num_models: int, rows: Rows) -> None:
+    def __init__(self, progress: Progress | None, *, num_models: int, rows: ScoredRows) -> None:
         self._progress, self._num_models, self._rows = progress, num_models, rows
         self._counts: dict[str, int] = {}
 
@@ -221,7 +227,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
             channel.send(event_to_json(ScoringProgress(num_done=num_done, num_rows=num_rows)))
 
     models = {name: Path(folder) for name, folder in order.models.items()}
-    found = score_each(models, rows_of(order), device=device, together=order.together, progress=progress)
+    found = score_each(models, rows_of_order(order), device=device, together=order.together, progress=progress)
     for number, (name, scores) in enumerate(found):
         if isinstance(scores, str):
             channel.send(event_to_json(ModelFailed(model=name, message=scores)))
@@ -232,9 +238,9 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     return 0
 
 
-def rows_of(order: ScoringOrder) -> Rows:
+def rows_of_order(order: ScoringOrder) -> ScoredRows:
     """The rows that an order selects."""
-    return Rows(
+    return ScoredRows(
         job=order.job,
         cache_dir=Path(order.cache_dir),
         reader=Path(next(iter(order.models.values()))),

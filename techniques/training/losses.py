@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from ringmaster.techniques import loss as kinds
-from ringmaster.techniques.decoders import CAUSAL as CAUSAL_CLASSES
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.loss import (
@@ -28,6 +27,7 @@ from ringmaster.techniques.loss import (
     loss_named,
 )
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]

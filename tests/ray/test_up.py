@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ringmaster.flows.examples import EXAMPLES
-from ringmaster.flows.services.files import ServiceStatus
+from ringmaster.flows.services.service_files import ServiceStatus
+from ringmaster.flows.settings import EXAMPLES
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from tests.cluster.waiting import until

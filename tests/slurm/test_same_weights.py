@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from ringmaster.flows.examples import EXAMPLES
-from ringmaster.flows.services.files import ServiceStatus
+from ringmaster.flows.services.service_files import ServiceStatus
+from ringmaster.flows.settings import EXAMPLES
 from ringmaster.tasks.cluster import cpu_slots
 from tests.cluster.machines import SOURCE
 from tests.integration.workbench import is_bit_equal, weights_in

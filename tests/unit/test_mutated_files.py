@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ringmaster.errors import BatchFileError, InputError
-from ringmaster.flows.commands.problem_files import read_plan, read_problem
+from ringmaster.flows.commands.planning import read_plan, read_problem
 from ringmaster.flows.promotion.examine import data_spec
 from ringmaster.flows.sweeps.file import load_sweep, spec_of
 from ringmaster.tasks.batch import Batch, load_batch

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError, InputError, ProblemError
-from ringmaster.flows.batch.context import as_batch
-from ringmaster.flows.commands.lineage.keeping import import_
+from ringmaster.flows.batch.batch_input import as_batch
+from ringmaster.flows.commands.lineage import import_
 from ringmaster.flows.commands.pool import submit
 from ringmaster.flows.pool.node_options import node_name
 from ringmaster.tasks.batch import Batch
@@ -73,7 +73,7 @@ def test_a_node_and_a_submitted_batch_have_names(name, monkeypatch):
     with pytest.raises(InputError, match="cannot be called"):
         node_name(name)
     monkeypatch.setattr("ringmaster.flows.pool.asking.pool_address", lambda: None)
-    with pytest.raises(InputError, match="is no name"):
+    with pytest.raises(InputError, match="is not a valid name"):
         submit(jobs_file=Path("b.yaml"), batch=name)
 
 

@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectException
 
-from ringmaster.flows.batch.form import ANSWER_WITHIN_S
+from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.flows.promotion.approval import silence_to_start
 

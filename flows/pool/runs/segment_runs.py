@@ -31,7 +31,7 @@ from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed,
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.flows.batch.waiting import prefect_is_away
+from ringmaster.flows.batch.flow_runs import prefect_is_away
 from ringmaster.flows.pool.runs.open_client import OpenClient
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry

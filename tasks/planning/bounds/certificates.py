@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.completion_bound import completion_bound
+from ringmaster.tasks.planning.bounds.completions import completion_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_starts_s, least_of, pack_of, scaling_of, shortest_of
-from ringmaster.tasks.planning.bounds.window_bound import Rate, time_to_earn, window_bound
+from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.fair_share import frontier, least_within
 from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem

@@ -1,6 +1,6 @@
 """Dual prices that differ between windows of time, and readers of JSON values that name the place of what is wrong.
 
-`bounds.window_bound` and `bounds.completion_bound` have the formulas.
+`bounds.windows` and `bounds.completions` have the formulas.
 """
 
 import re

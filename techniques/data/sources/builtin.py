@@ -1,4 +1,4 @@
-"""The source files of Python's standard library: real data that every machine has without a download."""
+"""Data without files of one's own: Python's standard library, scikit-learn's digits, and what a command reads."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _load_digits() -> tuple[Array, Array]:
     return data.images[:, None].astype(np.float64), data.target.astype(np.int64)
 
 
-class CommandsOwn(StoredSource):
+class CommandData(StoredSource):
     """No samples, and a constant digest."""
 
     name = "command"

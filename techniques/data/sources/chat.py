@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_tokenizer import CALLS, Message, give_chat_template
+from ringmaster.techniques.data.row_tokenizer import CALLS, Message
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -48,6 +47,7 @@ class Chat(RowSource):
     }
     optional: ClassVar[frozenset[str]] = frozenset({"tools", "system"})
     needs_tokenizer = True
+    reads_messages = True
     encodes_texts = False  # but the conversation that a template makes of them
     is_causal = True
     packs = True
@@ -57,11 +57,6 @@ class Chat(RowSource):
         """Returns the contents of the messages."""
         messages = with_system(messages_of(row["messages"]), row["system"])
         return (message["content"] for message in messages if message.get("content"))
-
-    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
-        """Gives a tokenizer that was trained on the data a chat template."""
-        if is_trained:
-            give_chat_template(folder)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those that the assistant wrote."""

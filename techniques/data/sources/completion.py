@@ -1,4 +1,4 @@
-"""Prompts with their completions, of which a language model learns the completions alone."""
+"""Prompts with completions, or with a chosen and a rejected answer, of which a language model learns the answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_tokenizer import give_chat_template
 from ringmaster.techniques.data.sources.chat import (
     answered_chat,
     as_messages,
@@ -19,7 +18,7 @@ from ringmaster.techniques.data.sources.chat import (
     with_system,
 )
 from ringmaster.techniques.data.sources.labelled_text import text_of
-from ringmaster.techniques.data.training_faults import are_pairs_equal
+from ringmaster.techniques.data.unfit_data import are_pairs_equal
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -43,6 +42,7 @@ class Completion(RowSource):
     }
     optional: ClassVar[frozenset[str]] = frozenset({"input", "tools", "system", "history"})
     needs_tokenizer = True
+    reads_messages = True
     is_causal = True
     packs = True
     version = 3
@@ -53,11 +53,6 @@ class Completion(RowSource):
         if spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
             return (prompt, prompt + completion)  # which are encoded
         return texts_of((prompt, completion), spec=spec)
-
-    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
-        """Gives a tokenizer that was trained on the data a chat template."""
-        if is_trained:
-            give_chat_template(folder)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
@@ -121,6 +116,7 @@ class Preference(RowSource):
     }
     optional: ClassVar[frozenset[str]] = frozenset({"prompt", "tools"})
     needs_tokenizer = True
+    reads_messages = True
     is_causal = True
     version = 3
 
@@ -130,11 +126,6 @@ class Preference(RowSource):
             prompt, *answers = _prompt_and_answers(row)
             return (prompt, *(prompt + answer for answer in answers)) if isinstance(prompt, str) else ()  # as encoded
         return texts_of((row["prompt"], row["chosen"], row["rejected"]), spec=spec)
-
-    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
-        """Gives a tokenizer that was trained on the data a chat template."""
-        if is_trained:
-            give_chat_template(folder)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens and labels of both answers, the shorter one filled up."""

@@ -16,7 +16,7 @@ from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
 from ringmaster.techniques.data.tokens import Document, write_tokens
-from ringmaster.techniques.data.training_faults import SplitRows
+from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 

@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_rows import is_held_out
-from ringmaster.techniques.data.files import Matched, is_litter, matching, opened
+from ringmaster.techniques.data.files import MatchedFiles, is_litter, matching, opened
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.rows import MAX_FAULTS
 from ringmaster.techniques.data.stored_source import Preparation
-from ringmaster.techniques.data.training_faults import with_leaks
+from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -153,7 +153,7 @@ class ImageClassification(RowSource):
         return how if how["processor"] is None else {**how, **_read_processor(str(how["processor"]))}
 
 
-def images_of(spec: DataSpec) -> Matched | None:
+def images_of(spec: DataSpec) -> MatchedFiles | None:
     """The images that the path matches, or None where it matches tables."""
     if spec.path is None:
         return None
@@ -162,7 +162,7 @@ def images_of(spec: DataSpec) -> Matched | None:
     return found.only(images) if images else None
 
 
-def _check_folders(found: Matched) -> None:
+def _check_folders(found: MatchedFiles) -> None:
     """Raises ValueError where the folder that an image lies in is not its class.
 
     It is not where there is a folder for each split, which would be trained on together, or where a folder holds images
@@ -221,7 +221,7 @@ def _state_of(pattern: str | None) -> Any:
     return None if pattern is None else matching(pattern).state()
 
 
-def _row(found: Matched, name: str, *, held_out: bool) -> Row:
+def _row(found: MatchedFiles, name: str, *, held_out: bool) -> Row:
     path = found.path(name)
     content = {"image": path, "label": Path(path).parent.name}
     return Row(file=path, number=1, value=content, content=content, held_out=held_out)

@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, with one class each, or with several."""
+"""Texts, or pairs of texts, with classes or with a number; and words with a class each."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from ringmaster.techniques.data.arrays import ENDS, VALUES, Array, Indices, RaggedColumn
 from ringmaster.techniques.data.row_kind import Columns, columns_of_files
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_tokenizer import give_chat_template
 from ringmaster.techniques.data.samples import Collate, PaddedSamples
 from ringmaster.techniques.data.sources.chat import messages_of
 from ringmaster.techniques.data_source import PreparedData
@@ -62,6 +60,7 @@ class Prompt(RowSource):
     name = "prompt"
     roles: ClassVar[Mapping[str, tuple[str, ...]]] = {PROMPT: ("prompt", "messages", "question", "instruction")}
     needs_tokenizer = True
+    reads_messages = True
     version = 3
     samples_class = _Prompts
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
@@ -82,11 +81,6 @@ class Prompt(RowSource):
         if isinstance(prompt, str):
             return (prompt,)
         return () if spec.tokenizer is not None else [str(each.get("content", "")) for each in messages_of(prompt)]
-
-    def prepare_tokenizer(self, folder: Path, *, is_trained: bool) -> None:
-        """Gives a tokenizer that was trained on the data a chat template."""
-        if is_trained:
-            give_chat_template(folder)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the prompt's tokens and mask, and the row as bytes."""

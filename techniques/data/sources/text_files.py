@@ -1,4 +1,8 @@
-"""Text for language models: documents of text, JSONL, CSV and Parquet files that a glob or a URL matches."""
+"""Text for language models: documents of text, JSONL, CSV and Parquet files that a glob or a URL matches.
+
+With a given tokenizer, the tokens of single files are kept, so that data with new files encodes only these. With a
+tokenizer that is trained on the text, all tokens change when text is added, so nothing is kept.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +19,18 @@ from numpy.typing import NDArray
 from ringmaster.techniques.data.arrays import ColumnWriter, open_columns, read_slices
 from ringmaster.techniques.data.cached_files import (
     SPLIT,
-    ChosenFile,
+    CachedFile,
     FileStore,
     KnownFile,
     RowFacts,
     RowFactsBuilder,
-    chosen_files,
+    SelectedFile,
     content_of,
     manifest_of,
     needs_moments,
+    selected_files,
 )
-from ringmaster.techniques.data.file_rows import DataFile, Reading, preparation_of_files, rows_of_file, rows_of_files
+from ringmaster.techniques.data.file_rows import DataFile, RowReading, preparation_of_files, rows_of_file, rows_of_files
 from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.rows import format_of
 from ringmaster.techniques.data.stored_source import Preparation, Progress, StoredSource
@@ -83,9 +88,9 @@ class TextFiles(StoredSource):
         return rows_of_files(spec, reading_of(spec))
 
 
-def reading_of(spec: DataSpec) -> Reading:
+def reading_of(spec: DataSpec) -> RowReading:
     """Returns what is read of a row of text."""
-    return Reading(columns=(spec.text_column, "input_ids"), content=partial(_content, column=spec.text_column))
+    return RowReading(columns=(spec.text_column, "input_ids"), content=partial(_content, column=spec.text_column))
 
 
 def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
@@ -99,7 +104,7 @@ def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> Prepare
     return write_tokens(folder, spec=spec, documents=documents, where=where, with_manifest=spec.name is not None)
 
 
-def _has_text(spec: DataSpec, reading: Reading) -> bool:
+def _has_text(spec: DataSpec, reading: RowReading) -> bool:
     """Whether the first row is text, and not the ids of tokens, which no tokenizer encodes."""
     row = next(rows_of_files(replace(spec, window=None), reading), None)
     return row is not None and not isinstance(row.content, list)
@@ -123,17 +128,14 @@ def _content(row: Any, where: str, *, column: str) -> Content:
     raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")
 
 
-@dataclass(frozen=True)
-class FileTokens:
-    """What is kept of a file. folder: with the column of tokens. num_tokens: of each row, [rows]."""
+@dataclass(frozen=True, kw_only=True)
+class FileTokens(CachedFile):
+    """The kept tokens of a file. folder: with the column of tokens. num_tokens: of each row, [rows]."""
 
-    file: DataFile
-    folder: Path
-    facts: RowFacts
     num_tokens: NDArray[np.int64]
 
 
-def write_given(folder: Path, *, spec: DataSpec, reading: Reading, cache_dir: Path, where: str) -> PreparedData:
+def write_given(folder: Path, *, spec: DataSpec, reading: RowReading, cache_dir: Path, where: str) -> PreparedData:
     """Writes the token samples of files under the given tokenizer into `folder`, and the manifest of named data.
 
     The samples are those of `write_tokens`. Files whose tokens are kept are only read for their digests.
@@ -143,7 +145,7 @@ def write_given(folder: Path, *, spec: DataSpec, reading: Reading, cache_dir: Pa
     encoder.save(folder / "tokenizer")
     store = FileStore(cache_dir, settings={"kind": "tokens", "tokenizer": content_of(folder / "tokenizer")})
     reader = _TokenReader(store, spec=spec, reading=reading, encoder=encoder)
-    files = chosen_files(spec, reader.read)
+    files = selected_files(spec, reader.read)
     if not any(each.wanted.any() for each in files):
         raise no_text(spec, where=where)
     with ColumnWriter(folder) as columns:
@@ -159,7 +161,7 @@ def write_given(folder: Path, *, spec: DataSpec, reading: Reading, cache_dir: Pa
     return writer.described(folder, spec=spec, where=where)
 
 
-def _copy(chosen: ChosenFile[FileTokens], writer: TokenWriter) -> None:
+def _copy(chosen: SelectedFile[FileTokens], writer: TokenWriter) -> None:
     """Appends the tokens of the chosen rows to their splits; neighbours of one split at once."""
     kept = chosen.kept
     if not len(chosen.wanted):
@@ -178,7 +180,7 @@ def _copy(chosen: ChosenFile[FileTokens], writer: TokenWriter) -> None:
 class _TokenReader:
     """Returns the tokens of files: those that a store keeps, or else those that it encodes."""
 
-    def __init__(self, store: FileStore, *, spec: DataSpec, reading: Reading, encoder: Encoder) -> None:
+    def __init__(self, store: FileStore, *, spec: DataSpec, reading: RowReading, encoder: Encoder) -> None:
         self._store, self._spec, self._reading, self._encoder = store, spec, reading, encoder
         self._progress = Progress("encoding")
 
@@ -196,7 +198,7 @@ class _TokenReader:
         file = known.file if is_cut else replace(known.file, held_out=False)
         folder = self._store.folder_of(key, lambda aside: self._write(aside, file, with_moments=with_moments))
         num_tokens = np.array(open_columns(folder, SPLIT)["num_tokens"])
-        return FileTokens(known.file, folder, RowFacts.read(folder), num_tokens)
+        return FileTokens(file=known.file, folder=folder, facts=RowFacts.read(folder), num_tokens=num_tokens)
 
     def _write(self, folder: Path, file: DataFile, *, with_moments: bool) -> None:
         facts = RowFactsBuilder(with_moments=with_moments, time_column=self._spec.time_column)

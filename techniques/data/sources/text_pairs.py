@@ -1,4 +1,4 @@
-"""Texts with the texts that an encoder-decoder writes for them, such as translations and summaries."""
+"""Pairs of texts: inputs with the target that an encoder-decoder writes, and texts whose embeddings are alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.samples import as_tensors
 from ringmaster.techniques.data.sources.labelled_text import text_of
-from ringmaster.techniques.data.training_faults import are_samples_equal
+from ringmaster.techniques.data.unfit_data import are_samples_equal
 from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:

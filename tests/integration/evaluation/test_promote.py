@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import cli, entry
-from ringmaster.flows.commands import promoting
+from ringmaster.flows.commands import models
 from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
@@ -130,7 +130,7 @@ def found(*, passes):
 def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch):
     (tmp_path / "policy.yaml").write_text("name: careful\n")
     asked, told = [], []
-    monkeypatch.setattr(promoting, "_sound", told.append)
+    monkeypatch.setattr(models, "_sound", told.append)
 
     def examine_by(policy, model, *, data, all_rows, against, notice):
         assert not all_rows

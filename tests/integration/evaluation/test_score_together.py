@@ -93,9 +93,9 @@ def alone(monkeypatch):
     """The folders that were scored separately."""
     from ringmaster.techniques.scoring import row_scores
 
-    asked, ask = [], row_scores.ask_alone
+    asked, ask = [], row_scores.score_alone
     monkeypatch.setattr(
-        row_scores, "ask_alone", lambda folder, *args, **more: asked.append(folder) or ask(folder, *args, **more)
+        row_scores, "score_alone", lambda folder, *args, **more: asked.append(folder) or ask(folder, *args, **more)
     )
     return asked
 
@@ -185,7 +185,7 @@ def test_what_comes_in_the_way_is_no_reason_to_say_nothing(words, alone, monkeyp
 
     models = words.adapters()
     expected = words.score(models, max_rows=9)
-    monkeypatch.setattr(together_module, "_ask_together", full)
+    monkeypatch.setattr(together_module, "_score_over_one_base", full)
     assert_same(words.score(models, max_rows=9), expected, models)
     assert sorted(alone) == sorted(models.values())
 

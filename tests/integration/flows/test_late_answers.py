@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.input import keyset_from_paused_state
 from prefect.states import Running, Suspended
 
-from ringmaster.flows.batch.form import ANSWER_WITHIN_S
+from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
 from ringmaster.flows.promotion.approval import NOBODY, TO_START, Start
 from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture

@@ -11,7 +11,7 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ringmaster.flows.services.metrics import server as metrics_server
+from ringmaster.flows.services import metrics_server as metrics_server
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.attacks import SITE, UNAUTHORIZED, send
 from tests.cluster.waiting import until

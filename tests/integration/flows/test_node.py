@@ -13,7 +13,7 @@ from ringmaster.errors import ReleaseMismatch
 from ringmaster.flows.pool import node
 from ringmaster.flows.pool.node import _serve
 from ringmaster.flows.pool.node_options import NodeOptions
-from ringmaster.flows.process.stop_signals import stop_signals
+from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.storage import releases

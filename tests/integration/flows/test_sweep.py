@@ -169,7 +169,7 @@ def test_a_line_of_a_form_is_a_list_of_values():
 def test_the_command_ranks_the_jobs_and_prints_json(folder):
     path = folder / "rates.yaml"
     path.write_text(SWEEP)
-    program = "import typer; from ringmaster.flows.commands.retraining import sweep; typer.run(sweep)"
+    program = "import typer; from ringmaster.flows.commands.running import sweep; typer.run(sweep)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-c", program, str(path), "--json"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550)
@@ -201,7 +201,7 @@ challenger_of: digits
 def test_a_sweep_that_is_killed_goes_on_and_its_best_becomes_the_challenger(folder):
     path = folder / "halved.yaml"
     path.write_text(ASHA)
-    program = "import typer; from ringmaster.flows.commands.retraining import sweep; typer.run(sweep)"
+    program = "import typer; from ringmaster.flows.commands.running import sweep; typer.run(sweep)"
     home = folder / "halved-home"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(home)}
     command = [sys.executable, "-c", program, str(path), "--json"]
@@ -259,7 +259,7 @@ def test_trials_of_a_named_loss_are_stopped_and_ranked_by_the_metric_of_its_kind
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = folder / "aligned.yaml"
     path.write_text(ALIGNED)
-    program = "import typer; from ringmaster.flows.commands.retraining import sweep; typer.run(sweep)"
+    program = "import typer; from ringmaster.flows.commands.running import sweep; typer.run(sweep)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "RINGMASTER_HOME": str(folder / "aligned-home")}
     command = [sys.executable, "-c", program, str(path), "--json"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550)

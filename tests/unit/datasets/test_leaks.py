@@ -6,7 +6,7 @@ from ringmaster.tasks.batch.data_schema import Dataset
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.fingerprints import contents
 from ringmaster.techniques.data.rows import CHARACTERS_PER_READ, FileText, content_hash
-from ringmaster.techniques.data.training_faults import Leaks, SplitRows
+from ringmaster.techniques.data.unfit_data import LeakedRows, SplitRows
 from ringmaster.techniques.data_source import Row
 
 
@@ -25,7 +25,7 @@ def test_the_first_row_on_both_sides_is_named_with_its_like():
     training = rows_of(file="a", held_out=False, contents=[{"n": 1}, {"n": 2}, {"n": 2}, {"n": 3}])
     held_out = rows_of(file="b", held_out=True, contents=[{"n": 9}, {"n": 2}, {"n": 3}, {"n": 2}])
     rows = split_rows([*training, *held_out])
-    assert rows.leaks() == Leaks(3, ("b, line 2", "a, line 2"))
+    assert rows.leaks() == LeakedRows(3, ("b, line 2", "a, line 2"))
     assert (len(rows.training), len(rows.held_out)) == (4, 4)
 
 

@@ -11,14 +11,12 @@ from typer.testing import CliRunner
 
 from ringmaster.codec import to_json
 from ringmaster.flows import cli, entry
-from ringmaster.flows.diagnosis import machine
-from ringmaster.flows.diagnosis.bundle import Part, collect
+from ringmaster.flows.diagnosis import diagnose
+from ringmaster.flows.diagnosis.bundle import Part, Redactor, collect
 from ringmaster.flows.diagnosis.diagnose import MOST_BYTES, logs
-from ringmaster.flows.diagnosis.redaction import Redactor
 from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.files import ServiceFiles
-from ringmaster.flows.services.needed import PoolOptions, compose
-from ringmaster.flows.services.passwords import keep_password
+from ringmaster.flows.services.service_definitions import PoolOptions, compose
+from ringmaster.flows.services.service_files import ServiceFiles, keep_password
 from ringmaster.flows.settings import pool_file
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
@@ -228,6 +226,6 @@ def test_nvidia_smi_is_asked_where_there_is_one(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho H200\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [part.text for part in machine.nvidia()] == ["exit status 0\nH200\n"]
+    assert [part.text for part in diagnose.nvidia()] == ["exit status 0\nH200\n"]
     monkeypatch.setenv("PATH", "")
-    assert "not installed" in next(iter(machine.nvidia())).text
+    assert "not installed" in next(iter(diagnose.nvidia())).text

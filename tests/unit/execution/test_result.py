@@ -41,7 +41,7 @@ def result_of(journal, monkeypatch, *, objective: str):
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
         journal.end_segment(number, {"status": "done", "message": ""})
         journal.write_job(name, status=JobStatus.DONE, step=1)
-    return collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
+    return collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
 
 
 @pytest.mark.parametrize(("objective", "value"), [("makespan", 40.0), ("weighted", 10 + 2 * 40), ("cost", 0.5)])
@@ -87,7 +87,7 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=JobStatus.DONE)
     journal.write_job("b", status=JobStatus.DONE, details={LEADER: "a"})
-    result = collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
+    result = collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
     hours = {each["name"]: [s["device_s"] / 3600 for s in each["segments"]] for each in result.jobs}
     assert hours == {"a": [1.0, 1.0], "b": [1.0]}
     assert result.value == pytest.approx(3.0)
@@ -110,4 +110,4 @@ def test_the_worst_end_of_a_job_is_the_batchs(journal, ends, status):
     batch = Batch.of(name="b", jobs=[job("a"), job("b")])
     for each, end in zip(batch.jobs, ends, strict=True):
         journal.write_job(each.name, status=end)
-    assert collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0).status == status
+    assert collect(batch, journal, since_s=0.0, num_trials=0, profiling_s=0.0).status == status

@@ -8,10 +8,17 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from ringmaster.flows.batch import records
+from ringmaster.flows.batch import result as records
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
-from ringmaster.flows.batch.records import close_records, failures_told, job_rows, log_decision, tell_refused
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.batch.result import (
+    BatchResult,
+    close_records,
+    failure_reporter,
+    job_rows,
+    log_decision,
+    report_refusals,
+)
 from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting
@@ -66,7 +73,7 @@ def test_a_metric_without_a_value_says_why(log):
 
 
 def test_a_job_that_fails_before_it_trains_is_told_once_and_at_once(log, terminal):
-    tell = failures_told(but=["done before"])
+    tell = failure_reporter(but=["done before"])
     tell("a", WHY)
     assert log == [(logging.ERROR, f"a has failed: {WHY}")]
     assert terminal() == f"a has failed: {WHY}\n"
@@ -83,14 +90,14 @@ def test_the_table_of_jobs_has_the_reason():
 
 def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_all(log, terminal):
     profiled = Profiled(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
-    tell_refused(profiled)
+    report_refusals(profiled)
     line = "left out: ddp on 1: needs two devices or more"
     assert log == [(logging.INFO, line)] and terminal() == ""
     for make in (LinesView, LiveView):
         console = Console(file=io.StringIO(), width=200)
         with make(console, is_verbose=True) as view:
             token = current_view.set(view)
-            tell_refused(profiled)
+            report_refusals(profiled)
             current_view.reset(token)
         assert line in console.file.getvalue()
 
@@ -108,7 +115,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     profiled = Profiled(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled)
+    LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled, cluster(1))
     assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()
@@ -117,17 +124,12 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
 def test_a_recorder_that_an_executor_has_detached_has_lost_records(tmp_path):
     journal = Journal.of_file(tmp_path / "journal.db")
     recorder = AsyncRecorder(FakeLedger(), journal, batch=Batch(name="nightly", jobs=(), folder=None, text=""))
-    figures = dict.fromkeys(("current_practice_s", "objective_value", "prediction"))
-    result = SimpleNamespace(
-        status="done", jobs=[], plan={"makespan_s": 1.0}, makespan_s=1.0, num_trials=0, profiling_s=0.0, **figures
+    figures = {"makespan_s": 1.0, "idle_s": 0.0, "num_trials": 0, "profiling_s": 0.0, "current_practice_s": None}
+    result = BatchResult(
+        batch="nightly", status="done", plan={"makespan_s": 1.0}, objective="makespan", value=1.0, jobs=(), **figures
     )
-    run = SimpleNamespace(
-        journal=journal,
-        recorder=recorder,
-        sweep_scheduler=None,
-        patience_s=None,
-        listener_faults={recorder.listen: "the recorder stopped", journal.put: "the chart stopped"},
-    )
-    assert close_records(run, result) == ["the recorder stopped"]
+    listener_faults = {recorder.listen: "the recorder stopped", journal.put: "the chart stopped"}
+    recorded = close_records(result, recorder=recorder, journal=journal, listener_faults=listener_faults)
+    assert recorded.faults == ("the recorder stopped",)
     assert journal.get("is_recorded") is False, "so that --resume records the rest"
     journal.close()

@@ -13,10 +13,10 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from ringmaster.errors import InputError, ServerStartError
 from ringmaster.flows.retrain_daily import retrain_daily
 from ringmaster.flows.services import embedded_server as module
-from ringmaster.flows.services import server_process
+from ringmaster.flows.services import first_processes
 from ringmaster.flows.services.embedded_server import LocalFlow, embedded_server, has_lasting_server
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS
-from ringmaster.flows.services.server_process import ServerProcess
+from ringmaster.flows.services.first_processes import ServerProcess
+from ringmaster.flows.services.serving import ALLOWED_HOSTS
 from ringmaster.flows.sweep import sweep
 from ringmaster.flows.train_batch import train_batch
 from tests.ports import free_port
@@ -143,21 +143,21 @@ def test_a_local_flow_keeps_what_the_flow_has():
 
 def test_the_server_that_was_started_ahead_is_the_one_that_runs_use(answering, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    server_process.start_ahead()
-    server_process.start_ahead()
+    first_processes.start_server()
+    first_processes.start_server()
     with embedded_server():
         api, _ = settings_now()
     ((command, _),) = answering
     assert api == f"http://127.0.0.1:{command[command.index('--port') + 1]}/api"
-    assert server_process.taken() is None
+    assert first_processes.take_server() is None
 
 
 def test_no_server_is_started_ahead_where_another_is_named_or_its_database_is_damaged(started, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere:4200/api")
-    server_process.start_ahead()
+    first_processes.start_server()
     monkeypatch.delenv("PREFECT_API_URL")
     (tmp_path / "prefect.db").write_text("not a database " * 99)
     with pytest.raises(InputError, match=r"Prefect's database .*damaged.*To fix"):
-        server_process.start_ahead()
-    assert not started and server_process.taken() is None
+        first_processes.start_server()
+    assert not started and first_processes.take_server() is None

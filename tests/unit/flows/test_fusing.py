@@ -3,8 +3,8 @@
 import pytest
 
 from ringmaster.errors import ProblemError
-from ringmaster.flows.batch import fusing
-from ringmaster.flows.batch.fusing import choose_together, goals_in
+from ringmaster.flows.batch import group_choice
+from ringmaster.flows.batch.group_choice import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning.plans import checked_plans
 from ringmaster.tasks.profiling.option_profiles import planning_problem
@@ -33,7 +33,7 @@ def journal(tmp_path):
 
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch):
-    monkeypatch.setattr(fusing, "show_groups", lambda fusion, problem: None)
+    monkeypatch.setattr(group_choice, "show_groups", lambda fusion, problem: None)
 
 
 def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
@@ -100,6 +100,6 @@ def test_deadlines_that_cannot_be_met_are_told_by_whoever_plans_the_jobs(journal
     def refuse(*_, **__):
         raise ProblemError(["a misses its deadline"])
 
-    monkeypatch.setattr(fusing, "choose_groups", refuse)
+    monkeypatch.setattr(group_choice, "choose_groups", refuse)
     assert choose(journal, group("b")).profiles == {}
     assert journal.get(FUSION) is None

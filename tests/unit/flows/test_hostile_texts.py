@@ -25,20 +25,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.tree import Tree
 
-from ringmaster.flows.batch.artifacts import DecisionArtifact, cost_markdown, plan_markdown
+from ringmaster.flows.batch.artifacts import DecisionArtifact, cost_markdown, plan_markdown, records_markdown
 from ringmaster.flows.batch.dry_run import DryRun
-from ringmaster.flows.batch.records import job_rows
-from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.commands import planning
 from ringmaster.flows.lineage.views import diff_view, impact_view, print_view, show_view
 from ringmaster.flows.output import TextConsole, prepare_streams, write_document, write_uncaught
 from ringmaster.flows.process.process_log import TextFormatter, report_faults
 from ringmaster.flows.reports.batch_report import print_report
-from ringmaster.flows.reports.page_links import records_markdown
 from ringmaster.flows.reports.plan_report import print_plan
 from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.flows.reports.status_report import status_table
-from ringmaster.flows.reports.watch_view import Room, picture
+from ringmaster.flows.reports.watch import Room, picture
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.exporting import card_of, drawing, graphml
 from ringmaster.model_lineage.ledger.ledger import beside_base

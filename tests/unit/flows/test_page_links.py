@@ -1,7 +1,7 @@
 """Links from a flow run to MLflow's pages, and back."""
 
+from ringmaster.flows.batch.artifacts import flow_run_page, records_markdown
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.reports.page_links import flow_run_page, records_markdown
 
 RUN = "#/experiments/1/runs/abc?workflowType=machine_learning"
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.batch import local_run
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
-from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.journal import JobStatus
@@ -27,7 +27,6 @@ class Runs:
             name="b", jobs=(job("a"), job("b", num_steps=None, num_epochs=2.0), job("c")), folder=Path(), text=""
         )
         monkeypatch.setattr(local_run, "profile_jobs", self._profile)
-        monkeypatch.setattr(local_run, "load_now", lambda _: local_run.Load())
 
     def _profile(self, jobs, **_):
         self.asked.append([each.name for each in jobs])
@@ -43,8 +42,7 @@ class Runs:
         node_context = SimpleNamespace(batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None)
         context = SimpleNamespace(node_context=node_context, journal=self.journal, recorder=None)
         run = LocalRun(context, RunOptions(resume=True), sweep_scheduler=sweep_scheduler, stack=ExitStack())
-        run.profile()
-        return run._profiled
+        return run.profile()
 
 
 def stage_job(each):

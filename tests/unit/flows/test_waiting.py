@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.waiting import for_mlflow, for_prefect
+from ringmaster.flows.batch.flow_runs import for_mlflow, for_prefect
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
 

@@ -8,9 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
-from ringmaster.flows.commands import looking
+from ringmaster.flows.commands import watching
 from ringmaster.flows.reports import watch
-from ringmaster.flows.reports.watch_view import Room, picture
+from ringmaster.flows.reports.watch import Room, picture
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
@@ -22,7 +22,7 @@ from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import Story, planned
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(looking.watch)
+app.command()(watching.watch)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ringmaster.codec import from_json
 from ringmaster.flows import cli
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
-from ringmaster.flows.services.needed import PoolOptions, compose
+from ringmaster.flows.services.service_definitions import PoolOptions, compose
 from ringmaster.tasks.pool.nodes import Timeouts
 from tests import manifests
 from tests.manifests import FOLDER, KUSTOMIZATIONS

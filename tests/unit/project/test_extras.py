@@ -15,7 +15,7 @@ from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions
-from ringmaster.flows.services.needed import PoolOptions, faults
+from ringmaster.flows.services.service_definitions import PoolOptions, faults
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.sweeping.space import Range, findings
 from ringmaster.techniques.data.images import read_image

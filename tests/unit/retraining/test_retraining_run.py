@@ -10,7 +10,7 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows import retrain_daily
-from ringmaster.flows.commands.retraining import exit_code
+from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run
 from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.production import Production

@@ -11,7 +11,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.services import up_and_down
-from ringmaster.flows.services.files import Service
+from ringmaster.flows.services.service_files import Service
 from ringmaster.flows.settings import PoolAddress
 
 LIVES = "import signal; signal.pause()"

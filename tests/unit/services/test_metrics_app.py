@@ -7,9 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from ringmaster.flows.services.hosts import LOOPBACK
-from ringmaster.flows.services.metrics.server import metrics_app
-from ringmaster.flows.services.serving import checked
+from ringmaster.flows.services.metrics_server import metrics_app
+from ringmaster.flows.services.serving import LOOPBACK, checked
 from ringmaster.tasks.pool.pool_monitor import (
     BatchStage,
     DeviceStatus,

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.services.passwords import (
+from ringmaster.flows.services.service_files import (
     SHORTEST_PASSWORD,
     choose_password,
     keep_password,

@@ -10,7 +10,7 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.services import prefect_server
-from ringmaster.flows.services.server_process import check_prefect_database
+from ringmaster.flows.services.first_processes import check_prefect_database
 
 
 def test_one_process_at_a_time_creates_the_tables(tmp_path, monkeypatch):

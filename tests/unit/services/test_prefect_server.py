@@ -6,8 +6,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from ringmaster.flows.services.hosts import LOOPBACK
-from ringmaster.flows.services.serving import checked
+from ringmaster.flows.services.serving import LOOPBACK, checked
 
 
 async def answer(_):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.flows.services.process_ids import ProcessId, reap
+from ringmaster.flows.services.service_files import ProcessId, reap
 
 WAITING = "import signal; print(flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"

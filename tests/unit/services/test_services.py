@@ -10,8 +10,14 @@ import pytest
 from ringmaster.errors import InputError
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
-from ringmaster.flows.services.needed import PoolOptions, compose, faults, mlflow_logging_file, prefect_logging_file
+from ringmaster.flows.services.service_definitions import (
+    PoolOptions,
+    compose,
+    faults,
+    mlflow_logging_file,
+    prefect_logging_file,
+)
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, is_loopback, names_of
 from ringmaster.flows.settings import MOST_FLOW_RUNS
 from tests.ports import free_port
 

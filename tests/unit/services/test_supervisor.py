@@ -10,8 +10,7 @@ import threading
 
 import pytest
 
-from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState, ServiceStatus
-from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.services.service_files import ProcessId, Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.techniques.processes.stopped import StoppedProcesses
@@ -133,7 +132,7 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
 
 SAYS_READY = """
 import signal, sys
-from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.services.service_files import say_ready
 print("started", flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 signal.sigwait([signal.SIGUSR1])

@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.flows import cli
 from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.needed import PoolOptions, compose
+from ringmaster.flows.services.service_definitions import PoolOptions, compose
 
 FOLDER = Path(__file__).parents[3] / "docs" / "systemd"
 UNITS = {path.stem.removeprefix("ringmaster-"): path for path in FOLDER.glob("*.service")}

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.flows import cli, settings
-from ringmaster.flows.commands import processes
-from ringmaster.flows.services.files import write_secret
+from ringmaster.flows.commands import pool as processes
+from ringmaster.flows.services.service_files import write_secret
 from ringmaster.flows.settings import PoolAddress
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
@@ -40,20 +40,18 @@ def test_a_worker_waits_for_its_pool_and_says_so(served, tmp_path, monkeypatch):
             write_secret(tmp_path / "pool.json", json.dumps(asdict(ADDRESS)))
 
     monkeypatch.setattr(processes, "time", SimpleNamespace(sleep=sleep))
-    done = CliRunner().invoke(cli.app, ("worker", "--devices", "cpu:1"))
+    done = CliRunner().invoke(cli.app, ("pool", "worker", "--devices", "cpu:1"))
     assert (done.exit_code, served, len(waits)) == (0, [ADDRESS], 3)
     said = done.output.replace("\n", "")
     assert said.count("waiting for a pool:") == 1
     assert str(tmp_path / "pool.json") in said
 
 
-@pytest.mark.parametrize("was", ["executor", "pool executor", "pool controller"])
-def test_the_controller_is_started_under_its_former_names_too(served, monkeypatch, tmp_path, was):
+def test_the_controller_is_started_with_its_seed(served, monkeypatch, tmp_path):
     from ringmaster.flows.pool import controller
 
     begun = []
     monkeypatch.setattr(controller, "serve_pool", lambda pool, *, notice, seed: begun.append((pool.database, seed)))
     write_secret(settings.pool_file(tmp_path), json.dumps(asdict(ADDRESS)))
-    done = CliRunner().invoke(cli.app, [*was.split(), "--seed", "3"])
+    done = CliRunner().invoke(cli.app, ["pool", "controller", "--seed", "3"])
     assert (done.exit_code, begun) == (0, [(ADDRESS.database, 3)])
-    assert ("is now `ringmaster pool controller`" in done.stderr) == (was != "pool controller")

@@ -13,10 +13,10 @@ from prefect.exceptions import TerminationSignal
 
 from ringmaster.errors import BatchCancelled, InputError
 from ringmaster.flows import train_batch as steps
-from ringmaster.flows.batch import records
+from ringmaster.flows.batch import result as records
+from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import alone_in
-from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
 from ringmaster.flows.process import interrupts
@@ -105,9 +105,9 @@ class Bench:
             shown=lambda run, submission: [],
             **options,
         ) as run:
-            for step in (steps.profile, steps.make_plan, steps.execute):
-                step.fn(run)
-            return steps.record.fn(run)
+            plan = steps.make_plan.fn(run, steps.profile.fn(run))
+            steps.execute.fn(run, plan)
+            return steps.record.fn(run, plan, run.result(plan))
 
     def ids(self):
         return [key for key, _, _ in Submissions(self.database).names()]
@@ -245,7 +245,7 @@ def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monk
     with played(bench.database) as executor:
         executor.failing = {"b": "its loss is NaN"}
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(steps, "show_records", die)
+            patch.setattr(pooled_run, "show_records", die)
             bench.train()
         executor.failing = {}
         assert bench.train().status == "failed"

@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
-from ringmaster.flows.batch.context import MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
-from ringmaster.flows.batch.form import EXAMPLES
+from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
 from ringmaster.flows.pool import asking
 from ringmaster.flows.pool.asking import NO_POOL, ask_about, meant
 from ringmaster.tasks.batch import Batch
@@ -121,8 +120,8 @@ def test_the_commands_ask_and_print_the_answer(pool):
     ("arguments", "told"),
     [
         (("jobs", "cancel", "other"), "there is no batch 'other'; active batches: nightly (nightly-1)"),
-        (("jobs", "set-priority", "nightly", "0"), "a priority is a number above 0"),
-        (("submit", "missing.yaml", "--batch", "a/b"), "'a/b' is no name"),
+        (("jobs", "set-priority", "nightly", "0"), "a priority must be a number above 0"),
+        (("submit", "missing.yaml", "--batch", "a/b"), "'a/b' is not a valid name"),
     ],
 )
 def test_what_is_wrong_is_told_with_exit_code_2(pool, arguments, told):
@@ -136,7 +135,7 @@ def test_what_is_wrong_is_told_with_exit_code_2(pool, arguments, told):
 def test_without_a_pool_it_is_told_how_to_have_one(tmp_path, monkeypatch, command):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.delenv("RINGMASTER_DATABASE", raising=False)
-    assert run(command, "nightly") == (entry.INPUT_FAULT, NO_POOL)
+    assert run("jobs", command, "nightly") == (entry.INPUT_FAULT, NO_POOL)
 
 
 def test_status_and_logs_look_at_batches_of_the_pool(pool, tmp_path):

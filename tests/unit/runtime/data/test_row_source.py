@@ -194,13 +194,13 @@ def test_a_kind_may_bring_its_own_rows(kinds, tmp_path):
 
 
 def test_built_in_kinds_come_first_and_are_not_shadowed(kinds):
-    assert data_source_names() == (*data_source.BUILTIN, "counts", "constants", "other")
-    assert type(data_source_named("digits")).__module__.endswith("sources.digits")
+    assert data_source_names() == (*data_source.BUILTIN_SOURCES, "counts", "constants", "other")
+    assert type(data_source_named("digits")).__module__.endswith("sources.builtin")
 
 
 def test_every_built_in_kind_bears_its_name():
     installed.cache_clear()
-    assert [data_source_named(name).name for name in data_source.BUILTIN] == list(data_source.BUILTIN)
+    assert [data_source_named(name).name for name in data_source.BUILTIN_SOURCES] == list(data_source.BUILTIN_SOURCES)
 
 
 @pytest.mark.parametrize(

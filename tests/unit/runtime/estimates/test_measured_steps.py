@@ -99,7 +99,7 @@ def test_a_measurement_that_hangs_is_ended_soon(measure, monkeypatch, capfd):
     assert "it took too long" in capfd.readouterr().err
 
 
-class Padded:
+class PaddedDataset:
     """Samples of these lengths."""
 
     def __init__(self, lengths, width=64):
@@ -120,14 +120,16 @@ class Padded:
 
 def test_widths_are_those_of_the_jobs_batches():
     job = Job(name="a", model=DEEP, data=DataSpec(), global_batch_size=4, num_steps=1)
-    uneven = Padded([5] * 63 + [60])
-    widths = mean_widths(job, uneven, Padded([9] * 6))
+    uneven = PaddedDataset([5] * 63 + [60])
+    widths = mean_widths(job, uneven, PaddedDataset([9] * 6))
     assert widths.held_out == 16  # a multiple of 8
     assert widths.training == pytest.approx((15 * 8 + 64) / 16)  # one batch of sixteen has the long sample
     larger = mean_widths(replace(job, global_batch_size=16), uneven, uneven)
     assert larger.training == pytest.approx((3 * 8 + 64) / 4)
-    grouped = mean_widths(replace(job, data=replace(job.data, sampling="length-grouped")), Padded(range(1, 65)), uneven)
-    assert grouped.training < mean_widths(job, Padded(range(1, 65)), uneven).training
+    grouped = mean_widths(
+        replace(job, data=replace(job.data, sampling="length-grouped")), PaddedDataset(range(1, 65)), uneven
+    )
+    assert grouped.training < mean_widths(job, PaddedDataset(range(1, 65)), uneven).training
     assert mean_widths(replace(job, data=replace(job.data, padding="max_length")), uneven, uneven) == Widths()
     assert mean_widths(job, [0] * 8, [0]) == Widths()
-    assert mean_widths(job, Padded([0] * 8, width=0), Padded([0] * 8, width=0)) == Widths()  # images
+    assert mean_widths(job, PaddedDataset([0] * 8, width=0), PaddedDataset([0] * 8, width=0)) == Widths()  # images

@@ -11,7 +11,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
-from ringmaster.flows.services.needed import PoolOptions, compose
+from ringmaster.flows.services.service_definitions import PoolOptions, compose
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
 

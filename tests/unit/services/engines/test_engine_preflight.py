@@ -8,9 +8,8 @@ import pytest
 from ringmaster.errors import InputError
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.engine_options import EngineOptions
-from ringmaster.flows.services.engine_preflight import engine_faults
-from ringmaster.flows.services.needed import PoolOptions
+from ringmaster.flows.services.engine_options import EngineOptions, engine_faults
+from ringmaster.flows.services.service_definitions import PoolOptions
 from tests.ports import free_port
 
 SCRIPT = """\

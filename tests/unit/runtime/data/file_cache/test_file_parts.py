@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from ringmaster.techniques.data import cached_files, prepare
 from ringmaster.techniques.data.cached_files import known_files
 from ringmaster.techniques.data.file_rows import DataFile
-from ringmaster.techniques.data.rows import content_hash, rows_and_faults, to_json_text
+from ringmaster.techniques.data.rows import content_hash, rows_and_errors, to_json_text
 from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
 
 
 def rows_in_parts(path):
     known = known_files(DataFile(str(path), False), format=None)
-    return [row for each in known for row in rows_and_faults(str(path), part=each.file.part)]
+    return [row for each in known for row in rows_and_errors(str(path), part=each.file.part)]
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_rows_and_their_numbers_are_those_of_the_whole_file(small, tmp_path, see
         for n in range(60)
     )
     path.write_bytes(content.encode() + draw.choice([b"", b'{"n": 60}']))
-    assert rows_in_parts(path) == [*rows_and_faults(str(path))]
+    assert rows_in_parts(path) == [*rows_and_errors(str(path))]
 
 
 def test_a_wrong_line_of_any_part_has_its_number(small, tmp_path):

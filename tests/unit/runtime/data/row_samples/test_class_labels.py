@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques.data.class_labels import MAX_CLASSES, FoundClasses, in_order
+from ringmaster.techniques.data.class_labels import MAX_CLASSES, DiscoveredClasses, in_order
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_whole_numbers_are_in_order_of_size_and_others_of_their_letters(found, n
 
 
 def test_classes_are_numbered_as_they_come():
-    found = FoundClasses(column="label", classes=lambda value: value)
+    found = DiscoveredClasses(column="label", classes=lambda value: value)
     assert [found.add(each) for each in (["b"], ["a", "b"], [1, "1", True])] == [[0], [1, 0], [2, 2, 3]]
     assert found.names == ("b", "a", "1", "true")
     with pytest.raises(ValueError, match=r"label 0.5 in column 'label' is no class. To fix"):
@@ -30,6 +30,6 @@ def test_classes_are_numbered_as_they_come():
 
 
 def test_too_many_classes_are_refused_where_they_are_found():
-    found = FoundClasses(column="label", classes=lambda value: value)
+    found = DiscoveredClasses(column="label", classes=lambda value: value)
     with pytest.raises(ValueError, match=r"column 'label' has more than 10000 different labels. To fix"):
         found.add(range(MAX_CLASSES + 1))

@@ -5,16 +5,112 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
+import select
+import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.errors import InputError
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage.sqlite_files import sqlite_url
+from ringmaster.tasks.process_identity import identity
+
+KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """The identity of one process; a later process may have the same `pid`.
+
+    pid: process id.
+    born: id of the machine's boot, and the clock ticks from boot to the start of the process. It has no wall-clock
+        time, so the identity stays valid when somebody sets the clock.
+    """
+
+    pid: int
+    born: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """Returns the identity of the process that has this pid now; None if there is none, or if it has ended."""
+        born = identity(pid)
+        return cls(pid, born) if born else None
+
+    def lives(self) -> bool:
+        """Returns whether the process still runs."""
+        return ProcessId.of(self.pid) == self
+
+    def open(self) -> int | None:
+        """Returns a descriptor, for the caller to close, that is readable once the process ends; None if it ended."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if self.lives():  # checked after opening the descriptor, which cannot become another process's
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> bool:
+        """Sends a signal to this process alone, or to the process group that it leads; returns False if it ended."""
+        descriptor = self.open()
+        if descriptor is None:
+            return False
+        try:
+            if group and os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, number)
+            else:
+                signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the process has ended; returns whether it has."""
+        descriptor = self.open()
+        if descriptor is None:
+            return True
+        try:
+            ready, _, _ = select.select([descriptor], [], [], timeout_s)
+        finally:
+            os.close(descriptor)
+        return bool(ready)
+
+    def end(self, *, grace_s: float, group: bool = False) -> bool:
+        """Sends SIGTERM, and SIGKILL after `grace_s` where the process still runs; returns whether SIGTERM was enough.
+
+        group: whether to signal the whole process group that it leads.
+        """
+        self.signal(signal.SIGTERM, group=group)
+        in_order = self.wait(grace_s)
+        if not in_order:
+            self.signal(signal.SIGKILL, group=group)
+            self.wait(max(grace_s, KILL_PATIENCE_S))
+        return in_order
+
+
+def reap(pid: int, *, group: bool = False) -> int | None:
+    """Returns the exit status of a child that has ended, or None where the process was no child of ours.
+
+    group: whether to kill the rest of the process group that it led. A child that has ended keeps its pid, which is its
+        group's id too, until it is reaped: no other process can be hit.
+    """
+    if group:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
 
 READY_FILE = "RINGMASTER_READY_FILE"
 """Environment variable that names the file in which a service with `says_ready` reports that it is ready."""
@@ -180,3 +276,67 @@ def write_secret(file: Path, text: str) -> None:
     with os.fdopen(descriptor, "w") as opened:
         opened.write(text)
     aside.replace(file)
+
+
+SHORTEST_PASSWORD = 12  # MLflow's minimum
+# MLflow hashes the password in each request, which takes a quarter of a second, unless it caches who was authenticated.
+REMEMBERED_S = 60
+
+
+def password_file(folder: Path) -> Path:
+    """Returns the file that stores the password of a home's servers. folder: the folder of the home's services."""
+    return folder / "password"
+
+
+def choose_password(folder: Path, *, given: Path | None) -> str:
+    """Returns the password in the file `given`, else the stored one, else a new one. Raises InputError where a file is
+    unfit.
+
+    It writes nothing: `keep_password` stores the password once all other options are known to be valid.
+    """
+    if given is not None:
+        return read_password(given)
+    kept = password_file(folder)
+    return read_password(kept) if kept.exists() else secrets.token_urlsafe(24)
+
+
+def read_password(file: Path) -> str:
+    """Returns the one line of a password file. Raises InputError if others can read the file, or if it is invalid."""
+    try:
+        if file.stat().st_mode & 0o077:
+            raise InputError([f"others than you may read {file}. To fix: chmod 600 {file}"])
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        raise InputError([f"the password file {file} cannot be read: {error.strerror}"]) from error
+    if len(lines) != 1 or not lines[0].strip():
+        raise InputError([f"{file} is to hold one line, the password; it has {len(lines)} lines"])
+    return lines[0].strip()
+
+
+def keep_password(folder: Path, *, username: str, password: str) -> None:
+    """Stores the password for later starts and for people, and writes MLflow's authentication file.
+
+    Raises InputError where MLflow's users were made with another password.
+    """
+    users, file = folder / "mlflow-users.db", folder / "mlflow-auth.ini"
+    # MLflow reads the file with configparser, where % has a special meaning.
+    line = f"admin_password = {password.replace('%', '%%')}"
+    database = sqlite_url(users).replace("%", "%%")
+    if users.exists() and file.exists() and line not in file.read_text().splitlines():
+        raise InputError(
+            [
+                "MLflow's users were made with another password. To fix: give that one by --password-file, or remove "
+                f"{users}: it is made anew, and users that were added by hand must be added again"
+            ]
+        )
+    text = [
+        "[mlflow]",
+        "default_permission = READ",
+        f"database_uri = {database}",
+        f"admin_username = {username}",
+        line,
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
+        f"auth_cache_ttl_seconds = {REMEMBERED_S}",
+    ]
+    write_secret(file, "\n".join(text) + "\n")
+    write_secret(password_file(folder), f"{password}\n")

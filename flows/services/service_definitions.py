@@ -21,9 +21,8 @@ from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
-from ringmaster.flows.services.files import Service
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
-from ringmaster.flows.services.passwords import SHORTEST_PASSWORD
+from ringmaster.flows.services.service_files import SHORTEST_PASSWORD, Service
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
 from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.engine import SLURM
@@ -165,7 +164,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         ),
         Service(
             name=METRICS,
-            command=(*python, "ringmaster.flows.services.metrics.server", *_listen(options.host, options.port_metrics)),
+            command=(*python, "ringmaster.flows.services.metrics_server", *_listen(options.host, options.port_metrics)),
             environment={**member, ALLOWED_HOSTS: ",".join(_names(options))},
             ready_url=f"http://{local}:{options.port_metrics}/health",
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch.artifacts import show_groups
-from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED

@@ -1,20 +1,82 @@
-"""The fields of a batch's form in Prefect's UI: which batch, and what to do with it."""
+"""Batches as flows are given them: a value in Python, JSON, a file, or the fields of a form in Prefect's UI."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
+from pydantic.json_schema import SkipJsonSchema
 
-from ringmaster.flows.batch.context import as_batch
-from ringmaster.flows.batch.form_fields import HIDDEN, titled
-from ringmaster.flows.examples import EXAMPLES
+from ringmaster.codec import digest
+from ringmaster.flows import settings
+from ringmaster.flows.settings import EXAMPLES, located
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.batch.references import one_of
+
+MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
+
+BatchInput = Batch | str | dict[str, Any]
+"""A batch, a path, a text, a mapping or a Batch's JSON form, which may also be in a file."""
+
+
+def as_batch(batch: BatchInput) -> Batch:
+    """Returns the batch that is given in any of these forms. Raises BatchFileError with every fault."""
+    if isinstance(batch, Batch):
+        return batch
+    if isinstance(batch, dict):
+        if "text" in batch:
+            return Batch.from_json(batch)
+        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
+    if "\n" in batch:
+        return parse_batch(batch, folder=Path.cwd(), name="batch")
+    return _kept_batch(Path(batch)) or load_batch(located(batch))
+
+
+def as_parameter(batch: Batch) -> BatchInput:
+    """Returns the batch as a parameter of a flow: its JSON form, or the file of a batch too long for Prefect."""
+    content = batch.to_json()
+    return content if len(json.dumps(content)) <= MOST_PARAMETER_BYTES else str(batch_in_file(batch))
+
+
+def batch_in_file(batch: Batch) -> Path:
+    """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
+    file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps(batch.to_json()))
+        aside.replace(file)
+    return file
+
+
+def _kept_batch(file: Path) -> Batch | None:
+    """Returns the batch whose JSON form is in a file, None if the file holds something else."""
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return Batch.from_json(data) if isinstance(data, dict) and "text" in data else None
+
+
+HIDDEN = cast(Any, SkipJsonSchema)()
+"""Metadata of the type of a parameter that few people change: the form does not show it, but a run may be given it."""
+
+
+def titled(title: str, **bounds: Any) -> Any:
+    """Returns the metadata of a parameter's type: the title of its field, and the bounds of its values.
+
+    Prefect uses the name of a parameter as its title, whatever `Field.title` says. An entry of the JSON schema wins.
+    """
+    return Field(json_schema_extra={"title": title}, **bounds)
+
 
 DAY_S = 86_400.0
 ANSWER_WITHIN_S = DAY_S

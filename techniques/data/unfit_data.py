@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrays import Array, ColumnReader, open_columns
-from ringmaster.techniques.data.files import Matched, matching
+from ringmaster.techniques.data.files import MatchedFiles, matching
 from ringmaster.techniques.data.rows import hash_bytes
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -22,7 +22,7 @@ ROWS_PER_CALL = 1 << 16
 
 
 @dataclass(frozen=True)
-class Leaks:
+class LeakedRows:
     """Evaluated rows whose content is trained on. first: the place of the first of them, and of its like."""
 
     num_rows: int
@@ -85,7 +85,7 @@ class SplitRows:
             (held_out if row.held_out else training).add(row, identity(row), file=file)
         return cls(training, held_out, list(numbers))
 
-    def leaks(self) -> Leaks | None:
+    def leaks(self) -> LeakedRows | None:
         """Returns the evaluated rows that are trained on, or None."""
         trained, evaluated = self.training.hashes(), self.held_out.hashes()
         leaked = np.flatnonzero(np.isin(evaluated, trained))
@@ -93,7 +93,7 @@ class SplitRows:
             return None
         like = int(np.flatnonzero(trained == evaluated[leaked[0]])[0])
         places = self.held_out.place(int(leaked[0]), self.names), self.training.place(like, self.names)
-        return Leaks(len(leaked), places, are_all=len(leaked) == len(evaluated))
+        return LeakedRows(len(leaked), places, are_all=len(leaked) == len(evaluated))
 
 
 def with_leaks(
@@ -123,7 +123,7 @@ def _same_file(spec: DataSpec) -> str | None:
     return next((path for key, path in _local_files(matching(spec.held_out_path)) if key in trained), None)
 
 
-def _local_files(found: Matched) -> Iterator[tuple[tuple[int, int], str]]:
+def _local_files(found: MatchedFiles) -> Iterator[tuple[tuple[int, int], str]]:
     for path in map(found.path, found.names):
         stat = Path(path).stat()
         yield (stat.st_dev, stat.st_ino), path

@@ -18,6 +18,19 @@ from ringmaster.flows.process.process_log import logs_to
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 
 
+@flow(name="segment", flow_run_name="segment {segment}", persist_result=False)
+def segment(segment: int) -> None:
+    """Shows a segment of a job, which the pool's controller starts and ends. Cancel it to preempt the segment.
+
+    Args:
+        segment: Number of the segment.
+    """
+    raise RuntimeError(
+        f"segment {segment} is started by the pool's controller, not by a worker of Prefect. To fix: end the worker "
+        "that serves the queue `segments`"
+    )
+
+
 @flow(name="serve-node", persist_result=False)
 def serve_node_run(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
     """Serves the machine on which it runs as a node of the pool.

@@ -1,0 +1,408 @@
+"""The commands that ask the lineage: what came from what, what differs, what a fault reached. They need no torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ringmaster.errors import InputError, input_errors
+from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.techniques.models.peft_format import is_adapter
+from ringmaster.text import is_printable_name
+
+if TYPE_CHECKING:
+    from ringmaster.model_lineage.snapshot import Node
+    from ringmaster.model_lineage.tensors.comparison import WeightTensor
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="A folder with safetensors, or a name on Hugging Face's hub.")],
+    name: Annotated[str, typer.Option(help="What it is called here: the registered model's name.")],
+    as_json: AsJson = False,
+) -> None:
+    """Record a model from elsewhere; what its card names as base_model becomes its parent."""
+    from ringmaster.model_lineage.importing import fetch_from_hub, import_model
+
+    if not is_printable_name(name) or set(name) & set("/:@'\""):
+        raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
+    with lineage_home() as home:
+        try:
+            record = import_model(
+                home.ledger, source, name=name, snapshot=home.snapshot, store=home.store, fetch=fetch_from_hub
+            )
+        except OSError as error:
+            raise InputError([str(error)]) from error
+        except ValueError as error:
+            if type(error) is ValueError:
+                raise InputError([str(error)]) from error
+            raise
+        came = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
+        error_console().print(f"{record.registered_name}/{record.version} is recorded{came}")
+        if as_json:
+            print_json({"id": record.model_id, "uri": record.uri, "parents": list(record.parents)})
+
+
+def store(
+    model: Model,
+    as_json: AsJson = False,
+) -> None:
+    """Put a model and its ancestors into the tensor store, each as a difference to its first parent."""
+    with lineage_home() as home:
+        node = home.find(model)
+        line = [*reversed(home.snapshot.graph.ancestors(node.id)), node.id] if node.id in home.snapshot.graph else []
+        if not line:
+            raise InputError([f"{node.label} is a component: it is in the store with the models that have it"])
+        kept = {}
+        for each in [home.snapshot.nodes[id] for id in line if id in home.snapshot.nodes]:
+            kept[each.label] = home.ledger.keep_tensors(each.record, home.model_dir(each), store=home.store).id
+            error_console().print(f"in the store: {each.label}")
+        print_json({"stored": kept, "size_bytes": home.store.size_bytes()}) if as_json else None
+
+
+def restore(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a model's files from the tensor store to a folder, bit for bit as they were."""
+    if folder.exists():
+        raise InputError([f"{folder} is there already. To fix: name a new folder"])
+    with lineage_home() as home:
+        node = home.find(model)
+        if node.record.tensors_id is None:
+            raise InputError([f"{node.label} is not in the tensor store. To fix: ringmaster lineage store {node.id}"])
+        started_s = time.perf_counter()
+        home.store.restore(node.record.tensors_id, folder)
+        seconds = time.perf_counter() - started_s
+        num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
+        base = _base_of_adapter(home, node, folder)
+        if base is not None:
+            error_console().print(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
+        if as_json:
+            said = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
+            print_json({**said, "base": None if base is None else base.label})
+
+
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", help="Drop them; without it they are only listed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them, as without --yes.")] = False,
+    keep_days: Annotated[float, typer.Option(help="Younger models stay, and what they came from.", min=0)] = 7.0,
+    as_json: AsJson = False,
+) -> None:
+    """Drop models that nothing reaches: without an alias, and with no descendant that has one."""
+    from ringmaster.model_lineage.snapshot import collect, unreached
+
+    if yes and dry_run:
+        raise InputError(["--yes drops and --dry-run does not. To fix: give one of them"])
+    with lineage_home(is_fresh=True) as home:
+        now_ms = time.time_ns() // 1_000_000
+        nodes = unreached(home.snapshot, now_ms=now_ms, least_age_days=keep_days)
+        freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
+        if as_json:
+            print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
+            return
+        _tell(home, nodes, freed_bytes=freed if yes else None)
+
+
+def fsck(as_json: AsJson = False) -> None:
+    """Read every tensor and every record, and say what is damaged or missing; exit 1 where something is."""
+    from ringmaster.model_lineage.snapshot import consistency_errors
+
+    with lineage_home(is_fresh=True) as home:
+        found = consistency_errors(home.snapshot, home.store)
+        if as_json:
+            print_json({"faults": found, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
+        else:
+            for fault in found:
+                output_console().print(fault)
+            ending = f"{len(found)} faults" if found else "all is well"
+            number = len(home.snapshot.models)
+            error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
+        if found:
+            raise typer.Exit(1)
+
+
+def _base_of_adapter(home: LineageHome, node: Node, folder: Path) -> Node | None:
+    """The model that a restored adapter is on, which its own files do not hold."""
+    if not is_adapter(folder) or not node.record.parents:
+        return None
+    return home.snapshot.nodes.get(node.record.parents[0])
+
+
+def _tell(home: LineageHome, nodes: tuple[Node, ...], *, freed_bytes: int | None) -> None:
+    console = output_console()
+    for node in nodes:
+        console.print(f"{node.label}  {node.record.kind}")
+    stay = len(home.snapshot.nodes) - len(nodes)
+    if freed_bytes is None:
+        error_console().print(f"{len(nodes)} would be dropped, {stay} stay; --yes drops them")
+    else:
+        freed = f"{freed_bytes / 1e6:.1f} MB are free in the tensor store; `mlflow gc` frees MLflow's own files"
+        error_console().print(f"{len(nodes)} dropped, {stay} stay; {freed}")
+
+
+def bisect(
+    model: Model,
+    test: Annotated[
+        str,
+        typer.Option(
+            help="A shell command, given the model's folder, that ends with 0 for a good one, with 125 for one that "
+            "cannot be tested; or loss<2.5."
+        ),
+    ],
+    every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
+    checkpoints: Annotated[bool, typer.Option(help="Whether to search the culprit's checkpoints too.")] = True,
+    anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
+    record: Annotated[bool, typer.Option(help="Whether MLflow's pages mark the culprit and what it reached.")] = True,
+    refresh: Refresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
+    from ringmaster.flows.lineage.bisecting import Bisection, TestResults
+    from ringmaster.flows.lineage.model_tests import parse_test
+
+    def told(line: str) -> None:
+        error_console().print(line)
+
+    with lineage_home(is_fresh=refresh) as home:
+        asked = parse_test(test)
+        node = home.find(model)
+        verdicts = TestResults.of(home.folder / "cache" / "bisect", model=node.id, test=test)
+        if anew:
+            verdicts.forget()
+        if verdicts.known:
+            told(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
+        search = Bisection(home=home, test=asked, results=verdicts, every=every, told=told)
+        found = search.run(node)
+        if not found.is_monotone:  # then training may have lost and found it again, too
+            search = Bisection(home=home, test=asked, results=verdicts, every=True, told=told)
+        culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in found.culprits]
+        verdicts.forget()
+        label = home.snapshot.label
+        if as_json:
+            said = {"model": node.label, "test": test, "culprits": culprits, "is_monotone": found.is_monotone}
+            answers = {label(id): is_good for id, is_good in found.verdicts.items()}
+            print_json({**said, "verdicts": answers, "untested": [label(id) for id in found.untested]})
+        else:
+            for culprit in culprits:
+                output_console().print(_sentence(culprit), soft_wrap=True)
+            if not found.is_monotone:
+                told("some good model came from a bad one: the fault came more than once, or was mended")
+            if found.untested:
+                told(f"not tested, and passed over: {', '.join(map(label, found.untested))}")
+        if record:
+            for each in found.culprits:
+                home.mark_culprit(each.child, test=test)
+
+
+def _sentence(culprit: dict[str, Any]) -> str:
+    came = (
+        f" from {', '.join(culprit['parents'])}" if culprit["parents"] else ", which came from nothing that was tested"
+    )
+    data = ", ".join(dict.fromkeys(d["name"] for d in culprit["datasets"] if d["context"] == "training"))
+    text = f"{culprit['child']} is where it broke: {culprit['kind']}{came}" + (f", on {data}" if data else "")
+    if culprit["steps"]:
+        ranges = [f"{each['last_good']} and {each['first_bad']}" for each in culprit["steps"]["every"]]
+        text += f", between steps {', and again between '.join(ranges)}"
+    if culprit["perhaps"]:
+        text += f"; or it was one of those before it that cannot be tested: {', '.join(culprit['perhaps'])}"
+    return text
+
+
+class Format(StrEnum):
+    """What `export` writes."""
+
+    json = "json"
+    graphml = "graphml"
+    cards = "cards"
+    svg = "svg"
+
+
+def show(
+    model: Model,
+    every: Annotated[bool, typer.Option("--all", help="Every ancestor and descendant, however many.")] = False,
+    refresh: Refresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model: what it came from, up to its bases, what became of it, its data, plan and aliases."""
+    from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
+    from ringmaster.model_lineage.exporting import node_json
+
+    with lineage_home(is_fresh=refresh) as home:
+        node, snapshot = home.find(model), home.snapshot
+        if not as_json:
+            print_view(show_view(snapshot, node, most=len(snapshot.nodes) if every else MOST_LINES), output_console())
+            return
+        relatives: dict[str, list[str]] = {"ancestors": [], "descendants": list(snapshot.reached_from([node.id]))}
+        if node.id in snapshot.graph:
+            relatives["ancestors"] = list(snapshot.graph.ancestors(node.id))
+        known = {
+            key: [node_json(snapshot.nodes[id]) if id in snapshot.nodes else {"id": id, "deleted": True} for id in ids]
+            for key, ids in relatives.items()
+        }
+        print_json({"model": node_json(node), **known, "components": list(node.record.components)})
+
+
+def diff(
+    first: Model,
+    second: Model,
+    tensors: Annotated[bool, typer.Option(help="Whether to compare the weights too.")] = True,
+    most: Annotated[int, typer.Option(help="How many tensors to list.", min=0)] = 20,
+    refresh: Refresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what differs between two models: tensors and by how much, data, hyperparameters, metrics, behaviour."""
+    from ringmaster.flows.lineage.views import diff_view, print_view
+    from ringmaster.model_lineage.snapshot import record_differences
+    from ringmaster.model_lineage.tensors.comparison import tensor_changes
+
+    with lineage_home(is_fresh=refresh) as home:
+        one, other = home.find(first), home.find(second)
+        changes = tensor_changes(_tensors(home, one), _tensors(home, other)) if tensors else None
+        records = record_differences(one, other)
+        if not as_json:
+            print_view(diff_view(one, other, changes, records, most=most), output_console())
+            return
+        said = None if changes is None else [asdict(change) for change in changes]
+        print_json({"first": one.id, "second": other.id, "tensors": said, "records": records})
+
+
+def impact(
+    what: Annotated[str, typer.Argument(help="A model, a component, or a data set by its name or digest.")],
+    data: Annotated[bool, typer.Option("--data", help="A data set is meant, though a model has its name.")] = False,
+    alias: Annotated[str, typer.Option(help="The alias that production serves.")] = "champion",
+    refresh: Refresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """List every model that came from a model or was trained on a data set, and which of them are in production."""
+    from ringmaster.flows.lineage.views import impact_view, print_view
+    from ringmaster.model_lineage.exporting import node_json
+
+    with lineage_home(is_fresh=refresh) as home:
+        snapshot = home.snapshot
+        label, nodes = _reached(home, what, is_data=data)
+        if as_json:
+            serving = [found.label for node in nodes if (found := node.carrying(alias)) is not None]
+            models = [node_json(node) for node in nodes]
+            print_json({"of": label, "num_models": len(nodes), "in_production": serving, "models": models})
+        else:
+            print_view(impact_view(snapshot, label, nodes, alias=alias), output_console())
+
+
+def export(
+    model: Annotated[
+        str | None, typer.Argument(help="This model, its ancestors and descendants; by default all.")
+    ] = None,
+    kind: Annotated[
+        Format, typer.Option("--format", help="JSON, GraphML, Hugging Face model cards, or a picture.")
+    ] = Format.json,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file, or for cards a folder; by default stdout.")
+    ] = None,
+    refresh: Refresh = False,
+) -> None:
+    """Write the graph as JSON, GraphML or a picture, or a card with base_model and its relation for each model."""
+    from ringmaster.model_lineage.exporting import card_of, drawing, graph_json, graphml
+
+    with lineage_home(is_fresh=refresh) as home:
+        snapshot = home.snapshot
+        node = None if model is None else home.find(model)
+        ids = None
+        if node is not None:
+            ancestors = snapshot.graph.ancestors(node.id) if node.id in snapshot.graph else ()
+            ids = frozenset([node.id, *ancestors, *snapshot.reached_from([node.id])])
+        if kind is Format.cards:
+            nodes = [node] if node is not None else list(snapshot.models)
+            _write_cards({each.label: card_of(snapshot, each) for each in nodes}, output)
+            return
+        if kind is Format.svg:
+            with input_errors():
+                _write(drawing(snapshot, ids, focus=model and home.find(model).id), output)
+            return
+        text = graphml(snapshot, ids) if kind is Format.graphml else json.dumps(graph_json(snapshot, ids)) + "\n"
+        _write(text, output)
+
+
+def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
+    """A model's tensors: from the store, which knows which are equal without reading, else from its files."""
+    from ringmaster.model_lineage.tensors.comparison import tensors_of_folder, tensors_of_store
+
+    id = node.record.tensors_id
+    if id is not None and id in home.store.ids():
+        return tensors_of_store(home.store, id)
+    try:
+        return tensors_of_folder(home.model_dir(node))
+    except ValueError as error:
+        raise InputError([f"{node.label} cannot be compared: {error}"]) from error
+
+
+def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
+    """(what is meant, the models that it reached)."""
+    from ringmaster.errors import UnknownModel
+    from ringmaster.model_lineage.snapshot import close_names
+
+    snapshot = home.snapshot
+    trained = snapshot.trained_on(what)
+    try:
+        node = None if is_data else snapshot.find(what)
+    except UnknownModel as error:
+        if not trained:
+            sets = close_names(what, snapshot.dataset_names())
+            raise InputError([f"{error} And no model was trained on data of that name or digest. {sets}"]) from error
+        node = None
+    if node is not None:
+        if trained:
+            error_console().print(f"{what} is a model here; with --data the data set of that name is meant")
+        ids = list(snapshot.reached_from([node.id]))
+        return node.label, [snapshot.nodes[id] for id in ids if id in snapshot.nodes]
+    if not trained:
+        raise InputError([f"no model was trained on data {what!r}. {close_names(what, snapshot.dataset_names())}"])
+    below = snapshot.reached_from([each.id for each in trained])
+    return f"data {what}", [*trained, *(snapshot.nodes[id] for id in below if id in snapshot.nodes)]
+
+
+def _write_cards(cards: dict[str, str], output: Path | None) -> None:
+    """Each card as FOLDER/NAME/VERSION/README.md; a single one also to stdout."""
+    if output is None:
+        if len(cards) != 1:
+            raise InputError([f"there are {len(cards)} cards. To fix: name a model, or a folder by --output"])
+        _write(next(iter(cards.values())), None)
+        return
+    for label, text in cards.items():
+        _write(text, output / label / "README.md")
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        write_document(text)
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError([f"{output} cannot be written: {error}. To fix: name another place by --output"]) from error
+    error_console().print(f"written: {output}")
+
+
+app = typer.Typer(no_args_is_help=True, help="Ask which model came from which, and find where a fault entered.")
+for command in (
+    show,
+    diff,
+    impact,
+    bisect,
+    export,
+    import_,
+    store,
+    restore,
+    gc,
+    fsck,
+):
+    app.command(command.__name__.rstrip("_"))(command)

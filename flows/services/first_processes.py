@@ -1,0 +1,155 @@
+"""What a run without a pool starts first: Prefect's server and the fork server, its child processes.
+
+This module imports nothing of Prefect, which takes seconds: the fork server imports torch, and Prefect's server creates
+or opens its database, while this process imports Prefect and opens MLflow's records.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringmaster.errors import InputError
+from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
+from ringmaster.tasks.batch import Batch
+from ringmaster.techniques import Job
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+
+LONGEST_STOP_S = 5
+MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL"
+"""Environment variables with the URL of another database than the SQLite file in Prefect's home."""
+
+_servers: list[ServerProcess] = []  # started ahead of the first flow, which will use it
+_fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will use them, by batch name
+
+
+def start_first_processes(batch: Batch) -> None:
+    """Starts Prefect's server and the fork server of a batch; waits for neither.
+
+    Raises InputError where Prefect's database cannot be used.
+    """
+    start_server()
+    fork_server = _fork_servers[batch.name] = fork_server_for(batch.jobs)
+
+    def start() -> None:
+        with suppress(RuntimeError):  # its first user starts it again, and gets the error
+            fork_server.start()
+
+    threading.Thread(target=start, name="fork server", daemon=True).start()
+
+
+def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
+    """Returns a fork server that imports the architectures of jobs, so that no worker needs to."""
+    architectures = [job.model.architecture for job in jobs if job.model.architecture]
+    return ForkServer(preload=tuple(f"transformers:{name}" for name in dict.fromkeys(architectures)))
+
+
+def started_fork_server(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch; its user will take it later."""
+    return _fork_servers[batch.name]
+
+
+def take_fork_server(batch: Batch) -> ForkServer:
+    """Returns the fork server that was started ahead for a batch, or a new one; the caller closes it."""
+    return _fork_servers.pop(batch.name, None) or fork_server_for(batch.jobs)
+
+
+def close_unused() -> None:
+    """Closes the fork servers that were started ahead and not used."""
+    while _fork_servers:
+        _fork_servers.popitem()[1].close()
+
+
+def start_server() -> None:
+    """Starts the Prefect server that the first flow of this process will use, unless the environment names another one.
+
+    Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
+    """
+    if os.environ.get("PREFECT_API_URL") or _servers:
+        return
+    if not any(map(os.environ.get, DATABASE)):
+        check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
+    _servers.append(ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", "")))
+
+
+def take_server() -> ServerProcess | None:
+    """Returns the server that was started ahead, the first time; None where there is none."""
+    return _servers.pop() if _servers else None
+
+
+def check_prefect_database(file: Path | None) -> None:
+    """Raises InputError, with a remedy, where Prefect's server cannot use its SQLite file."""
+    if file is not None and file.parent.is_dir():
+        with alone_in(file.parent):  # no other process is about to create it
+            fault = fault_of(file, contents="the pages of earlier runs in Prefect", versions=MIGRATIONS)
+        if fault:
+            raise InputError([f"Prefect's database {fault}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess:
+    """A Prefect server that this process has started: the URL of its API, its USER:PASSWORD, and its process."""
+
+    api: str
+    user: str = field(repr=False)
+    process: subprocess.Popen[Any]
+
+    @classmethod
+    def start(cls, *, user: str = "", settings: Mapping[str, str] | None = None) -> ServerProcess:
+        """Starts a server on loopback, which ends when this process ends; does not wait until it answers.
+
+        Args:
+            user: Its USER:PASSWORD; by default one that is drawn.
+            settings: Environment variables with the settings of Prefect that are not in this process's environment.
+        """
+        user = user or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
+        with socket.socket() as trial:
+            trial.bind((LOOPBACK[0], 0))
+            port: int = trial.getsockname()[1]
+        source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
+        environment = {
+            **os.environ,
+            **(settings or {}),
+            "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+            "PREFECT_API_AUTH_STRING": user,
+            "PREFECT_SERVER_API_AUTH_STRING": user,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
+            ALLOWED_HOSTS: ",".join(LOOPBACK),
+        }
+        arguments = ("ringmaster.flows.services.prefect_server", "--port", str(port), "--until-stdin-ends")
+        # The pipe stays open for as long as this process lives. The server has a session of its own, so Ctrl-C at a
+        # terminal reaches the run alone, which still has to report its final state to the server.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments], env=environment, stdin=subprocess.PIPE, start_new_session=True
+        )
+        server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=process)
+        atexit.register(server.stop)
+        return server
+
+    def stop(self) -> None:
+        """Ends the server. A server that has ended already is left alone."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=LONGEST_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables that make Prefect's clients use the server."""
+        return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}

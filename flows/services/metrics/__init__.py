@@ -1,1 +1,0 @@
-"""The server of a pool's metrics, for Prometheus."""
