@@ -232,7 +232,7 @@ def test_other_models_and_places_are_refused_with_the_remedy(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("config.json", b"[" * 100_000, "config.json is no JSON"),
+        ("config.json", b"[" * 100_000, "config.json is not valid JSON"),
         ("config.json", b"[]", "config.json is not a JSON object"),
         ("config.json", b'{"model_type": "llama"}', "config has no num_attention_heads"),
         ("config.json", b'{"model_type": "llama", "num_attention_heads": "4"}', "config has no num_attention_heads"),
