@@ -1,7 +1,7 @@
 """Batches of a pool whose jobs its executor does not have yet: they were handed over, or are being measured.
 
 A batch that is handed over is in the pool's database before its submission is confirmed. The executor's process makes a
-flow run for it and supervises it (`ringmaster.flows.pool.runs.batch_runs`). The process of a flow run, or of a command,
+flow run for it and supervises it (`ringmaster.flows.pool.batch_runs`). The process of a flow run, or of a command,
 that measures a batch says so in a fact of the pool. Each of them can be cancelled: who acts on it finds the mark.
 """
 

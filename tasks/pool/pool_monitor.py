@@ -20,8 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.pool.leases import is_loan
-from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, read_nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, is_loan, read_nodes
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database

@@ -46,8 +46,7 @@ from ringmaster.tasks.pool.controller.failover import (
 from ringmaster.tasks.pool.controller.node_scaler import NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.leases import PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.requests import Request, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks

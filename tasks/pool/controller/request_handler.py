@@ -13,8 +13,7 @@ from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.job_table import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch, Quarantine
 from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
-from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import BLIND_S
+from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, Silences
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.profiling.trials import DevicesWanted

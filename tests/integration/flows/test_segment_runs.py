@@ -13,8 +13,8 @@ from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelling, Completed
 
-from ringmaster.flows.pool.runs import segment_runs
-from ringmaster.flows.pool.runs.segment_runs import AWAY, SegmentRuns
+from ringmaster.flows.pool import segment_runs
+from ringmaster.flows.pool.segment_runs import AWAY, SegmentRuns
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog

@@ -13,10 +13,9 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from ringmaster.errors import InputError
-from ringmaster.flows.pool import controller
+from ringmaster.flows.pool import batch_runs, controller
 from ringmaster.flows.pool.asking import meant
-from ringmaster.flows.pool.runs import batch_runs
-from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, BatchRuns
+from ringmaster.flows.pool.batch_runs import MOST_RUNS, BatchRuns
 from ringmaster.tasks.pool.handed_over import (
     PROGRESS,
     BatchMeasurement,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.tasks.pool.controller.failover import SILENT_S, Deposed, Leadership
-from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.nodes import PoolLeases
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
