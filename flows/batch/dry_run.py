@@ -30,7 +30,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import Surroundings
+from ringmaster.tasks.execution.forecast import ForecastConditions
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.charts.drawing import seconds_text
@@ -161,7 +161,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
             profiled, cluster = _profile_on(database, batch, policy=policy)
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
         found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
-        found = _with_prediction(found, profiled, Surroundings())
+        found = _with_prediction(found, profiled, ForecastConditions())
     _write(found)
     return found
 
@@ -174,7 +174,7 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRu
     return _with_prediction(found, profiled, surroundings_of(node_context, load))
 
 
-def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundings) -> DryRun:
+def _with_prediction(found: DryRun, profiled: Profiled, surroundings: ForecastConditions) -> DryRun:
     if found.plan is None or found.problem is None:
         return found
     # In the plan, the options of a group follow those of the job that leads it.

@@ -30,7 +30,7 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.forecast import Surroundings
+from ringmaster.tasks.execution.forecast import ForecastConditions
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.local_engine import StepEvents, watching
@@ -42,7 +42,7 @@ from ringmaster.tasks.planning.charts.drawing import counted
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
-from ringmaster.tasks.profiling.speed_beliefs import Load
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
@@ -96,7 +96,7 @@ class LocalRun:
         self._profiled: Profiled | None = None
         self._plan: Planned | None = None  # None where nothing is left to be planned
         self._began_at_s, self._profiling_s = time.time(), 0.0
-        self._load, self._surroundings = Load(), Surroundings()
+        self._load, self._surroundings = MachineLoad(), ForecastConditions()
         self._failures: list[JobEnded] = []
         self._groups = ChosenGroups()
         self.journal.put("started_s", self.journal.get("started_s", self._began_at_s))  # resuming keeps deadlines

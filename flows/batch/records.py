@@ -13,7 +13,7 @@ from ringmaster.codec import to_json
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view, describe
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, Listener, Listeners
-from ringmaster.tasks.profiling.preflight import Failed
+from ringmaster.tasks.profiling.preflight import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
@@ -107,7 +107,7 @@ def failure(job: str, why: str) -> JobEnded:
     return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
 
 
-def failures_told(*, but: Iterable[str] = ()) -> Failed:
+def failures_told(*, but: Iterable[str] = ()) -> ReportFailure:
     """Returns a function that reports a failed job once, at once, on the terminal and in the flow run's log.
 
     but: jobs that have ended before and are not reported.

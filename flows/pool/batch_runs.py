@@ -3,6 +3,11 @@
 A run that Prefect has lost is created anew. A run whose process fell silent is scheduled again. The final state of the
 run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets no run, or its run
 is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
+
+Restarts flow runs whose process died: the runs that submit batches to a pool, follow and record them.
+
+The pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same run is
+scheduled again, finds the jobs that it had submitted, and repeats nothing.
 """
 
 from __future__ import annotations
@@ -43,14 +48,30 @@ from ringmaster.flows.batch.form import ANSWER_WITHIN_S
 from ringmaster.flows.pool.segment_runs import OpenClient
 from ringmaster.flows.promotion.approval import silence_to_start
 from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, BatchMeasurement, measurements, name_of
-from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, Silences
+from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
 
+logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+
 ASKING_DEPLOYMENT = "train-batch"
 ANSWER_LOOK_EVERY_S = 30.0
+
+DEPLOYMENT = "train-batch/train-batch"
+LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
+FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+MOST_FAILURES = 2  # of the handling of one request
+CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
+PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
+MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
+DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
+CRASH_LOOK_EVERY_S = 10.0
+RECENT = timedelta(hours=1)
+BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
 
 
 class LateAnswers:
@@ -91,18 +112,6 @@ def _within_s(run: FlowRun) -> float:
     return float(run.parameters.get("answer_within_s", ANSWER_WITHIN_S))
 
 
-logger = logging.getLogger(__name__)
-
-DEPLOYMENT = "train-batch/train-batch"
-LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
-FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
-RUNS_AT_ONCE = 200  # what Prefect's server returns at most
-MOST_FAILURES = 2  # of the handling of one request
-CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
-PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
-MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
-
-
 class BatchRuns:
     """Creates and monitors the flow runs of batches that were handed over.
 
@@ -115,7 +124,7 @@ class BatchRuns:
         self._requests, self._submissions, self._clock = Requests(database), Submissions(database), clock
         self._database, self._facts = database, Journal(database, batch="")
         self._failures: Counter[int] = Counter()  # by request
-        self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
+        self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
         self._followed_s = -FOLLOW_EVERY_S
         self._is_told = False  # that Prefect keeps them waiting
 
@@ -283,14 +292,6 @@ def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[
         for run in client.read_flow_runs(flow_run_filter=page, limit=RUNS_AT_ONCE):
             found[wanted[run.id]] = run
     return found
-
-
-logger = logging.getLogger(__name__)
-
-DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
-CRASH_LOOK_EVERY_S = 10.0
-RECENT = timedelta(hours=1)
-BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
 
 
 class CrashedRuns:

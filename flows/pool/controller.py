@@ -40,10 +40,18 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.releases import check_release, note_release
 from ringmaster.tasks.timeline.reader import TimelineReader
 
+logger = logging.getLogger(__name__)
+
 LOOK_EVERY_S = 10.0
 
 Sound = Callable[[Alarm], None]
 """Sends an alarm."""
+
+NAME = "pool"
+STAND_BY_S = 1.0  # interval of the leader checks
+BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
+FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
+Notice = Callable[[str], None]
 
 
 class PoolAlarms:
@@ -89,16 +97,6 @@ def _watch(batch: Submission | None) -> DeadlineAlarms | None:
     if batch is None or not batch.asked.deadlines_s:
         return None
     return DeadlineAlarms(batch.name, deadlines_s=batch.asked.deadlines_s, started_s=batch.started_s)
-
-
-logger = logging.getLogger(__name__)
-
-NAME = "pool"
-STAND_BY_S = 1.0  # interval of the leader checks
-BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
-FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
-
-Notice = Callable[[str], None]
 
 
 class Watcher(Protocol):

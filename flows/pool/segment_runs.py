@@ -47,6 +47,19 @@ from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from ringmaster.text import printable
 
+logger = logging.getLogger(__name__)
+
+FLOW = NODE_DEPLOYMENT = "serve-node"
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+DEPLOYMENT = "segment/z-internal-segment"
+QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
+LOOK_EVERY_S = 1.0
+ACTIONS_EVERY_S = 5.0  # interval of the checks for runs that a person has cancelled or retried
+CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
+# ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
+AWAY = (httpx.HTTPError, PrefectException, ValueError)
+
 
 class OpenClient:
     """Keeps one client between its uses. All uses are in one thread."""
@@ -70,11 +83,6 @@ class OpenClient:
         if self._client is not None:
             client, self._client = self._client, None
             client.__exit__(None, None, None)
-
-
-FLOW = NODE_DEPLOYMENT = "serve-node"
-RUNS_AT_ONCE = 200  # what Prefect's server returns at most
-LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 
 class PrefectNodeRuns:
@@ -141,17 +149,6 @@ def _as_node_run(run: FlowRun) -> NodeRun:
         is_begun=run.start_time is not None,
         is_ending=run.state is not None and run.state.type == StateType.CANCELLING,
     )
-
-
-logger = logging.getLogger(__name__)
-
-DEPLOYMENT = "segment/z-internal-segment"
-QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
-LOOK_EVERY_S = 1.0
-ACTIONS_EVERY_S = 5.0  # interval of the checks for runs that a person has cancelled or retried
-CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
-# ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
-AWAY = (httpx.HTTPError, PrefectException, ValueError)
 
 
 class SegmentRuns:

@@ -20,7 +20,7 @@ from ringmaster.flows.pool.asking import open_database
 from ringmaster.flows.process.process_log import report_faults
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.pool.handed_over import Pending, pending
+from ringmaster.tasks.pool.handed_over import PendingBatch, pending
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import (
@@ -126,7 +126,7 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
             )
 
 
-def _pending_rows(found: Pending) -> list[dict[str, Any]]:
+def _pending_rows(found: PendingBatch) -> list[dict[str, Any]]:
     """Returns a row for each job of a batch that was handed over, and of which no job is in a plan yet."""
     return [_row(found.name, found.run, job, status=found.status, step=0, message=found.message) for job in found.jobs]
 

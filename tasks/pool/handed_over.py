@@ -137,7 +137,7 @@ def cancel_unsubmitted(database: Database, key: str, *, why: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
+class PendingBatch:
     """A batch that was handed over or is measured and whose jobs the executor does not have yet, or will never have.
 
     run: its id, once it is measured.
@@ -153,7 +153,7 @@ class Pending:
     status: str = "handed over"
 
 
-def pending(database: Database) -> list[Pending]:
+def pending(database: Database) -> list[PendingBatch]:
     """Returns the batches of which no job is submitted; of those that will never be, each name's newest."""
     submitted = Submissions(database).flow_runs()
     every = Requests(database).of_kind(RequestKind.TRAIN)
@@ -173,7 +173,9 @@ def pending(database: Database) -> list[Pending]:
                 continue
             message = request.answer.get("message", "") if is_over else _stage(request)
             status = "handed over" if not is_over else "cancelled" if request.content.get(CANCELLED) else "failed"
-            found.append(Pending(name=name, jobs=_jobs_of(request), is_over=is_over, message=message, status=status))
+            found.append(
+                PendingBatch(name=name, jobs=_jobs_of(request), is_over=is_over, message=message, status=status)
+            )
     return found + [_measuring(database, each) for run, each in measuring.items() if run not in submitted]
 
 
@@ -189,10 +191,10 @@ def _jobs_of(request: Request) -> tuple[str, ...]:
     return tuple(str(job.get("name")) for job in jobs or () if isinstance(job, Mapping))
 
 
-def _measuring(database: Database, measurement: BatchMeasurement) -> Pending:
+def _measuring(database: Database, measurement: BatchMeasurement) -> PendingBatch:
     progress = Journal(database, batch=measurement.id).get(PROGRESS, "its measurement begins")
     message = f"is being cancelled: {measurement.cancelled}" if measurement.cancelled else progress
-    return Pending(
+    return PendingBatch(
         name=measurement.name,
         jobs=measurement.jobs,
         is_over=False,

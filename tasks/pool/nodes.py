@@ -1,4 +1,9 @@
-"""The registry of a pool's nodes, to which their workers write."""
+"""The registry of a pool's nodes, to which their workers write.
+
+The ledger of device leases of all nodes of a pool, in the pool's database.
+
+A lease outlives the process that took it. The executor that takes over finds it, and ends it if its holder is gone.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,21 @@ from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
 from ringmaster.tasks.storage.database import Database, insert_missing
 from ringmaster.tasks.storage.schema import ABOUT, LEASES, NODES
 
+logger = logging.getLogger(__name__)
+
 LOAN = "loan {}"
 """The holder of the leases of a request for devices, by the request's number. All other leases are of segments."""
+
+VARIABLE = "RINGMASTER_PATIENCE"
+BLIND_S = 10.0
+"""The time between two checks of nodes or requests after which, unless said otherwise, all silences are measured
+anew.
+"""
+KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
+"""By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
+MOST_BYTES = 2**60  # of a device
+MOST_LENT = "most lent nodes"
+LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
 def is_loan(holder: str) -> bool:
@@ -74,14 +92,6 @@ class PoolLeases:
         return {row.device: row.holder for row in rows}
 
 
-VARIABLE = "RINGMASTER_PATIENCE"
-
-BLIND_S = 10.0
-"""The time between two checks of nodes or requests after which, unless said otherwise, all silences are measured
-anew.
-"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
     """Heartbeat interval and timeouts of a pool.
@@ -128,9 +138,6 @@ class Timeouts:
         return cls(beat_every_s=beat_every_s, lost_after_s=lost_after_s, fence_after_s=fence_after_s)
 
 
-logger = logging.getLogger(__name__)
-
-
 class NodeStatus(StrEnum):
     """The states of a node in the registry."""
 
@@ -158,13 +165,6 @@ class NodeRecord:
     beats: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
     allocation: str = ""
-
-
-KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
-"""By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
-MOST_BYTES = 2**60  # of a device
-MOST_LENT = "most lent nodes"
-LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
 class Nodes:

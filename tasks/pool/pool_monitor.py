@@ -26,6 +26,10 @@ from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS, SEGMENTS, TOLD, json_field
 
+logger = logging.getLogger(__name__)
+
+LEADER = ("leader", "")
+
 
 class DeviceStatus(StrEnum):
     """The state of a device; the first that applies.
@@ -300,11 +304,6 @@ def _with_jobs(connection: Connection, before: PoolCounts) -> PoolCounts:
     newest = connection.execute(select(func.max(TOLD.c.id))).scalar() or 0
     jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(TOLD.c.id <= newest)).scalars().all())
     return replace(before, jobs=jobs, last_event=max(before.last_event, int(newest)))
-
-
-logger = logging.getLogger(__name__)
-
-LEADER = ("leader", "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,9 @@ from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url,
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
+LEADER = "leader"
+"""Key of a job's details: the lead job whose gang trained it, if one did."""
+
 
 class JobStatus(StrEnum):
     """The states of a job."""
@@ -40,10 +43,6 @@ class JobStatus(StrEnum):
 
 
 ENDED = (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED)
-
-
-LEADER = "leader"
-"""Key of a job's details: the lead job whose gang trained it, if one did."""
 
 
 @dataclass(frozen=True, kw_only=True)

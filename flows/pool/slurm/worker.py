@@ -41,6 +41,12 @@ from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmJob, infr
 
 UNSUBMITTED_S = 90.0  # a run whose worker ended before it had submitted a job is given up after this time
 
+LOOK_EVERY_S = 3.0
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+# What passes. RuntimeError: Prefect's server has not described the work pool yet.
+_AWAY = (EngineUnavailable, httpx.HTTPError, PrefectException, RuntimeError)
+
 
 class Verdict(StrEnum):
     """What has to be done about a flow run."""
@@ -116,13 +122,6 @@ def _ended(job: SlurmJob | None, number: int | None) -> str:
     if job.has_ended:
         return f"Slurm job {job.id} has ended{where}: {job.state}, {job.exit}{reason}"
     return ""
-
-
-LOOK_EVERY_S = 3.0
-RUNS_AT_ONCE = 200  # what Prefect's server returns at most
-UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
-# What passes. RuntimeError: Prefect's server has not described the work pool yet.
-_AWAY = (EngineUnavailable, httpx.HTTPError, PrefectException, RuntimeError)
 
 
 class SlurmWorkerResult(BaseWorkerResult):

@@ -12,13 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, select
 
-from ringmaster.tasks.execution.engine import Engine
+from ringmaster.tasks.execution.engine import Engine, completed
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
@@ -54,7 +53,8 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
 from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+
+logger = logging.getLogger(__name__)
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.
 MOST_MESSAGES = 20
@@ -62,6 +62,12 @@ KEPT_S = 90 * 86400.0
 EVERY_S = 3600.0
 POOLS_OWN = ""  # the batch of a pool's plans, each of which is for all batches together
 IS_RECORDED = "is_recorded"  # the key of the fact that MLflow has all records of a batch
+
+HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
+TICK_S = 0.25
+IDLE_TICK_S = 1.0  # while no batch is active
+NODES_EVERY_S = 1.0
+PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
 def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
@@ -98,15 +104,6 @@ def clear_messages(database: Database) -> None:
     is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
     for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)
-
-
-logger = logging.getLogger(__name__)
-
-HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
-TICK_S = 0.25
-IDLE_TICK_S = 1.0  # while no batch is active
-NODES_EVERY_S = 1.0
-PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
 class PoolController:
@@ -360,7 +357,7 @@ class PoolController:
             future = self._engine.adopt(record.id, on_event=partial(self._executor.said, record.id))
             self._executor.adopt(record.id, recovered.qualified(record), future)
         for record in recovered.undecided:
-            self._executor.adopt(record.id, recovered.qualified(record), _at_once(outcome_of(record)))
+            self._executor.adopt(record.id, recovered.qualified(record), completed(outcome_of(record)))
         # The former controller may have died after it recorded the new status and before it stopped the gang.
         running = {record.job for record in recovered.open}
         paused, over = (
@@ -433,9 +430,3 @@ class PoolController:
         if stale:
             leases.give_back(stale)
         self._request_handler.give_back_what_nobody_needs()
-
-
-def _at_once(outcome: Outcome) -> Future[Outcome]:
-    future: Future[Outcome] = Future()
-    future.set_result(outcome)
-    return future

@@ -10,7 +10,7 @@ from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling.speed_beliefs import Load
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember
@@ -99,7 +99,7 @@ def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
     monkeypatch.setattr(rooms, "_profile_here", lambda node_context, *, policy: profiled)
-    monkeypatch.setattr(rooms, "load_now", lambda node_context: Load(ratio=2.0))
+    monkeypatch.setattr(rooms, "load_now", lambda node_context: MachineLoad(ratio=2.0))
     found = rooms._here(node_context, policy="needed", seed=0)
     assert found.plan.makespan_s == pytest.approx(200.0, rel=0.01)
     assert found.prediction.low_s < found.plan.makespan_s < found.prediction.makespan_s < found.prediction.high_s
