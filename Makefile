@@ -33,7 +33,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-sweep bench-adapters environment constraints clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-sweep bench-adapters code-size environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -154,6 +154,9 @@ bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong pr
 # About 20 minutes on two quiet cores; BENCH=--quick for two, BENCH="--rounds 1" for a third.
 bench-sweep: $(READY)  ## Measure a sweep of adapters against peft, one trial after another, and Ray Tune
 	$(BIN)/python -m benchmarks.sweep $(BENCH)
+
+code-size: $(READY)  ## Count files, statements, names and words
+	$(BIN)/python -m benchmarks.code_size
 
 # About 15 minutes; BENCH="engine memory" for some of its parts, BENCH=--tiny to try it.
 bench-adapters: $(READY)  ## Measure adapters on one base: together, side by side, one after another, and peft with the Trainer

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import torch
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 

@@ -25,7 +25,7 @@ from ringmaster.tasks.profiling.profile_store import ProfileStore, speed_key
 from ringmaster.tasks.profiling.stage import TrialPolicy, profile_jobs
 from ringmaster.tasks.profiling.trials import run_wave
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 
 def main() -> None:

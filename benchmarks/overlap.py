@@ -60,10 +60,9 @@ def tokens():
 def rank_main(rank, *, folder, num_rounds, rows):
     """Trains one rank under both contenders in turn; rank 0 prints the seconds of each round."""
 
-    from ringmaster.techniques import DataSpec, Job, ModelSpec
-    from ringmaster.techniques.interface import registry
-    from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
-    from ringmaster.techniques.runtime.processes.ranks import join
+    from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+    from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques.processes.ranks import join
     from ringmaster.techniques.training.trainer import Trainer
 
     model = ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE})

@@ -38,14 +38,13 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
-from ringmaster.techniques import Adapter, Job
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
-from ringmaster.techniques.runtime.processes.ranks import join
+from ringmaster.techniques import Adapter, Job, registry
+from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.order import TRIAL, GangOrder
+from ringmaster.techniques.processes.ranks import join
+from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]

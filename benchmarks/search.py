@@ -29,9 +29,9 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_job
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, quickest_looking_first, worthwhile
 from ringmaster.tasks.profiling.trials import Trial, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.profile import ProfileKey
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "search.json", ROOT / "docs" / "benchmarks.md"

@@ -26,16 +26,15 @@ from typing import Any
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
-from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.estimates.isolated_calls import in_children
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.runtime.estimates.isolated_calls import in_children
-from ringmaster.techniques.runtime.parallel.stages import parts_of
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
-from ringmaster.techniques.runtime.processes.ranks import join
+from ringmaster.techniques.parallel.stages import parts_of
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.order import TRIAL, GangOrder
+from ringmaster.techniques.processes.ranks import join
 from ringmaster.techniques.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]

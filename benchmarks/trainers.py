@@ -81,9 +81,9 @@ class Ours:
     """The job under `single`, as a gang of one trains it; cores: empty for all."""
 
     def __init__(self, job, folder, cores=()):
-        from ringmaster.techniques.interface import registry
-        from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
-        from ringmaster.techniques.runtime.processes.ranks import join
+        from ringmaster.techniques import registry
+        from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
+        from ringmaster.techniques.processes.ranks import join
         from ringmaster.techniques.training.trainer import Trainer
 
         path = registry.dotted_path("single")

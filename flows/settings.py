@@ -15,7 +15,7 @@ from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.tasks.execution.engine import check_engine_name
 from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
-from ringmaster.techniques.runtime.processes.caches import own_caches
+from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
@@ -234,7 +234,7 @@ def checkpoint_root() -> str | None:
 def check_checkpoint_root(root: str | None) -> None:
     """Raises InputError, with the cause and a remedy, where a root of checkpoints cannot be written and read."""
     if root is not None:
-        from ringmaster.techniques.runtime.checkpoints.storage import check_root
+        from ringmaster.techniques.checkpoints.storage import check_root
 
         with input_errors(about="RINGMASTER_CHECKPOINTS: "):
             check_root(root)

@@ -41,7 +41,7 @@ from typing import Any, Protocol
 import psutil
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
+from ringmaster.techniques.processes.events import DeviceTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 # 79 fallen off the bus, 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
 BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
 # The modules that are run as commands of which a rank is a part.
-RANK_MODULES = frozenset(("ringmaster.techniques.runtime.processes.forkserver", "ringmaster.techniques.runtime.rank"))
+RANK_MODULES = frozenset(("ringmaster.techniques.processes.forkserver", "ringmaster.techniques.processes.rank"))
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied)  # processes that end while they are read, or forbid it
 INITIAL_PIDS = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO, the only namespace in which NVML's PIDs are ours
 

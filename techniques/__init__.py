@@ -3,8 +3,8 @@
 The package imports no transformers either.
 """
 
-from ringmaster.techniques.interface.data_source import DataSource
-from ringmaster.techniques.interface.job import (
+from ringmaster.techniques.data_source import DataSource
+from ringmaster.techniques.job import (
     AdaptationSpec,
     Adapter,
     DataSpec,
@@ -14,10 +14,10 @@ from ringmaster.techniques.interface.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.interface.metric import Metric
-from ringmaster.techniques.interface.profiles import Profile
-from ringmaster.techniques.interface.registry import register
-from ringmaster.techniques.interface.technique import GangShape, Technique
+from ringmaster.techniques.metric import Metric
+from ringmaster.techniques.profile import Profile
+from ringmaster.techniques.registry import register
+from ringmaster.techniques.technique import GangShape, Technique
 
 __all__ = [
     "AdaptationSpec",

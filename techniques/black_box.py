@@ -10,16 +10,16 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import Config, GangShape, Technique
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
-    from ringmaster.techniques.runtime.processes.order import GangOrder
-    from ringmaster.techniques.runtime.processes.reporter import Reporter
+    from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.processes.order import GangOrder
+    from ringmaster.techniques.processes.reporter import Reporter
 
 ENDS = ("done", "preempted", "invalid")
 

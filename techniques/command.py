@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import Config, GangShape
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.model_facts import ModelFacts
-    from ringmaster.techniques.runtime.processes.order import GangOrder
-    from ringmaster.techniques.runtime.processes.reporter import Reporter
+    from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.processes.order import GangOrder
+    from ringmaster.techniques.processes.reporter import Reporter
 
 
 class Command(BlackBox):
@@ -40,12 +40,12 @@ class Command(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train until enough steps are measured, then save, evaluate and export once."""
-        from ringmaster.techniques.runtime.commands.running import profile
+        from ringmaster.techniques.external.running import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train the steps of the segment."""
-        from ringmaster.techniques.runtime.commands.running import run
+        from ringmaster.techniques.external.running import run
 
         return run(order, reporter)

@@ -12,10 +12,12 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.ddp import Ddp
+from ringmaster.techniques.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import class_of
+from ringmaster.techniques.metric import why_not_divided
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -25,14 +27,12 @@ from ringmaster.techniques.interface.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
-from ringmaster.techniques.losses.registry import class_of
-from ringmaster.techniques.metrics.registry import why_not_divided
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 
 class Context(Technique):
@@ -97,7 +97,7 @@ class Context(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Replaces attention by attention across the devices, then lays out the weights over them."""
-        from ringmaster.techniques.runtime.parallel.sequences import attend_across
+        from ringmaster.techniques.parallel.sequences import attend_across
 
         assert mesh is not None
         self._mesh, self._exchange = mesh["cp"], config["exchange"]
@@ -115,7 +115,7 @@ class Context(Technique):
 
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns this rank's tokens, their positions, and the token that follows each of them as its label."""
-        from ringmaster.techniques.runtime.parallel.sequences import positions
+        from ringmaster.techniques.parallel.sequences import positions
         from ringmaster.techniques.training.losses import next_tokens
 
         tokens = batch["input_ids"]

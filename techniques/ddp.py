@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.data_parallel import DataParallel
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED
-from ringmaster.techniques.interface.technique import Config
+from ringmaster.techniques.data_parallel import DataParallel
+from ringmaster.techniques.job import DISTILLED, PRUNED
+from ringmaster.techniques.technique import Config
 
 if TYPE_CHECKING:
     from torch import nn

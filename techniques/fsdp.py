@@ -10,22 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.data_parallel import DataParallel
-from ringmaster.techniques.interface.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
-from ringmaster.techniques.interface.technique import (
-    RECOMPUTE,
-    Config,
-    GangShape,
-    micro_batches,
-    training_state_bytes,
-)
+from ringmaster.techniques.data_parallel import DataParallel
+from ringmaster.techniques.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
+from ringmaster.techniques.technique import RECOMPUTE, Config, GangShape, micro_batches, training_state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 
 class Fsdp(DataParallel):

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import Config, GangShape
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 
 class FsdpStatic(Fsdp):
@@ -43,7 +43,7 @@ class FsdpStatic(Fsdp):
         """Shards the model as `fsdp`. All layers share one pool of gather buffers and one pool of reduce buffers."""
         from torch.distributed.fsdp import FSDPModule
 
-        from ringmaster.techniques.runtime.parallel.static_buffers import (
+        from ringmaster.techniques.parallel.static_buffers import (
             BufferPool,
             StaticAllGather,
             StaticReduceScatter,

@@ -12,10 +12,11 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.techniques.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
+from ringmaster.techniques.technique import (
     Config,
     GangShape,
     StepWork,
@@ -25,14 +26,13 @@ from ringmaster.techniques.interface.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
-from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
 from ringmaster.techniques.tensor import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 AXES = ("pp", "dp_shard", "tp")  # neighbouring devices, which have the fastest links, lie along the last axis
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     WEIGHT_BYTES,
     Config,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 FEW_SLICES = 4
 
@@ -107,7 +107,7 @@ class Offload(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Cuts the model into slices; its parameters stay in host memory."""
-        from ringmaster.techniques.runtime.parallel.spilling import Spilled
+        from ringmaster.techniques.parallel.spilling import Spilled
 
         self._spilled = Spilled(
             model,

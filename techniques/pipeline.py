@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.decoders import why_positions_lost, why_unknown
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.decoders import why_positions_lost, why_unknown
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
-    from ringmaster.techniques.runtime.parallel.pipe import Pipe
+    from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.parallel.pipe import Pipe
 
 # Schedules, the presumably quickest first, and how many stages a device has under each.
 QUICKEST = "1f1b"
@@ -126,7 +126,7 @@ class Pipeline(Technique):
         """
         import torch
 
-        from ringmaster.techniques.runtime.parallel.pipe import Pipe
+        from ringmaster.techniques.parallel.pipe import Pipe
 
         self._group = mesh.get_group("pp")
         hidden_dtype = torch.bfloat16 if self.precision == "bf16-params" else torch.float32

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface.job import MERGED, Job
-from ringmaster.techniques.interface.technique import WEIGHT_BYTES, Config, GangShape
+from ringmaster.techniques.job import MERGED, Job
+from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.model_facts import ModelFacts
-    from ringmaster.techniques.runtime.processes.order import GangOrder
-    from ringmaster.techniques.runtime.processes.reporter import Reporter
+    from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.processes.order import GangOrder
+    from ringmaster.techniques.processes.reporter import Reporter
 
 
 class Rewrite(BlackBox):

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import Config, GangShape
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape
 from ringmaster.techniques.training.fused.group_requirements import NAME, mesh_shape
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.model_facts import ModelFacts
-    from ringmaster.techniques.runtime.processes.order import GangOrder
-    from ringmaster.techniques.runtime.processes.reporter import Reporter
+    from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.processes.order import GangOrder
+    from ringmaster.techniques.processes.reporter import Reporter
 
 
 class SharedBase(BlackBox):

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import Decoder, LayerModule, ModelFacts
+    from ringmaster.techniques.model_facts import Decoder, LayerModule, ModelFacts
 
 # The linear modules of a Llama-like layer; norms come on top.
 NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"})
@@ -91,7 +91,7 @@ class TensorParallel(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Divides the model in place; each rank takes its part of the weights, which all ranks have built alike."""
-        from ringmaster.techniques.runtime.parallel.tensor_plan import cut
+        from ringmaster.techniques.parallel.tensor_plan import cut
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None

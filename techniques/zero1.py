@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.ddp import Ddp
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
     WEIGHT_BYTES,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 
 class Zero1(Ddp):

@@ -1,7 +1,7 @@
 """ZeRO stage 2, overlapped: whole weights on each device; gradients and optimizer state are divided.
 
 Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2; Megatron-LLaMA's OverlappedDistributedOptimizer.
-`ringmaster.techniques.runtime.parallel.sharded` implements the exchanges.
+`ringmaster.techniques.parallel.sharded` implements the exchanges.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.data_parallel import DataParallel
-from ringmaster.techniques.interface.job import DISTILLED, Job
-from ringmaster.techniques.interface.technique import (
+from ringmaster.techniques.data_parallel import DataParallel
+from ringmaster.techniques.job import DISTILLED, Job
+from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.interface.model_facts import ModelFacts
-    from ringmaster.techniques.runtime.checkpoints.state import Reader
-    from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
+    from ringmaster.techniques.checkpoints.state import Reader
+    from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.parallel.sharded import ShardedModel
 
 MIB = 1 << 20
 # Smaller buckets are sent earlier, larger ones use the link better; only a trial shows which is quicker.
@@ -81,7 +81,7 @@ class Zero2(DataParallel):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Moves the weights into buckets and hooks the exchanges into forward and backward."""
-        from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
+        from ringmaster.techniques.parallel.sharded import ShardedModel
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
@@ -128,13 +128,13 @@ class Zero2(DataParallel):
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Returns whole parameters' state, each on one rank; the ranks gather the buckets one after another."""
-        from ringmaster.techniques.runtime.parallel.sharded_state import gathered_state
+        from ringmaster.techniques.parallel.sharded_state import gathered_state
 
         return gathered_state(_sharded(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Loads this rank's shares of the optimizer state."""
-        from ringmaster.techniques.runtime.parallel.sharded_state import restore_shares
+        from ringmaster.techniques.parallel.sharded_state import restore_shares
 
         restore_shares(reader, _sharded(model), optimizer)
 
@@ -144,7 +144,7 @@ class Zero2(DataParallel):
 
 
 def _sharded(model: nn.Module) -> ShardedModel:
-    from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
+    from ringmaster.techniques.parallel.sharded import ShardedModel
 
     assert isinstance(model, ShardedModel)
     return model

@@ -14,7 +14,7 @@ _context.set_forkserver_preload(
     [
         "ringmaster.model_lineage.tensors",
         "ringmaster.tasks.execution.local_engine",
-        "ringmaster.techniques.runtime.checkpoints.checkpoint",
+        "ringmaster.techniques.checkpoints.checkpoint",
     ]
 )
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus, Ready, Steps
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.reporter import STOP, UNTIL
+from ringmaster.techniques.processes.events import OutcomeStatus, Ready, Steps
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.reporter import STOP, UNTIL
 
 
 def cpu_devices(number):

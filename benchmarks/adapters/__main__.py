@@ -100,7 +100,7 @@ def prediction(options: argparse.Namespace, _: object) -> list[dict]:
     from benchmarks.groups import compare
     from ringmaster.tasks.cluster import detect
     from ringmaster.tasks.profiling.preflight import TrialEnvironment
-    from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+    from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     size, num, ranks, sizes = (TINY, 4, (4,), [2, 3]) if options.tiny else (Size(), 24, (4, 8), [2, 4, 8, 12, 16, 24])
     cluster = detect({"cpu": len(os.sched_getaffinity(0))})

@@ -169,8 +169,8 @@ def main() -> None:
 
 def train_by_gangs(work: Work) -> None:
     """Trains a gang for each job of a core's share, or one for the share as a group; the cores run in parallel."""
-    from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-    from ringmaster.techniques.runtime.processes.gang import Gang
+    from ringmaster.techniques.processes.forkserver_client import ForkServer
+    from ringmaster.techniques.processes.gang import Gang
 
     server = ForkServer()
     try:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 HEAD_DIM = 32
 VOCABULARY = 2048

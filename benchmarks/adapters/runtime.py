@@ -17,7 +17,7 @@ from benchmarks.adapters.peft import PeftLoop
 from ringmaster.techniques import Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import build_model
-from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.single import Single
 from ringmaster.techniques.training.fused.group import Group
 from ringmaster.techniques.training.fused.member import Member

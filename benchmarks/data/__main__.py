@@ -44,7 +44,7 @@ CHILD = """
 import json, os, resource, sys, time
 from pathlib import Path
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 said = json.loads(sys.argv[1])
 start_s, start_cpu_s = time.perf_counter(), time.process_time()
 spec, tokenizer = DataSpec(seq_len=512, vocab_size=8192, **said["spec"]), None
@@ -66,7 +66,7 @@ print(json.dumps({**found, "tokenizer": tokenizer}))
 GIVE_CHAT_TEMPLATE = """
 import sys
 from pathlib import Path
-from ringmaster.techniques.data.row_samples.tokenizer import give_chat_template
+from ringmaster.techniques.data.row_tokenizer import give_chat_template
 give_chat_template(Path(sys.argv[1]))
 """
 

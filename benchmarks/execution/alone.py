@@ -16,7 +16,7 @@ import psutil
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import registry
 from tests.cluster.jobs import Trace
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import until

@@ -15,7 +15,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.nodes import Timeouts
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import registry
 from tests.cluster.jobs import profiles_of, torch_job, waiting_job
 from tests.cluster.machines import Network
 from tests.cluster.pool import Pool

@@ -18,7 +18,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus, Share
 from ringmaster.tasks.storage.schema import NODES, ORDERS, SAID
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     CheckpointSaved,
     Event,
     OutcomeStatus,
@@ -27,7 +27,7 @@ from ringmaster.techniques.runtime.processes.events import (
     Steps,
     event_to_json,
 )
-from ringmaster.techniques.runtime.processes.reporter import STOP, UNTIL
+from ringmaster.techniques.processes.reporter import STOP, UNTIL
 
 LOOK_EVERY_S = 0.1  # as real nodes do
 REPORT_EVERY_S = 0.2  # as real gangs do, at most

@@ -126,8 +126,8 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
 def one_by_one(config, kind, folder, *, num, num_steps, **_):
     """Measures steps of the first few adapters under `single`, each as a gang of one trains it, scaled to all."""
     sys.path.append(str(ROOT))
-    from ringmaster.techniques.interface import registry
-    from ringmaster.techniques.runtime.processes.ranks import join
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.processes.ranks import join
     from ringmaster.techniques.training.trainer import Trainer
 
     medians = []
@@ -220,8 +220,8 @@ def job_of(config, number, **changes):
 
 
 def order_of(job, kind, folder):
-    from ringmaster.techniques.interface import registry
-    from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 
     return GangOrder(
         purpose=TRIAL,

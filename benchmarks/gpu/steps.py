@@ -135,9 +135,9 @@ def job_of(config, **changes):
 def ours(config, kind, folder, num_steps, *, recompute="none", **changes):
     """Returns the seconds of steps under `single`, as a gang of one trains it."""
     sys.path.append(str(ROOT))
-    from ringmaster.techniques.interface import registry
-    from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
-    from ringmaster.techniques.runtime.processes.ranks import join
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques.processes.ranks import join
     from ringmaster.techniques.training.trainer import Trainer
 
     path = registry.dotted_path("single")

@@ -28,8 +28,7 @@ from benchmarks.planning.families import draw
 from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,7 +249,7 @@ def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
                 processors.append(time.process_time() - processor_s)
             if row.busy_loops and _segments(row, problem, seed) != plan.segments:
                 raise SystemExit(f"{problem.name}: the plan depends on the load of the machine")
-            ratios += check(plan, problem, objective=registry.objective(row.objective))
+            ratios += check(plan, problem, objective=objective_by_name(row.objective))
             gaps.append(100 * plan.gap)
             moves.append(switches(plan, problem) / len(problem.jobs))
     goals = {key: value for key, value in asdict(row).items() if key.startswith("goal_")}

@@ -22,8 +22,7 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem
 
 
 @dataclass(frozen=True)

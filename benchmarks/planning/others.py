@@ -17,11 +17,10 @@ from benchmarks.planning.problems import ruled
 from benchmarks.planning.saturn import saturn
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, solve, verify
-from ringmaster.tasks.planning.bounds.dominance import useful_options
-from ringmaster.tasks.planning.bounds.job_costs import whole_of
-from ringmaster.tasks.planning.non_preemptive.time_indexed import solve_time_indexed
+from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
 
 ROOT = Path(__file__).resolve().parents[2]
 CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`

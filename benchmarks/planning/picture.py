@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning.charts.gantt import render_svg
+from ringmaster.tasks.planning.gantt import render_svg
 from ringmaster.tasks.planning.plans.baselines import current_practice
 from ringmaster.tasks.planning.solve import solve
 

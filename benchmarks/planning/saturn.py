@@ -20,7 +20,7 @@ import highspy
 import pulp
 
 from ringmaster.tasks.planning import Plan, Problem, Segment
-from ringmaster.tasks.planning.bounds.dominance import useful_options
+from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 
 PUBLISHED_M = 1e10

@@ -17,7 +17,7 @@ from random import Random
 from benchmarks.planning.families import draw
 from benchmarks.planning.rounds import RULES, played
 from ringmaster.tasks.planning import Plan, Problem, solve, verify
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- schedulers -->", "<!-- /schedulers -->"
@@ -62,7 +62,7 @@ def rows_of(family: str, draws: Sequence[dict[str, dict[str, float]]]) -> list[s
 def _measured(problem: Problem, plan: Plan, bounds: dict[str, float]) -> dict[str, float]:
     if faults := verify(plan, problem):
         raise SystemExit(f"{problem.name}, {plan.method}: {faults[:3]}")
-    values = {name: registry.objective(name).value(plan, problem) for name in OBJECTIVES}
+    values = {name: objective_by_name(name).value(plan, problem) for name in OBJECTIVES}
     above = {f"{name} over its bound": values[name] / bounds[name] for name in OBJECTIVES}
     return above | {"rho": values["fairness"], "switches": plan.num_switches / len(problem.jobs)}
 

@@ -12,10 +12,9 @@ from random import Random
 
 from benchmarks.planning.problems import Maker, drawn, ruled
 from ringmaster.tasks.planning import Problem, solve, verify
-from ringmaster.tasks.planning.whatif.changes import changed, dependents
+from ringmaster.tasks.planning.whatif.answers import section
+from ringmaster.tasks.planning.whatif.changes import Change, MoreDevices, MoreNodes, Without, changed, dependents
 from ringmaster.tasks.planning.whatif.gains import WhatIf
-from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, MoreNodes, Without
-from ringmaster.tasks.planning.whatif.sentences import section
 
 WORK_S = 1.0  # of each plan: small, so that a hundred draws take minutes
 TOLERANCE = 1e-6  # share of the makespan

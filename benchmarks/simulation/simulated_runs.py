@@ -30,9 +30,8 @@ from ringmaster.tasks.execution.replan_policy import (
 from ringmaster.tasks.execution.starter import checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
-from ringmaster.tasks.planning.problems.faults import LEAST_RUNTIME_S
+from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
+from ringmaster.tasks.planning.problems.problem_validation import LEAST_RUNTIME_S
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, SpeedErrors
 
 DAY_S = 86_400.0
@@ -228,7 +227,7 @@ class _Run:
                 self._replan()
         value = None
         if self.objective != MAKESPAN.name:
-            of = registry.objective(self.objective).coefficients(self.problem)
+            of = objective_by_name(self.objective).coefficients(self.problem)
             value = of.value(self.now.ended_s, self.now.held_s.items())
         return Simulated(
             self.now.now_s,

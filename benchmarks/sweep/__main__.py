@@ -156,7 +156,8 @@ def by_script(script: str, sweep: Sweep, home: Path) -> dict[str, Any]:
     """Runs one of the scripts as a whole command."""
     file = home / "sweep.json"
     file.write_text(json.dumps(asdict(sweep)))
-    environment = {"OMP_NUM_THREADS": str(sweep.threads)}
+    # By default Ray's workers run at the niceness 15, which only costs them time beside other work of this machine.
+    environment = {"OMP_NUM_THREADS": str(sweep.threads), "RAY_worker_niceness": "0"}
     seconds, found = command([sys.executable, Path(__file__).parent / script, file], environment, home)
     lines = (home / "evaluations.jsonl").read_text().splitlines()
     return {"seconds": seconds, "reported": found["loss"], **found, "evaluations": [json.loads(line) for line in lines]}

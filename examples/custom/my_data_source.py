@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from ringmaster import DataSpec, RowSource
-from ringmaster.techniques.data.row_samples.row_source import SampleContext
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data.row_source import SampleContext
+from ringmaster.techniques.metric import IGNORED
 
 
 class Answers(RowSource):

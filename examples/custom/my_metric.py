@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ringmaster import Metric
-from ringmaster.techniques.interface.metric import IGNORED, Outputs
+from ringmaster.techniques.metric import IGNORED, Outputs
 
 
 class CalibrationGap(Metric):

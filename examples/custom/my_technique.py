@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ringmaster import DataParallel
-from ringmaster.techniques.interface.technique import Config
+from ringmaster.techniques.technique import Config
 from ringmaster.techniques.training.recomputation import recompute_layers
 
 

@@ -15,7 +15,7 @@ from my_technique import OneMessage
 
 from ringmaster import Batch, train_batch
 from ringmaster.tasks.batch import load_batch
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import registry
 
 registry.register(OneMessage)
 folder = Path(__file__).parent

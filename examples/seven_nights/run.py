@@ -219,7 +219,7 @@ def main() -> int:
     from ringmaster.flows.batch.flow_runs import kept_result
     from ringmaster.flows.retrain_daily import retrain_daily
     from ringmaster.flows.retraining.retraining_run import current_clock
-    from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+    from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     def retrained() -> dict[str, Any]:
         """Runs the retraining; returns its result also where models have failed."""

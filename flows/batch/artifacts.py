@@ -22,14 +22,13 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, Prediction
-from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import beside_plan, counted
+from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.gantt import beside_plan, counted
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
-from ringmaster.tasks.planning.whatif.sentences import TITLE, section
+from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
-from ringmaster.techniques.runtime.processes.events import Metrics
+from ringmaster.techniques.processes.events import Metrics
 from ringmaster.text import markdown
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all

@@ -44,7 +44,7 @@ from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 
 LEASE_RETRY_S = 1.0
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB

@@ -31,20 +31,19 @@ from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions
-from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
-from ringmaster.tasks.planning.plans.checked import checked_fusion
+from ringmaster.tasks.planning.plans.checked_plans import checked_fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines, without_deadlines
-from ringmaster.tasks.planning.whatif.sentences import section
+from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.profile import PREDICTED
 from ringmaster.text import markdown
 
 

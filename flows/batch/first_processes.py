@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ringmaster.flows.services import server_process
 from ringmaster.tasks.batch import Batch
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 _fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will use them, by batch name
 

@@ -9,9 +9,9 @@ from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.preflight import run_preflight
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques import registry
+from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 
 def check_jobs(batch: Batch) -> None:

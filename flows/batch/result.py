@@ -10,13 +10,13 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, Prediction, predictions_in
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import baselines
-from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
+from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.profile import PREDICTED
 from ringmaster.text import printable
 
 MEASURED = "is_measured"
@@ -82,7 +82,7 @@ class BatchResult:
     @property
     def objective_value(self) -> float | None:
         """The value where it is not the makespan, else None."""
-        return None if registry.objective(self.objective).only_last_end else self.value
+        return None if objective_by_name(self.objective).only_last_end else self.value
 
     @property
     def exit_code(self) -> int:
@@ -223,7 +223,7 @@ def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord],
     groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)
     problem = replace(problem, jobs=grouped)
-    return registry.objective(batch.objective).coefficients(problem).value(ends_s, held)
+    return objective_by_name(batch.objective).coefficients(problem).value(ends_s, held)
 
 
 def _device_s(segment: SegmentRecord) -> float:

@@ -34,7 +34,7 @@ def techniques(
     as_json: AsJson = False,
 ) -> None:
     """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
-    from ringmaster.techniques.interface import registry
+    from ringmaster.techniques import registry
 
     if model is not None:
         from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report

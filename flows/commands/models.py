@@ -104,7 +104,7 @@ def _show(examined: Mapping[str, Examined]) -> None:
     """What was found of each model, for a person: one table of all."""
     from ringmaster.tasks.evaluation.recording import tables
     from ringmaster.tasks.evaluation.slices import ALL
-    from ringmaster.techniques.metrics.registry import why_undefined
+    from ringmaster.techniques.metric import why_undefined
 
     found: dict[str, list[Mapping[str, Any]]] = {}
     for label, seen in examined.items():

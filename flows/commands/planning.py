@@ -55,7 +55,7 @@ def plan(
     if output:
         write_text(output, json.dumps(found.to_json(), indent=1))
     if svg:
-        from ringmaster.tasks.planning.charts.gantt import render_svg
+        from ringmaster.tasks.planning.gantt import render_svg
 
         write_text(svg, render_svg(found, problem))
     simple = _simple(problem)
@@ -77,8 +77,8 @@ def check(
     Exit 0 where all of it holds, else 1 and the faults on stdout. No solver is used, nor code that makes plans.
     """
     from ringmaster.tasks.planning import certified_bound, verify
-    from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
-    from ringmaster.tasks.planning.problems.faults import shown
+    from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
+    from ringmaster.tasks.planning.problems.problem_validation import shown
 
     problem, planned = read_problem(problem_file), read_plan(plan_file)
     if faults := verify(planned, problem):
@@ -110,10 +110,10 @@ def check(
 
 
 def _registered(objective: str) -> str:
-    from ringmaster.tasks.planning.objectives import registry
+    from ringmaster.tasks.planning.objectives import objective_names
 
-    if objective not in registry.names():
-        raise typer.BadParameter(f"{objective!r} is not one of {', '.join(map(repr, registry.names()))}.")
+    if objective not in objective_names():
+        raise typer.BadParameter(f"{objective!r} is not one of {', '.join(map(repr, objective_names()))}.")
     return objective
 
 

@@ -11,10 +11,11 @@ import typer
 from rich.markdown import Markdown
 
 from ringmaster.flows import settings
+from ringmaster.flows.commands.running import training
 from ringmaster.flows.examples import located
 from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, error_console, print_json, working
 from ringmaster.flows.services import server_process
-from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.dotted_names import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the controller has its own.", min=0)]
 
@@ -29,10 +30,15 @@ def sweep(
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     with working(f"reading {sweep_file}"):
-        from ringmaster.flows.sweeps.file import load_sweep
+        from ringmaster.flows.sweeps.file import load_sweep, spec_of
 
         form = load_sweep(located(sweep_file))
-    result = _run("ringmaster.flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
+        batch = spec_of(form).batch()
+    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
+        from ringmaster.flows.sweep import sweep as sweep_flow
+
+        end.result = sweep_flow(**form.parameters(), resume=resume)
+    result: dict[str, Any] = end.result
     console = error_console()
     console.print(_table(result["leaderboard"]))
     if result["challenger"]:

@@ -19,9 +19,9 @@ from ringmaster.flows.output import AsJson, announce, error_console, output_cons
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning.whatif.changes import Change, Deadline
     from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer
     from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
-    from ringmaster.tasks.planning.whatif.questions import Change, Deadline
 
 UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -82,8 +82,8 @@ def whatif(
     else:
         problem = read_problem(file)
         planned = _made(problem, limits) if plan is None else read_plan(plan)
+    from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes
     from ringmaster.tasks.planning.whatif.gains import WhatIf
-    from ringmaster.tasks.planning.whatif.questions import Deadline, MoreDevices, MoreNodes
 
     more = len(add_devices or ())
     changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
@@ -105,7 +105,7 @@ class _Report:
     """Answers question by question, and prints each sentence as soon as it is known."""
 
     def __init__(self, what_if: WhatIf, *, is_quiet: bool) -> None:
-        from ringmaster.tasks.planning.charts.drawing import seconds_text
+        from ringmaster.tasks.planning.gantt import seconds_text
 
         self.what_if, self._is_quiet, self._console = what_if, is_quiet, output_console()
         end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
@@ -113,7 +113,7 @@ class _Report:
 
     def gains(self, changes: Sequence[Change], *, limits: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Answers what changes gain. limits: of the searches; None for no search."""
-        from ringmaster.tasks.planning.whatif.json_form import gain_json
+        from ringmaster.tasks.planning.whatif.answers import gain_json
 
         found = []
         for change in changes:
@@ -123,9 +123,8 @@ class _Report:
 
     def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
         """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
+        from ringmaster.tasks.planning.whatif.answers import deadline_json, deadline_lines
         from ringmaster.tasks.planning.whatif.deadlines import answer_deadline
-        from ringmaster.tasks.planning.whatif.json_form import deadline_json
-        from ringmaster.tasks.planning.whatif.sentences import deadline_lines
 
         found: list[DeadlineAnswer] = []
         for question in questions:
@@ -135,16 +134,15 @@ class _Report:
 
     def explanation(self) -> dict[str, Any]:
         """Says which nodes and jobs decide when the last job ends."""
+        from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines
         from ringmaster.tasks.planning.whatif.explanation import explain
-        from ringmaster.tasks.planning.whatif.json_form import explanation_json
-        from ringmaster.tasks.planning.whatif.sentences import explanation_lines
 
         explanation = explain(self.what_if)
         self._say(explanation_lines(explanation))
         return {"explanation": explanation_json(explanation)}
 
     def _said(self, gain: Gain) -> Gain:
-        from ringmaster.tasks.planning.whatif.sentences import gain_lines
+        from ringmaster.tasks.planning.whatif.answers import gain_lines
 
         self._say(gain_lines(gain, self.what_if))
         return gain
@@ -193,7 +191,7 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
 
 
 def _left_out(problem: Problem, text: str) -> Change:
-    from ringmaster.tasks.planning.whatif.questions import Without
+    from ringmaster.tasks.planning.whatif.changes import Without
 
     is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
     return Without(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))

@@ -121,7 +121,7 @@ class Bisection:
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
         from ringmaster.techniques.models.export import export_checkpoint
-        from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+        from ringmaster.techniques.processes.scratch import ScratchFolder
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"

@@ -4,10 +4,10 @@ A run that Prefect has lost is created anew. A run whose process fell silent is 
 run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets no run, or its run
 is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
 
-Restarts flow runs whose process died: the runs that submit batches to a pool, follow and record them.
-
-The pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same run is
-scheduled again, finds the jobs that it had submitted, and repeats nothing.
+`CrashedRuns` restarts flow runs whose process died: the runs that submit batches to a pool, follow and record them. The
+pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same run is
+scheduled again, finds the jobs that it had submitted, and repeats nothing. `LateAnswers` answers runs that ask a person
+who does not answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
 
-logger = logging.getLogger(__name__)
 logger = logging.getLogger(__name__)
 
 ASKING_DEPLOYMENT = "train-batch"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -52,6 +51,8 @@ STAND_BY_S = 1.0  # interval of the leader checks
 BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
 FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
 Notice = Callable[[str], None]
+Watch = Callable[[threading.Event], None]
+"""Looks at the pool or at Prefect periodically until the event is set."""
 
 
 class PoolAlarms:
@@ -97,13 +98,6 @@ def _watch(batch: Submission | None) -> DeadlineAlarms | None:
     if batch is None or not batch.asked.deadlines_s:
         return None
     return DeadlineAlarms(batch.name, deadlines_s=batch.asked.deadlines_s, started_s=batch.started_s)
-
-
-class Watcher(Protocol):
-    """A part of the controller's process that looks at the pool or at Prefect periodically."""
-
-    def keep_looking(self, until: threading.Event) -> None:
-        """Looks until `until` is set."""
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
@@ -173,24 +167,27 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker.start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
         silent_s = 2 * Timeouts.of_environment().lost_after_s
-        watchers: Mapping[str, Watcher] = {
-            "segment-runs": segment_runs,
-            "crashed-runs": CrashedRuns(database),
-            "batch-runs": BatchRuns(database, silent_s=silent_s),
-            "alarms": PoolAlarms(database),
-            "late-answers": LateAnswers(),
+        watchers: Mapping[str, Watch] = {
+            "segment-runs": segment_runs.keep_looking,
+            "crashed-runs": CrashedRuns(database).keep_looking,
+            "batch-runs": BatchRuns(database, silent_s=silent_s).keep_looking,
+            "alarms": PoolAlarms(database).keep_looking,
+            "late-answers": LateAnswers().keep_looking,
         }
-        for name, watcher in watchers.items():
-            threading.Thread(target=keep_looking, args=(watcher, stopping), name=name, daemon=True).start()
+        for name, watch in watchers.items():
+            threading.Thread(target=keep_looking, args=(watch, stopping), name=name, daemon=True).start()
         yield executor
 
 
-def keep_looking(watcher: Watcher, stopping: threading.Event) -> None:
-    """Has a watcher look until `stopping` is set. One that raises is logged once for each error, and begins again."""
+def keep_looking(watch: Watch, stopping: threading.Event) -> None:
+    """Has a part of this process look until `stopping` is set.
+
+    One that raises is logged once for each error, and begins again.
+    """
     told = set[str]()
     while not stopping.is_set():
         try:
-            watcher.keep_looking(stopping)
+            watch(stopping)
         except Exception as error:
             if repr(error) not in told:
                 told.add(repr(error))

@@ -45,7 +45,7 @@ from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques.interface.preflight import Preflight, Refusal
+from ringmaster.techniques.preflight import Preflight, Refusal
 
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = (

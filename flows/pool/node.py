@@ -28,7 +28,7 @@ from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0
 RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release

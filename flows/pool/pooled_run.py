@@ -53,7 +53,7 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
 CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancelled

@@ -26,7 +26,7 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.parents import end_with_parent
 from ringmaster.flows.process.process_log import Role, log_to_stderr
-from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
+from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.metrics.registry import metrics_named
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.data_source import LANGUAGE_MODELING
+from ringmaster.techniques.metric import metrics_named
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
 
 if TYPE_CHECKING:

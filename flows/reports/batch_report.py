@@ -12,7 +12,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.output import message, styled
 from ringmaster.flows.reports.plan_report import interval_text
-from ringmaster.tasks.planning.charts.drawing import beside_plan, counted
+from ringmaster.tasks.planning.gantt import beside_plan, counted
 from ringmaster.tasks.storage.journal import JobStatus
 
 MOST_MODELS = 8  # whose folders are listed one by one

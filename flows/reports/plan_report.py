@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ringmaster.flows.output import styled
-from ringmaster.tasks.planning.bounds.counting import COUNTING
-from ringmaster.tasks.planning.charts.drawing import COLOURS, counted, seconds_text
-from ringmaster.tasks.planning.charts.gantt_text import axis, job_lines, margin_and_columns, rows
+from ringmaster.tasks.planning.bounds.bounds import COUNTING
+from ringmaster.tasks.planning.gantt import COLOURS, counted, seconds_text
+from ringmaster.tasks.planning.gantt_text import axis, job_lines, margin_and_columns, rows
 from ringmaster.tasks.planning.plans.plan import Segment
 
 if TYPE_CHECKING:

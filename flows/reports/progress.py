@@ -34,10 +34,10 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.execution.starter import called
-from ringmaster.tasks.planning.charts.drawing import counted
+from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.metrics.registry import why_undefined
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, PhaseStarted
+from ringmaster.techniques.metric import why_undefined
+from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, PhaseStarted
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log

@@ -20,10 +20,9 @@ from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight
-from ringmaster.techniques import GangShape
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques import GangShape, registry
+from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 PATIENCE_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ringmaster.flows.output import fitting_columns, styled
-from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
-from ringmaster.tasks.planning.charts.gantt_text import Piece
+from ringmaster.tasks.planning.gantt import COLOURS, seconds_text
+from ringmaster.tasks.planning.gantt_text import Piece
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 from ringmaster.tasks.timeline.text import (
     FAULT_MARK,

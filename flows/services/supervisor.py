@@ -25,7 +25,7 @@ from ringmaster.flows.process.proxies import open_directly
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import READY_FILE, Service, ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.process_ids import ProcessId, reap
-from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
+from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__
 

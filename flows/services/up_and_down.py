@@ -47,7 +47,7 @@ from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
-from ringmaster.techniques.runtime.processes.stopped import is_stopped
+from ringmaster.techniques.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
 TOLD_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for

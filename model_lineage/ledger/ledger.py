@@ -141,7 +141,7 @@ class Ledger(Models):
 
     def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
         """Returns a model of the ledger from the store, or None if the store does not have it."""
-        from ringmaster.model_lineage.tensors import TensorStoreError
+        from ringmaster.errors import TensorStoreError
 
         model = self._logged_model(model_id)
         id = None if model is None else model.tags.get(TENSORS)

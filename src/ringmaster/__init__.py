@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
-    from ringmaster.techniques.data.row_samples.row_source import RowSource
-    from ringmaster.techniques.interface.data_parallel import DataParallel
+    from ringmaster.techniques.data.row_source import RowSource
+    from ringmaster.techniques.data_parallel import DataParallel
 
 __all__ = [
     "AdaptationSpec",
@@ -69,9 +69,9 @@ _MODULES = {
     "Batch": "ringmaster.tasks.batch",
     "BatchFailed": "ringmaster.errors",
     "BatchResult": "ringmaster.flows.batch.result",
-    "DataParallel": "ringmaster.techniques.interface.data_parallel",
+    "DataParallel": "ringmaster.techniques.data_parallel",
     "RingmasterError": "ringmaster.errors",
-    "RowSource": "ringmaster.techniques.data.row_samples.row_source",
+    "RowSource": "ringmaster.techniques.data.row_source",
     "profile_batch": "ringmaster.flows.profile_batch",
     "train_batch": "ringmaster.flows.train_batch",
 }

@@ -21,8 +21,8 @@ from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEn
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.losses.registry import reward_names
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
 
 

@@ -14,7 +14,7 @@ from ringmaster.techniques.data.inference import (
     infer_kind,
     with_processor_of,
 )
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.losses.contrastive import Contrastive
 
 

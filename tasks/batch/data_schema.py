@@ -20,8 +20,8 @@ from ringmaster.tasks.batch.field_types import (
     Source,
     Whole,
 )
+from ringmaster.techniques import job
 from ringmaster.techniques.data.rows import FORMATS
-from ringmaster.techniques.interface import job
 
 
 class Section(BaseModel):

@@ -7,12 +7,12 @@ from pydantic import Field, StringConstraints, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
+from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.rows import FORMATS
-from ringmaster.techniques.data.sources.registry import data_source_names
-from ringmaster.techniques.interface import job
-from ringmaster.techniques.losses.registry import loss_names
-from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.data_source import data_source_names
+from ringmaster.techniques.loss import loss_names
+from ringmaster.techniques.metric import metric_names
 
 COLUMN_TYPES = tuple(
     kind + mark for kind in ("text", "integer", "number", "boolean", "time", "tokens", "any") for mark in ("", "?")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.interface.job import MERGED, Job
+from ringmaster.techniques.job import MERGED, Job
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 
 TOKENIZER = "tokenizer.json"

@@ -22,18 +22,17 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
-from ringmaster.tasks.planning.objectives import registry as objectives
+from ringmaster.tasks.planning.objectives import objective_names
+from ringmaster.techniques import registry
+from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.rows import format_of
-from ringmaster.techniques.data.sources.registry import ALIASES, data_source_names
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import Adapter
-from ringmaster.techniques.interface.loss import DOTTED_NAME
-from ringmaster.techniques.losses.registry import loss_names
-from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.techniques.data_source import ALIASES, data_source_names
+from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.loss import DOTTED_NAME, loss_names
+from ringmaster.techniques.metric import metric_names
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 from ringmaster.text import shortened
 
 MAX_LISTED = 16
@@ -120,7 +119,7 @@ def data_kind(name: str) -> str:
 
 def objective(name: str) -> str:
     """Checks that an objective is registered."""
-    return one_of(objectives.names())(name)
+    return one_of(objective_names())(name)
 
 
 def architecture(name: str) -> str:

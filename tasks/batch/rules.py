@@ -22,10 +22,9 @@ from ringmaster.tasks.batch.job_rules.adapters import adapter_findings, base_fin
 from ringmaster.tasks.batch.job_rules.training import training_findings
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
-from ringmaster.techniques.data.windows import moment
-from ringmaster.techniques.interface.job import ATTENTIONS, Job, ModelSpec
-from ringmaster.techniques.interface.loss import option_faults, options_of
-from ringmaster.techniques.losses.registry import is_named, loss_class, loss_names
+from ringmaster.techniques.data.file_rows import moment
+from ringmaster.techniques.job import ATTENTIONS, Job, ModelSpec
+from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]

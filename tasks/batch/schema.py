@@ -1,6 +1,6 @@
 """Pydantic models of the batch file: the keys and the type of each value.
 
-The models mirror the frozen dataclasses of `ringmaster.techniques.interface.job` and take their defaults from them. A
+The models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A
 field's description completes the sentence "To fix: give ..."; editors show it too.
 """
 
@@ -42,10 +42,10 @@ from ringmaster.tasks.batch.field_types import (
     ScheduleName,
     Whole,
 )
-from ringmaster.tasks.planning.objectives import registry as objectives
-from ringmaster.techniques.interface import job
-from ringmaster.techniques.losses.registry import loss_names
-from ringmaster.techniques.metrics.registry import metric_names
+from ringmaster.tasks.planning.objectives import objective_names
+from ringmaster.techniques import job
+from ringmaster.techniques.loss import loss_names
+from ringmaster.techniques.metric import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight", "user")
 """The keys of a job's entry that only the planner reads."""
@@ -309,7 +309,7 @@ class BatchEntry(Section):
 def json_schema() -> dict[str, Any]:
     """Returns the JSON schema of batch files, with which editors complete and check them."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | BatchEntry.model_json_schema()
-    schema["properties"]["objective"] |= {"enum": list(objectives.names())}
+    schema["properties"]["objective"] |= {"enum": list(objective_names())}
     parts = schema["$defs"]
     # A key that the template lacks may be given under `over`.
     parts["GridEntry"]["properties"]["template"] = parts["JobEntry"] | {"required": ["name"]}

@@ -13,7 +13,7 @@ from ringmaster.tasks.batch import document, wording
 from ringmaster.tasks.batch.data_schema import Dataset, DatasetVersion
 from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
 from ringmaster.tasks.files import beside, is_file, text_of
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.text import is_printable_name, shortened
 
 FILE = "datasets.yaml"

@@ -13,9 +13,9 @@ from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.rows import FileText, format_of
-from ringmaster.techniques.data.sources.registry import data_source_of
 from ringmaster.techniques.data.training_faults import SplitRows
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.job import DataSpec
 
 MOST_REMEMBERED = 256
 

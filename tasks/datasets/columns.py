@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.tasks.batch.faults import got
-from ringmaster.techniques.data.windows import moment
+from ringmaster.techniques.data.file_rows import moment
 
 WORDS = {
     "text": "text",

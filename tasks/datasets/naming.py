@@ -15,7 +15,7 @@ from ringmaster.tasks.batch.faults import Finding, Place
 from ringmaster.tasks.datasets.catalogue import Catalogue, catalogue_of
 from ringmaster.tasks.datasets.checking import data_findings
 from ringmaster.tasks.datasets.resolving import resolved
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 NOT_READ = frozenset({"seq_len", "vocab_size", "tokenizer", "padding", "sampling", "packing"})
 """The fields that do not affect which rows of a data set are read, nor what is checked in them."""

@@ -10,7 +10,7 @@ from typing import Any
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrays import fingerprint
 from ringmaster.techniques.data.manifest import FILE, Manifest
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 ROWS = f"data/{FILE}"
 """The artifact of a job's run with the content hashes of the rows that were read."""

@@ -25,7 +25,7 @@ from ringmaster.tasks.evaluation.suite import (
     BehaviourEntry,
     slots_of,
 )
-from ringmaster.techniques.data.limits import Expansion
+from ringmaster.techniques.data.rows import Expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ringmaster.tasks.evaluation.slices import Measured
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.text import xml
 
 WIDTH, LEFT, RIGHT, TOP, LINE, GAP = 900, 220, 190, 76, 26, 58

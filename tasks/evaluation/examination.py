@@ -17,7 +17,7 @@ from ringmaster.tasks.evaluation.slices import Measured, measure
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job
-from ringmaster.techniques.metrics.registry import default_metrics
+from ringmaster.techniques.metric import default_metrics
 from ringmaster.techniques.scoring import Progress
 from ringmaster.techniques.scoring.order import TrainingData
 

@@ -19,7 +19,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.techniques.interface.metric import GatheredMetric, Metric
+from ringmaster.techniques.metric import GatheredMetric, Metric
 
 NUM_DRAWS = 2000
 CHUNK = 4_000_000  # the most counts drawn at a time

@@ -17,16 +17,9 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.interface.metric import GatheredMetric
-from ringmaster.techniques.metrics.registry import metric_named
-from ringmaster.techniques.runtime.processes.events import (
-    ModelFailed,
-    RankExited,
-    RowsScored,
-    ScoringProgress,
-    event_from_json,
-)
-from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+from ringmaster.techniques.metric import GatheredMetric, metric_named
+from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
+from ringmaster.techniques.processes.scratch import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
 from ringmaster.techniques.scoring.order import SCORES, TrainingData
 

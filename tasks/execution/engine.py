@@ -15,12 +15,12 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.storage.database import Database
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.registry import find, installed
-from ringmaster.techniques.runtime.processes.events import Event
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.launcher import Launcher
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.processes.events import Event
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.registry import find, installed
 
 Say = Callable[[Event], None]
 

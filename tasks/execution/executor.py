@@ -21,14 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.events import (
-    ExecutionEvent,
-    GangSaid,
-    Listener,
-    Listeners,
-    Planned,
-    SegmentEnded,
-)
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Listener, Listeners, Planned, SegmentEnded
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
@@ -36,7 +29,7 @@ from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
     Event,
@@ -48,8 +41,8 @@ from ringmaster.techniques.runtime.processes.events import (
     RefusedEvent,
     Steps,
 )
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.reporter import STOP, leave
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)

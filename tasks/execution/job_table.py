@@ -28,7 +28,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.loss import loss_function_of
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE = "job", "like"

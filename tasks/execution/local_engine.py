@@ -29,9 +29,9 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentE
 from ringmaster.tasks.process_identity import identity
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.runtime.processes.events import Event, Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
-from ringmaster.techniques.runtime.processes.launcher import Launcher
+from ringmaster.techniques.processes.events import Event, Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.launcher import Launcher
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (

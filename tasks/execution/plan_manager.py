@@ -33,7 +33,7 @@ from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, Journal
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 
 MakePlan = Callable[[Problem], Plan]
 

@@ -10,19 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, end_of, hand_over, startable
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import MEASURED
-from ringmaster.techniques.runtime.processes.events import (
-    CheckpointSaved,
-    Event,
-    JobEvent,
-    Metrics,
-    PhaseStarted,
-    Ready,
-    Steps,
-)
-from ringmaster.techniques.runtime.processes.reporter import STOP, until
+from ringmaster.techniques.processes.events import CheckpointSaved, Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.reporter import STOP, until
+from ringmaster.techniques.profile import MEASURED
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean

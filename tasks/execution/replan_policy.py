@@ -33,8 +33,8 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.problems.parts import Running
+from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.problems.problem import Running
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
@@ -335,7 +335,7 @@ def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
     only one job is left.
     """
     has_deadlines = any(job.deadline_s is not None for job in rest.problem.jobs)
-    if has_deadlines or not registry.objective(policy.objective).only_last_end:
+    if has_deadlines or not objective_by_name(policy.objective).only_last_end:
         return True
     could_gain_s = left_s - preemptive_bound(rest.problem).seconds
     return could_gain_s > max(policy.worth * left_s, policy.worth_s)
@@ -373,7 +373,7 @@ def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: Policy) -> float:
     held_before_s = now.held_s
     held_s = {node: held - held_before_s.get(node, 0.0) for node, held in ahead.held_s.items()}
     num_devices = {node.id: node.num_devices for node in ahead.problem.nodes}
-    of = registry.objective(policy.objective).coefficients(ahead.problem)
+    of = objective_by_name(policy.objective).coefficients(ahead.problem)
     return of.in_seconds(left_s, held_s, num_devices=num_devices)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ringmaster.codec import digest
 from ringmaster.techniques import Job
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
-from ringmaster.techniques.runtime.checkpoints.storage import join_root
+from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.storage import join_root
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,11 @@ from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
-from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.turns import steps_taken
-from ringmaster.techniques.runtime.processes.events import Event
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.processes.events import Event
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.order import TRAIN, GangOrder
+from ringmaster.techniques.turns import steps_taken
 
 MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
 MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's

@@ -6,11 +6,10 @@ The import is light: solvers are imported when they are first needed.
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
-from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
+from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob, Running
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, Running
 from ringmaster.tasks.planning.solve import solve
 
 __all__ = [

@@ -8,10 +8,8 @@ later runs a few seconds.
 
 from __future__ import annotations
 
-from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import Preemption
-from ringmaster.tasks.planning.solve import solve
+from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.solve import Preemption, solve
 
 PLANS: tuple[tuple[tuple[str, ...], Preemption, str], ...] = (
     (("",), "auto", "makespan"),

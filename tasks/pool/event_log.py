@@ -33,7 +33,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD, json_field
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     DeviceTelemetry,
     Event,
     JobEvent,

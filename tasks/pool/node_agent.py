@@ -27,10 +27,10 @@ from ringmaster.tasks.pool.node_gangs import Gangs, StartGang, start_gang
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
-from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus, ShareEnded
-from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Outcome, as_event
+from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.processes.fence import seconds_since_boot
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.gang import Outcome, as_event
 
 logger = logging.getLogger(__name__)
 

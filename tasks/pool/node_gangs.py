@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from ringmaster.errors import NodeAlreadyServed
 from ringmaster.tasks.execution.local_engine import Leases
 from ringmaster.tasks.storage.message_store import KILL, Share
-from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
-from ringmaster.techniques.runtime.processes.launcher import Launcher
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.techniques.processes.events import Event, OutcomeStatus
+from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import STOP
 
 LOOK_EVERY_S = 1.0
 WORKER = "worker "

@@ -17,8 +17,8 @@ from typing import Any
 from ringmaster.codec import digest
 from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 WHOLE, SHARDED = "whole", "sharded"

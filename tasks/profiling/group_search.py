@@ -51,10 +51,10 @@ from ringmaster.tasks.profiling.profile_store import fingerprint
 from ringmaster.tasks.profiling.search import FAILED, Failure, Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.interface.profiles import PREDICTED, GroupMember, ProfileKey
-from ringmaster.techniques.interface.turns import AT_ONCE
+from ringmaster.techniques.preflight import Candidate
+from ringmaster.techniques.profile import PREDICTED, GroupMember, ProfileKey
 from ringmaster.techniques.training.fused.group_requirements import NAME
+from ringmaster.techniques.turns import AT_ONCE
 
 Point = tuple[float, float]
 LEAST_STARTUP_S = 1e-3

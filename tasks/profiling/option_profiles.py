@@ -23,9 +23,9 @@ from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
 from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.group_requirements import NAME
 
 # No runtime may be zero, not even that of a job of which only the export is left.

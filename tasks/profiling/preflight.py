@@ -12,15 +12,12 @@ from pathlib import Path
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Cluster, Device
-from ringmaster.techniques import Job
-from ringmaster.techniques.data.encoding.vocabularies import have_other_tokens
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import BESIDE_ONE_STEP
-from ringmaster.techniques.interface.preflight import Preflight, PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques import Job, registry
+from ringmaster.techniques.data.tokens import have_other_tokens
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
+from ringmaster.techniques.job import BESIDE_ONE_STEP
+from ringmaster.techniques.preflight import Preflight, PreflightOrder
+from ringmaster.techniques.processes.events import (
     DataProgress,
     PreflightDone,
     PreflightFailed,
@@ -28,11 +25,12 @@ from ringmaster.techniques.runtime.processes.events import (
     RankExited,
     event_from_json,
 )
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
-from ringmaster.techniques.runtime.processes.gang import was_killed
-from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.processes.gang import was_killed
+from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.technique import GangShape
 
-PREFLIGHT_TARGET = "ringmaster.techniques.runtime.estimates.preflight:main"
+PREFLIGHT_TARGET = "ringmaster.techniques.estimates.preflight:main"
 # The attempts of a trial, or of a job's preflight, that is killed from outside.
 MAX_ATTEMPTS = 3
 Notice = Callable[[str], None]

@@ -14,13 +14,12 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, Failure, Result
-from ringmaster.techniques import Profile
-from ringmaster.techniques.data.sources.registry import LANGUAGE_MODELING, installed_source
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
-from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.losses.registry import reward_names, source_of
-from ringmaster.techniques.metrics.registry import installed_metric
+from ringmaster.techniques import Profile, registry
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
+from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
+from ringmaster.techniques.loss import reward_names, source_of
+from ringmaster.techniques.metric import installed_metric
+from ringmaster.techniques.profile import ProfileKey
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
 LIBRARIES = ("torch", "transformers")

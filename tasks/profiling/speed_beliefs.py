@@ -47,12 +47,12 @@ from ringmaster.codec import digest
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
+from ringmaster.techniques.profile import PREDICTED
 
-TARGET = "ringmaster.techniques.runtime.estimates.reference_kernel:main"
+TARGET = "ringmaster.techniques.estimates.reference_kernel:main"
 VERSION = 1  # incremented when the kernel changes
 BUSY_LOAD = 1.15
 """The load above which a machine counts as busy with other work, and its user is told."""

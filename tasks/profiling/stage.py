@@ -48,8 +48,8 @@ from ringmaster.tasks.profiling.trials import (
     trial_of_config,
 )
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.interface.profiles import PREDICTED
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.profile import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,14 +29,13 @@ from ringmaster.tasks.profiling.search import (
     worthwhile,
 )
 from ringmaster.tasks.profiling.speed_beliefs import QuietTimes, without_load
-from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
-from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.runtime.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
-from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.preflight import Candidate, Preflight
+from ringmaster.techniques.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
+from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.order import TRIAL, GangOrder
+from ringmaster.techniques.processes.reporter import MEASURE, STOP
+from ringmaster.techniques.profile import ProfileKey
 
 _Device = TypeVar("_Device")
 

@@ -22,8 +22,8 @@ from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning.charts import gantt
-from ringmaster.tasks.planning.charts.drawing import beside_plan
+from ringmaster.tasks.planning import gantt
+from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (
@@ -38,16 +38,10 @@ from ringmaster.tasks.recording.rows import (
 from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.metrics.registry import why_undefined
-from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model
-from ringmaster.techniques.runtime.processes.events import (
-    CheckpointFailed,
-    CheckpointSaved,
-    Event,
-    OutcomeStatus,
-    Ready,
-)
+from ringmaster.techniques.checkpoints.shared_models import fetch_model
+from ringmaster.techniques.metric import why_undefined
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, OutcomeStatus, Ready
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run

@@ -12,11 +12,10 @@ from ringmaster.tasks.execution.events import Planned
 from ringmaster.tasks.recording.system_metrics import telemetry_points
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.data.row_samples.row_source import RowSource
-from ringmaster.techniques.data.sources.registry import data_source_of
-from ringmaster.techniques.interface.loss import options_of
-from ringmaster.techniques.losses.registry import loss_function_of
-from ringmaster.techniques.runtime.processes.events import DeviceTelemetry, Event, Metrics, Steps
+from ringmaster.techniques.data.row_source import RowSource
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.loss import loss_function_of, options_of
+from ringmaster.techniques.processes.events import DeviceTelemetry, Event, Metrics, Steps
 
 
 def end_details(record: JobRecord) -> dict[str, Any]:

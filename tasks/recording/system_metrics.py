@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.runtime.processes.events import DeviceTelemetry
+from ringmaster.techniques.processes.events import DeviceTelemetry
 
 # By the key in a telemetry event: MLflow's metric name, and the factor that converts the value.
 NAMES = {

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.techniques.data.files import matching, opened
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 

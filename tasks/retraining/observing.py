@@ -15,8 +15,7 @@ from ringmaster.codec import from_json, stored_as, to_json
 from ringmaster.tasks.evaluation.assertions.logs import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.retraining.drift import Reference, reference_of
-from ringmaster.techniques.data.arrays import open_columns
-from ringmaster.techniques.data.row_samples.ragged import rows_of
+from ringmaster.techniques.data.arrays import open_columns, rows_of
 
 MOST_ROWS = 5000  # of data: evenly spread rows; of a log: the newest rows
 PREDICTED = ("prediction", "confidence")

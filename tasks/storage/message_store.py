@@ -17,8 +17,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
-from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
+from ringmaster.techniques.processes.order import GangOrder
 
 KILL = "kill"  # the command to end the gang at once
 WORDS_A_PAGE = 2000  # events per read transaction: a server ends transactions whose results are processed slowly

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.tasks.sweeping.leaderboard import Reports, last
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.text import xml
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 440, 80, 80, 80, 60

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 
 Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
 """The metrics on held-out data, by trial and step."""

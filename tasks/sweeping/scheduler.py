@@ -23,8 +23,8 @@ from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
-from ringmaster.techniques.metrics.registry import metric_named
-from ringmaster.techniques.runtime.processes.events import Metrics
+from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.processes.events import Metrics
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"

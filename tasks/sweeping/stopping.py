@@ -140,8 +140,9 @@ def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) ->
 
     Of the n trials that have reached a rung, the best n // eta may go on. Both versions wait where waiting costs
     nothing. ASHA promotes no trial while other trials can use the devices, because further arrivals at the rung can
-    only improve the choice. Halving promotes none before all trials have reached the rung or ended. A trial that can no
-    longer be among the best is stopped.
+    only improve the choice. Once no trial is to come, the choice is final, and all of the best go on together: the plan
+    then sees all that is left. Halving promotes none before that. A trial that can no longer be among the best is
+    stopped.
     """
     if not trials:
         return StoppingDecisions()
@@ -152,15 +153,14 @@ def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) ->
         there = sorted((t for t in trials if rung in t.scores), key=lambda t: -t.scores[rung])
         num_to_come = sum(not t.has_ended and rung not in t.scores for t in trials)
         most = max(1, (len(there) + num_to_come) // eta)
-        now = most if num_to_come == 0 else len(there) // eta
-        if stopping.policy == HALVING and num_to_come:
-            now = 0
+        is_final = num_to_come == 0
+        now = most if is_final else 0 if stopping.policy == HALVING else len(there) // eta
         for place, trial in enumerate(there):
             if trial.has_ended or trial.goal != rung:
                 continue
             if place >= most or math.isinf(trial.scores[rung]):
                 stops[trial.name] = _why(trial, rung, place=place, num=len(there))
-            elif place < now and (stopping.policy == HALVING or num_under_way <= num_slots):
+            elif place < now and (is_final or num_under_way <= num_slots):
                 goals[trial.name] = following
                 num_under_way += 1
     return StoppingDecisions(goals=goals, stops=stops)

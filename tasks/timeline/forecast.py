@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, Span
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.events import OutcomeStatus
 
 AGAIN = (
     OutcomeStatus.CRASHED,

@@ -15,7 +15,7 @@ from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
-from ringmaster.techniques.runtime.processes.events import Event, event_or_refusal
+from ringmaster.techniques.processes.events import Event, event_or_refusal
 
 
 @dataclass(frozen=True)

@@ -11,23 +11,15 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
 from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.queries import Archive, Head
-from ringmaster.tasks.timeline.run_timeline import (
-    AT_FIRST,
-    NOW_RUNNING,
-    JobLine,
-    NodeLine,
-    Note,
-    RunTimeline,
-    Span,
-)
-from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
-from ringmaster.techniques.runtime.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, JobLine, NodeLine, Note, RunTimeline, Span
+from ringmaster.techniques.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come

@@ -13,9 +13,9 @@ from ringmaster.codec import stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.planning.charts.drawing import beside_plan, seconds_text
+from ringmaster.tasks.planning.gantt import beside_plan, seconds_text
 from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.events import OutcomeStatus
 
 FAULTS = (
     OutcomeStatus.CRASHED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringmaster.tasks.planning.charts.drawing import Box, Frame, colours, label, legend, seconds_text, stripes
+from ringmaster.tasks.planning.gantt import Box, Frame, colours, label, legend, seconds_text, stripes
 from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 from ringmaster.text import xml
 

@@ -25,7 +25,7 @@ from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
 from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.tasks.timeline.text import job_table
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 from ringmaster.text import markdown as foreign
 
 DRAW_EVERY_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.planning.charts.drawing import seconds_text
-from ringmaster.tasks.planning.charts.gantt_text import LETTERS, Bar, Piece, pieces
+from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.gantt_text import LETTERS, Bar, Piece, pieces
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, end_text
 from ringmaster.text import printable
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    pass
+
 
 Array = NDArray[Any]
+Indices = Sequence[int] | NDArray[np.int64]
 
 SPLITS = ("training", "held_out")
 VALUES_PER_BLOCK = 1 << 20
@@ -170,3 +176,206 @@ def _map(path: Path, *, dtype: str, shape: list[int], num_rows: int) -> Array:
 
 def _file(folder: Path, split: str, name: str) -> Path:
     return folder / f"{split}.{name}"
+
+
+VALUES, ENDS = ".values", ".ends"
+"""Suffixes of the two stored columns of a ragged column."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows [..., length] that differ in length. values: [all lengths, ...]; lengths: [rows]."""
+
+    values: Array
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[Array], *, dtype: DTypeLike | None = None) -> Self:
+        """Returns rows, at least one, as `dtype`. Raises ValueError where their leading dimensions differ."""
+        flat = [row if row.ndim == 1 else np.moveaxis(row, -1, 0) for row in rows]
+        lengths = np.fromiter(map(len, flat), dtype=np.int64, count=len(flat))
+        return cls(np.concatenate(flat, dtype=dtype, casting="unsafe"), lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def chosen(self, rows: NDArray[np.bool_]) -> Ragged:
+        """Returns some of the rows."""
+        return self if rows.all() else Ragged(self.values[np.repeat(rows, self.lengths)], self.lengths[rows])
+
+    def rows(self) -> list[Array]:
+        """Returns each row."""
+        return [np.moveaxis(part, 0, -1) for part in np.split(self.values, np.cumsum(self.lengths)[:-1])]
+
+
+class RaggedWriter:
+    """Appends rows [..., length] of different lengths to the columns of a `ColumnWriter`."""
+
+    def __init__(self, writer: ColumnWriter) -> None:
+        self._writer = writer
+        self._ends: dict[tuple[str, str], int] = {}
+
+    def append(self, split: str, name: str, rows: Ragged) -> None:
+        """Appends rows to the column `name` of a split; their leading dimensions must be those of the rows before."""
+        first = self._ends.get((split, name), 0)
+        ends = first + np.cumsum(rows.lengths)
+        self._ends[split, name] = int(ends[-1]) if len(ends) else first
+        self._writer.append(split, {name + VALUES: rows.values, name + ENDS: ends})
+
+
+class RaggedColumn:
+    """A stored ragged column. values: [all lengths, ...]; ends: [rows]. fill: the value that pads shorter rows."""
+
+    def __init__(self, values: Array, ends: Array, *, fill: int) -> None:
+        # Plain views of memory-mapped arrays: np.memmap makes an object of its own of each slice, five times as slowly.
+        self._values, self._ends, self._fill = np.asarray(values), np.asarray(ends), fill
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def lengths(self, indices: Indices | slice) -> Array:
+        """Returns the lengths of rows, [rows]."""
+        chosen = np.arange(len(self))[indices] if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
+        first, ends = self._bounds(chosen)
+        lengths: Array = ends - first
+        return lengths
+
+    def padded(self, indices: Indices, *, width: int) -> Array:
+        """Returns rows, cut or padded on the right to `width`: [rows, ..., width]."""
+        rows = np.full((len(indices), width, *self._values.shape[1:]), self._fill, dtype=self._values.dtype)
+        first, ends = self._bounds(np.asarray(indices, dtype=np.int64))
+        for row, start, end in zip(rows, first.tolist(), np.minimum(ends, first + width).tolist(), strict=True):
+            row[: end - start] = self._values[start:end]
+        return np.ascontiguousarray(np.moveaxis(rows, 1, -1))
+
+    def _bounds(self, rows: Array) -> tuple[Array, Array]:
+        """Returns where each row's values begin, and where they end: [rows] and [rows]."""
+        return np.where(rows > 0, self._ends[rows - 1], 0), self._ends[rows]
+
+
+def rows_of(name: str, columns: Mapping[str, Array], *, most: int) -> list[Array] | None:
+    """Returns at most `most` rows of a ragged column, evenly spread: [length, ...] each; None where there is none."""
+    if name + ENDS not in columns:
+        return None
+    ends, values = columns[name + ENDS], columns[name + VALUES]
+    chosen = np.unique(np.linspace(0, len(ends) - 1, min(most, len(ends))).astype(np.int64))
+    return [np.asarray(values[int(ends[i - 1]) if i else 0 : int(ends[i])]) for i in chosen]
+
+
+TOKENS, MASK, LABELS, POSITIONS = "input_ids", "attention_mask", "labels", "position_ids"
+
+Sample = Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleArrays:
+    """Arrays of samples by name: those that differ in length, and those of one shape, [samples, ...]."""
+
+    ragged: Mapping[str, Ragged]
+    plain: Mapping[str, Array]
+
+    def chosen(self, samples: NDArray[np.bool_]) -> SampleArrays:
+        """Returns those of some samples."""
+        return SampleArrays(
+            ragged={name: rows.chosen(samples) for name, rows in self.ragged.items()},
+            plain={name: rows[samples] for name, rows in self.plain.items()},
+        )
+
+    def each(self) -> Iterator[Sample]:
+        """Yields those of each sample."""
+        columns = {**{name: rows.rows() for name, rows in self.ragged.items()}, **self.plain}
+        for values in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, values, strict=True))
+
+
+def with_mask(arrays: SampleArrays) -> SampleArrays:
+    """Returns arrays with a mask of tokens where there is none: all tokens of a sample are read."""
+    ragged, plain = dict(arrays.ragged), dict(arrays.plain)
+    if MASK in ragged or MASK in plain:
+        return arrays
+    if TOKENS in ragged:
+        tokens = ragged[TOKENS]
+        ragged[MASK] = Ragged(np.ones(tokens.values.shape, np.uint8), tokens.lengths)
+    elif TOKENS in plain:
+        plain[MASK] = np.ones(plain[TOKENS].shape, np.uint8)
+    return SampleArrays(ragged=ragged, plain=plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleForm:
+    """How samples are stored.
+
+    what: the samples, in messages. ragged: the names of arrays whose last dimension differs; `uncut` are those of them
+        that keep their length. max_length: the tokens to which the others are cut.
+    has_indicators_of_found_classes: whether a label that is a list of numbers is as long as the number of classes that
+        were known by then.
+    """
+
+    what: str
+    ragged: frozenset[str]
+    uncut: frozenset[str]
+    max_length: int
+    has_indicators_of_found_classes: bool = False
+
+    def arrays(self, samples: Sequence[Sample]) -> tuple[SampleArrays, NDArray[np.bool_]]:
+        """Returns the arrays of samples, and which samples were cut. Raises ValueError where names or shapes differ."""
+        ragged, plain = dict[str, Ragged](), dict[str, Array]()
+        is_cut = np.zeros(len(samples), bool)
+        try:
+            for name, first in samples[0].items() if samples else ():
+                rows = [sample[name] for sample in samples]
+                if self._is_ragged(name, first):
+                    too_long = [self._is_cut(name, first) and row.shape[-1] > self.max_length for row in rows]
+                    if any(too_long):
+                        is_cut |= too_long
+                        rows = [row[..., : self.max_length] for row in rows]
+                    ragged[name] = Ragged.of(rows, dtype=_stored_dtype(first))
+                else:
+                    plain[name] = np.stack(rows)
+            if len(samples) and (others := set().union(*samples) - samples[0].keys()):
+                raise KeyError(min(others))
+        except (ValueError, KeyError, IndexError) as error:
+            raise self.refused(error) from error
+        return SampleArrays(ragged=ragged, plain=plain), is_cut
+
+    def refused(self, error: Exception) -> ValueError:
+        """Returns what is to be raised for samples that differ."""
+        return ValueError(f"{self.what} differ in shape: {error}. To fix: give all rows one shape")
+
+    def _is_cut(self, name: str, array: Array) -> bool:
+        return name not in self.uncut and array.dtype.kind != "f"
+
+    def _is_ragged(self, name: str, array: Array) -> bool:
+        is_of_classes = self.has_indicators_of_found_classes and name == LABELS
+        # An empty list becomes an array of floats.
+        is_whole = array.dtype.kind in "biu" or array.size == 0
+        return name in self.ragged and array.ndim > 0 and (is_whole or is_of_classes)
+
+
+class ArrayWriter:
+    """Appends the arrays of samples to the columns of a `ColumnWriter`."""
+
+    def __init__(self, writer: ColumnWriter, form: SampleForm) -> None:
+        self._writer, self._ragged, self._form = writer, RaggedWriter(writer), form
+        self._names: tuple[frozenset[str], frozenset[str]] | None = None
+
+    def append(self, split: str, arrays: SampleArrays) -> None:
+        """Appends arrays to a split. Raises ValueError where their names or shapes are others than before."""
+        names = frozenset(arrays.ragged), frozenset(arrays.plain)
+        if names == (frozenset(), frozenset()):
+            return
+        try:
+            if self._names is not None and names != self._names:
+                raise KeyError(min({*names[0], *names[1]} ^ {*self._names[0], *self._names[1]}, default=LABELS))
+            self._names = names
+            for name, rows in arrays.ragged.items():
+                self._ragged.append(split, name, rows)
+            self._writer.append(split, arrays.plain)
+        except (ValueError, KeyError) as error:
+            raise self._form.refused(error) from error
+
+
+def _stored_dtype(array: Array) -> DTypeLike:
+    """32 bits for tokens, which Python makes numbers of 64, and for empty lists, which numpy makes floats of 64."""
+    is_given = array.dtype.kind in "iuf" and array.dtype.itemsize < (8 if array.dtype.kind == "f" else 4)
+    return array.dtype if is_given else np.dtype(np.int32)

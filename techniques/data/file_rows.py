@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ringmaster.techniques.checkpoints.remote_store import is_url
 from ringmaster.techniques.data.files import FilePart, Matched, local_copies, matching
 from ringmaster.techniques.data.manifest import FILE, Manifest
-from ringmaster.techniques.data.prepared import Preparation
 from ringmaster.techniques.data.rows import (
     FaultyRows,
     FileText,
@@ -21,12 +24,10 @@ from ringmaster.techniques.data.rows import (
     rows_and_faults,
     to_json_text,
 )
-from ringmaster.techniques.data.splits import held_out_keys, is_held_out, split_text
+from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.training_faults import with_leaks
-from ringmaster.techniques.data.windows import in_window, moment
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 TEXT_KINDS = (None, "language-modeling", "text")
 """The kinds of data that make one stream of tokens of all rows."""
@@ -217,3 +218,89 @@ def _contents(file: DataFile, spec: DataSpec, reading: Reading) -> Iterator[tupl
         except ValueError as error:
             what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
             yield number, value, RowFault(place, what, remedy or "check the row")
+
+
+def is_held_out(key: str, *, share: float) -> bool:
+    """Returns whether `key` falls into the held-out `share` (0..1) of all keys."""
+    return _position(key) < share
+
+
+def held_out_keys(keys: Sequence[str], *, share: float) -> frozenset[str]:
+    """Returns those of several keys that are held out, by hash.
+
+    If share > 0 and there are two keys or more, each split gets at least one.
+    """
+    ranked = sorted(set(keys), key=_position)
+    count = sum(is_held_out(key, share=share) for key in ranked)
+    if share > 0 and len(ranked) > 1:
+        count = min(max(count, 1), len(ranked) - 1)
+    return frozenset(ranked[:count])
+
+
+def split_text(text: FileText, *, share: float) -> tuple[FileText, FileText | None]:
+    """Returns the training part of a whole file and its held-out `share`, which begins with a line; None if empty."""
+    if not share:
+        return text, None
+    length = sum(map(len, text.pieces()))
+    end = round(length * (1 - share))
+    line = place = 0
+    for piece in replace(text, stop=end).pieces():
+        line = place + found + 1 if (found := piece.rfind("\n")) >= 0 else line
+        place += len(piece)
+    cut = line or end
+    return replace(text, stop=cut), replace(text, start=cut) if cut < length else None
+
+
+def _position(key: str) -> float:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+
+
+KEYS = ("last_days", "last_rows", "since", "until")
+DAY_S = 86_400.0
+
+T = TypeVar("T")
+
+
+def in_window(
+    rows: Callable[[], Iterable[T]], window: Mapping[str, Any] | None, *, moment_s: Callable[[T], float]
+) -> Iterator[T]:
+    """Yields the rows that lie in a window, in order; without a window, all rows.
+
+    rows: returns all rows, each time it is called.
+    moment_s: the time of a row in seconds since the epoch; may raise ValueError.
+    """
+    if not window:
+        yield from rows()
+        return
+    if (num_rows := window.get("last_rows")) is not None:
+        # Counted first: the last rows may be more than memory holds.
+        num_before = max(sum(1 for _ in rows()) - int(num_rows), 0)
+        yield from islice(rows(), num_before, None)
+        return
+    first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
+    if (days := window.get("last_days")) is not None:
+        newest_s = max((moment_s(row) for row in rows()), default=0.0)
+        first_s = newest_s - days * DAY_S
+    for row in rows():
+        if first_s <= moment_s(row) < last_s:
+            yield row
+
+
+def moment(value: Any, default: float | None = None) -> float:
+    """Converts a number of seconds, an ISO 8601 text or a date into seconds since the epoch; UTC without a time zone.
+
+    Raises ValueError for other values. If `default` is given, it is the result for None.
+    """
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or value is None:
+        raise ValueError(f"{value!r} is no moment")
+    if isinstance(value, (int, float)):
+        return float(value)
+    if hasattr(value, "isoformat"):
+        value = value.isoformat()
+    try:
+        read = datetime.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is no moment: write it as 2026-01-31 or 2026-01-31T12:00:00Z") from None
+    return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()

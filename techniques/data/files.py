@@ -13,9 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ringmaster.techniques.data.prepared import stamp
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.remote_store import explained, is_url, open_store, store_errors
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.remote_store import explained, is_url, open_store, store_errors
 
 # Metadata keys of stores that change with a file's content, the most reliable first.
 STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")
@@ -114,6 +113,12 @@ def _folders(folder: Path, *, above: frozenset[Path]) -> Iterator[Path]:
     for each in folder.iterdir():
         if each.is_dir():
             yield from _folders(each, above=above | {real})
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Returns size in bytes and time of the last change in ns, a cheap way to detect that a file has changed."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def is_litter(name: str) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.data.row_samples.row_columns import columns_of_files
-from ringmaster.techniques.data.row_samples.row_source import RowSource
+from ringmaster.techniques.data.row_kind import columns_of_files
+from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
-from ringmaster.techniques.data.sources.registry import ALIASES, LANGUAGE_MODELING, data_source_named
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.job import DataSpec, ModelSpec
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {

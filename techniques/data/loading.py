@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringmaster.techniques.data.sampling import LENGTH_GROUPED
-from ringmaster.techniques.data.sources.registry import data_source_of
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
-from ringmaster.techniques.interface.job import SAMPLINGS, DataSpec
+from ringmaster.techniques.data.samples import LENGTH_GROUPED
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same, data_source_of
+from ringmaster.techniques.job import SAMPLINGS, DataSpec
 
 
 def prepare(spec: DataSpec, *, cache_dir: Path, pinned: PreparedData | None = None) -> PreparedData:

@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
+import json
+import logging
+import re
+import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques.checkpoints.publish import publish
 from ringmaster.techniques.data.arrays import SPLITS, Array, blocks, fingerprint, open_columns
-from ringmaster.techniques.data.prepared import Preparation, prepare_once
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
 from ringmaster.techniques.data.training_faults import constant_fault, distinct_labels
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same
+from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
     import torch
+
+
+# Incremented whenever the same files would be prepared into other samples than before, or refused.
+FORMAT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How the samples of a data source are prepared.
+
+    name: a name for people.
+    location: the path or URI.
+    state: a JSON value that changes as soon as the files do, and is cheap to obtain.
+    write: prepares the samples into a folder and returns their description; called at most once for each state.
+    """
+
+    name: str
+    location: str
+    state: Any
+    write: Callable[[Path], PreparedData]
+
+
+def prepare_once(source: Preparation, *, settings: Any, cache_dir: Path) -> PreparedData:
+    """Returns `source` prepared under `settings` (a value): from the cache where it is there, or else written now.
+
+    It is safe across processes. One process writes into a temporary folder, under a lock that ends with the process.
+    The others wait until the folder is renamed.
+    """
+    key = digest({"format": FORMAT, "settings": settings, "source": source.location, "state": source.state})
+    folder = cache_dir.absolute() / "data" / f"{_slug(source.name)}-{key}"
+    if not folder.exists():
+        with locked(folder.with_name(f"{folder.name}.lock")):
+            if not folder.exists():
+                _write(source, folder)
+    return read_prepared(folder)
+
+
+def read_prepared(folder: Path) -> PreparedData:
+    """Reads the description of the data in `folder`."""
+    prepared = from_json(PreparedData, json.loads((folder / "prepared.json").read_text()))
+    return dataclasses.replace(prepared, folder=str(folder))
+
+
+def _write(source: Preparation, folder: Path) -> None:
+    with publish(folder) as aside:
+        prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
+        (aside / "prepared.json").write_text(json.dumps(to_json(prepared), indent=1))
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, which ends with the process at the latest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-60:] or "data"
 
 
 class StoredSource(DataSource):
@@ -94,3 +163,45 @@ def described(
         num_channels=image[0] if len(image) == 3 else None,
         training_faults=tuple(faults),
     )
+
+
+INTERVAL_S = 5.0
+MEGABYTE = 1_000_000
+
+Listener = Callable[[str], object]
+
+_listener: ContextVar[Listener] = ContextVar("_listener", default=logging.getLogger(__name__).info)
+
+
+@contextmanager
+def progress_to(listener: Listener) -> Iterator[None]:
+    """Sends lines of progress to `listener` inside the context; outside of one, they go to the log."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+class Progress:
+    """Counts texts and their characters. doing, what: what is done, and with what, for people."""
+
+    def __init__(self, doing: str, *, what: str = "texts", clock: Callable[[], float] = time.monotonic) -> None:
+        self._doing, self._what, self._clock = doing, what, clock
+        self._num_texts = self._num_characters = 0
+        self._start_s = self._last_s = clock()
+        self._listener = _listener.get()  # now: a tokenizer is trained in another thread, which has no context
+
+    def add(self, num_characters: int, *, ends: bool) -> None:
+        """Adds a piece of a text, and reports if the last report is long ago. ends: whether the text ends with it."""
+        self._num_texts += ends
+        self._num_characters += num_characters
+        now_s = self._clock()
+        if now_s - self._last_s < INTERVAL_S:
+            return
+        self._last_s = now_s
+        said = f"{self._doing}: {self._num_texts:,} {self._what}"
+        if self._num_characters:  # images have none
+            size = self._num_characters / MEGABYTE
+            said += f", {size:,.0f} MB, {size / max(now_s - self._start_s, 1e-9):.1f} MB/s"
+        self._listener(said)

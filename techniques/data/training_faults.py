@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ringmaster.techniques.data.arrays import Array, ColumnReader, open_columns
 from ringmaster.techniques.data.files import Matched, matching
 from ringmaster.techniques.data.rows import hash_bytes
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 ROWS_PER_CALL = 1 << 16
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.interface.loss import LossFunction, LossInputs, Values, YesOrNo, option
+from ringmaster.techniques.loss import LossFunction, LossInputs, Values, YesOrNo, option
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.loss import (
+from ringmaster.techniques.loss import (
     ADVANTAGES,
     CAUSAL,
     DottedNames,
@@ -17,7 +17,7 @@ from ringmaster.techniques.interface.loss import (
     YesOrNo,
     option,
 )
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor

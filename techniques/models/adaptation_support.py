@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.interface.technique import Technique
-from ringmaster.techniques.losses.registry import loss_function_of
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from ringmaster.techniques.data import PreparedData

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.models.adapter_modules import (
     LORA,
     PREFIX,

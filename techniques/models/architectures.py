@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.errors import ModelTooLarge
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.job import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn

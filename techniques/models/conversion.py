@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.state import Reader
+from ringmaster.techniques.checkpoints.storage import LocalPlace
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 from ringmaster.techniques.models.megatron import LlamaShape, Named, from_megatron, to_megatron
-from ringmaster.techniques.runtime.checkpoints.checkpoint import Checkpoint, CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.state import Reader
-from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 
 HUGGING_FACE, MEGATRON = "hf", "megatron"
 FORMATS = (HUGGING_FACE, MEGATRON)

@@ -15,9 +15,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.data.row_samples.tokenizer import turn_end_of
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.state import Reader
+from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
+from ringmaster.techniques.data.row_tokenizer import turn_end_of
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import no_progress_bar, skeleton
@@ -30,11 +35,6 @@ from ringmaster.techniques.models.peft_format import (
     resolved,
     tensor_name,
 )
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.state import Reader
-from ringmaster.techniques.runtime.checkpoints.storage import LocalPlace, place_of
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 
 FACTORY = "model.json"
 GENERATION = "generation_config.json"

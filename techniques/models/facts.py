@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import Adapter, ModelSpec
-from ringmaster.techniques.interface.model_facts import ModelFacts
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
 from ringmaster.techniques.training.losses import loss_of

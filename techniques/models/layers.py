@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.decoders import CAUSAL
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.model_facts import Decoder, LayerModule
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.decoders import CAUSAL
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import Decoder, LayerModule
 
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:

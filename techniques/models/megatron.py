@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.runtime.checkpoints.tensor_files import LazyTensor
+from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 
 Named = dict[str, LazyTensor]
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import AdaptationSpec, ModelSpec
 from ringmaster.techniques.models.model_folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
-from ringmaster.techniques.runtime.checkpoints.publish import publish
 
 LARGEST = 127
 # CUDA's integer product requires more than 16 rows, and widths that are multiples of 8.

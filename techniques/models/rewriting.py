@@ -15,18 +15,18 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
-from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.external.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.quantization import export_quantized, quantize
-from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
-from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, join
-from ringmaster.techniques.runtime.processes.reporter import Reporter
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.reporter import Reporter
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
 from ringmaster.techniques.training.adaptation import prune
 from ringmaster.techniques.training.trainer import Trainer
 

@@ -6,7 +6,6 @@ worker process. Importing this package does not import torch.
 """
 
 from ringmaster.techniques.scoring.order import ScoringOrder, model_spec
-from ringmaster.techniques.scoring.together import Progress, Together, score_together
-from ringmaster.techniques.scoring.worker import main
+from ringmaster.techniques.scoring.worker import Progress, Together, main, score_together
 
 __all__ = ["Progress", "ScoringOrder", "Together", "main", "model_spec", "score_together"]

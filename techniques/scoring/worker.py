@@ -4,22 +4,200 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import (
-    ModelFailed,
-    RowsScored,
-    ScoringProgress,
-    event_to_json,
-)
-from ringmaster.techniques.scoring.order import ScoringOrder
-from ringmaster.techniques.scoring.rows import Rows, cases_in
-from ringmaster.techniques.scoring.together import score_each
+from ringmaster.errors import NoCommonBase
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
+from ringmaster.techniques.scoring.order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
+from ringmaster.techniques.scoring.scored_rows import Rows, Texts, cases_in
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringmaster.techniques.scoring.row_scores import Question, RowScores
+
+
+Progress = Callable[[int, int], None]
+"""progress(num_done, num_rows): the number of rows scored so far, of all rows of all models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """The results by model name.
+
+    scores: the scores of each model.
+    faults: the error message of each model that could not be scored.
+    """
+
+    scores: Mapping[str, RowScores] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+
+def score_together(
+    models: Mapping[str, Path],
+    *,
+    data: DataSpec | None = None,
+    texts: Sequence[str] | None = None,
+    job: Job | None = None,
+    max_rows: int | None = None,
+    cache_dir: Path,
+    device: torch.device | None = None,
+    together: bool = True,
+    progress: Progress | None = None,
+) -> Together:
+    """Scores each model on the same rows: the held-out rows of `data` (or of `job`'s data), or literal `texts`.
+
+    Adapters (in fp32) of one base, and that base itself, are scored in shared batches over one copy of the base. Models
+    for which this is not possible (another base, a job with its own loss or precision, experts) are scored alone. On a
+    CPU in fp32 the scores equal those of each model alone bit by bit. Rows are prepared and tokenized once. A model
+    that cannot be scored is reported in `faults`; it raises no error.
+
+    models: folders by name, of a base, of adapters on it in peft's format, or of other models.
+    job: the job whose loss, precision and data are used.
+    max_rows: the number of held-out rows; by default as many as the job's evaluation reads.
+    cache_dir: the folder of prepared data.
+    together: whether adapters may share batches.
+    Raises ValueError if there are no models or no rows to score.
+    """
+    import torch
+
+    if (job is None and data is None and texts is None) or not models:
+        raise ValueError("there is nothing to score. To fix: give models, and data, texts or a job")
+    asked = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
+    rows = Rows(
+        job=asked,
+        cache_dir=cache_dir,
+        reader=next(iter(models.values())),
+        cases=None if texts is None else Texts(texts=texts),
+        max_rows=max_rows,
+    )
+    scores: dict[str, RowScores] = {}
+    faults: dict[str, str] = {}
+    place = device or torch.device("cpu")
+    for name, found in score_each(models, rows, device=place, together=together, progress=progress):
+        if isinstance(found, str):
+            faults[name] = found
+        else:
+            scores[name] = found
+    return Together(scores=scores, faults=faults)
+
+
+def score_each(
+    models: Mapping[str, Path],
+    rows: Rows,
+    *,
+    device: torch.device,
+    together: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, RowScores | str]]:
+    """Yields each model's scores, or its error message, as soon as available; models of one base run together."""
+    from ringmaster.techniques.scoring.row_scores import ask_alone
+
+    done = _Done(progress, num_models=len(models), rows=rows)
+    for names in _groups(models, rows) if together else [[name] for name in models]:
+        found: dict[str, RowScores] = {}
+        if len(names) > 1:
+            try:
+                found = _ask_together({name: models[name] for name in names}, rows, device=device, done=done)
+            except NoCommonBase:
+                pass
+            except Exception:  # noqa: BLE001 - such as too little memory: reported when each model runs alone
+                traceback.print_exc()
+        yield from found.items()
+        for name in names:
+            if name in found:
+                continue
+            done.begin(name)
+            try:
+                scores = ask_alone(models[name], rows, device=device, count=done.of(name))
+            except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: yielded as a fault
+                traceback.print_exc()
+                yield name, f"{type(error).__name__}: {error}"
+            else:
+                yield name, scores
+
+
+def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
+    """Groups the models' names, in order: models that can share a base form one group, any other model its own."""
+    groups: dict[Any, list[str]] = {}
+    for name, folder in models.items():
+        key = base_key(folder) if rows.job.precision == "fp32" and rows.job.loss is None else None
+        by_words = tokenizer_digest(tokenizer_of(folder)) if rows.by_tokenizer else ""
+        groups.setdefault((name,) if key is None else (key, by_words), []).append(name)
+    return list(groups.values())
+
+
+def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
+    """The scores of models of one base, without those whose adapter does not fit. Raises NoCommonBase."""
+    from ringmaster.techniques.scoring.row_scores import (
+        Collected,
+        CommonBase,
+        Question,
+        build_scored_model,
+        metrics_of,
+        said,
+    )
+    from ringmaster.techniques.training.losses import loss_of, losses_by_row
+
+    first = next(iter(models.values()))
+    model, spec = build_scored_model(first, rows)
+    model = model.to(device)
+    loss, config = loss_of(None, model, spec), getattr(model, "config", None)
+    base, metrics = CommonBase(model, loss=loss), metrics_of(rows.job)
+    collected: dict[str, Collected] = {}
+    for name, folder in models.items():
+        try:
+            base.add(name, folder)
+        except ValueError:
+            continue
+        collected[name] = Collected()
+        done.begin(name)
+
+    def questions() -> Iterator[Question]:
+        for numbers, batch in rows.chunks(first, config=config, shifted=loss.shifted, device=device):
+            about = (numbers, batch, rows.known(batch))
+            for name in collected:
+                yield Question(model=name, inputs=loss.forward_inputs(batch), about=about)
+
+    for question, output in base.answers(questions()):
+        numbers, batch, known = question.about
+        losses = losses_by_row(loss, output, batch) if rows.are_labelled(batch) else None
+        found = said(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
+        collected[question.model].add(numbers, {**found, **known})
+        done.of(question.model)(len(numbers))
+    return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}
+
+
+class _Done:
+    """A count of the scored rows of each model, reported as progress."""
+
+    def __init__(self, progress: Progress | None, *, num_models: int, rows: Rows) -> None:
+        self._progress, self._num_models, self._rows = progress, num_models, rows
+        self._counts: dict[str, int] = {}
+
+    def begin(self, name: str) -> None:
+        """Resets the count of a model whose scoring starts, or starts again."""
+        self._counts[name] = 0
+
+    def of(self, name: str) -> Callable[[int], None]:
+        """A callback that counts scored rows of a model."""
+
+        def count(num_rows: int) -> None:
+            self._counts[name] += num_rows
+            if self._progress is not None:
+                self._progress(sum(self._counts.values()), self._num_models * self._rows.num_rows)
+
+        return count
+
 
 PROGRESS_S = 0.5  # between two progress events
 
@@ -31,7 +209,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     """
     order = from_json(ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    from ringmaster.techniques.runtime.processes.ranks import take_device
+    from ringmaster.techniques.processes.ranks import take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     said_s = time.monotonic()

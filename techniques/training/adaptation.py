@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.losses.preferences import log_probabilities
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.models.adapter_modules import switchable
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.training.gradients import local, share_of
 from ringmaster.techniques.training.half_precision import compute_in_half
 from ringmaster.techniques.training.losses import (

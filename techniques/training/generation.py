@@ -17,9 +17,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ringmaster.codec import digest
 from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.loss import ADVANTAGES, REWARDS, Generation, LossFunction
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
+from ringmaster.techniques.metric import IGNORED
 
 WIDTH_MULTIPLE = 8
 TURN_END = "<|im_end|>"

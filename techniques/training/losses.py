@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from ringmaster.techniques.interface import loss as kinds
-from ringmaster.techniques.interface.decoders import CAUSAL as CAUSAL_CLASSES
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.loss import (
+from ringmaster.techniques import loss as kinds
+from ringmaster.techniques.decoders import CAUSAL as CAUSAL_CLASSES
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.loss import (
     ADVANTAGES,
     CAUSAL,
     CLASSIFIER,
     REWARDS,
     LossFunction,
     LossInputs,
+    is_named,
+    loss_named,
 )
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.losses.registry import is_named, loss_named
+from ringmaster.techniques.metric import IGNORED
 
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]

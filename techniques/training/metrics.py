@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.metric import GatheredMetric, Metric, Outputs
-from ringmaster.techniques.metrics.registry import metrics_named
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs, metrics_named
 from ringmaster.techniques.training.losses import Batch, Loss
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.metric import Values
+    from ringmaster.techniques.metric import Values
 
 
 def outputs_of(

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ringmaster.techniques.interface.job import Job, OptimizerSpec
+from ringmaster.techniques.job import Job, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
 
 MOST_LISTED = 5

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
+from ringmaster.techniques.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
 from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
-from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
+from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import STOP, EventSender, Reporter
 from ringmaster.techniques.training.trainer import StepReport, Trainer
 
 REPORT_EVERY_S = 0.2

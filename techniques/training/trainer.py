@@ -15,6 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
+    HostCopies,
+    Reader,
+    named_state,
+    piece_writer,
+    read_whole,
+    restore_model,
+)
 from ringmaster.techniques.data import (
     Dataset,
     Indices,
@@ -26,31 +36,16 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.loss import REWARDS
-from ringmaster.techniques.interface.technique import (
-    Technique,
-    data_parallel_rank,
-    data_parallel_size,
-    why_no_optimizer,
-)
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.adapters import attach, trained_names
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.layers import check_components
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
-    HostCopies,
-    Reader,
-    named_state,
-    piece_writer,
-    read_whole,
-    restore_model,
-)
-from ringmaster.techniques.runtime.probing import draws_of
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.probing import draws_of
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.technique import Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import Adapting
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
@@ -404,7 +399,7 @@ class Trainer:
 
 
 class _Work:
-    """A rank's share of one step; implements `ringmaster.techniques.interface.technique.StepWork`."""
+    """A rank's share of one step; implements `ringmaster.techniques.technique.StepWork`."""
 
     def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
         self._trainer, self._step, self.width = trainer, trainer.next_step, width

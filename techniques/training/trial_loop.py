@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import torch
 
-from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies
-from ringmaster.techniques.runtime.estimates.reference_kernel import standard_error, time_on_ranks
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.checkpoints.state import HostCopies
+from ringmaster.techniques.estimates.reference_kernel import standard_error, time_on_ranks
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Root, StepReport
 
 LEAST_STEPS, USUAL_STEPS = 3, 12

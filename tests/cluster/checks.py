@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, ShareEnded
+from ringmaster.techniques.processes.events import CheckpointSaved, Ready, ShareEnded
 from tests.cluster.jobs import assert_same_weights
 
 

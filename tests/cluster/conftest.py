@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.cluster.machines import Network, end
 from tests.cluster.pool import Pool
 from tests.cluster.postgresql import PostgresServer

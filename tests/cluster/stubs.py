@@ -18,9 +18,9 @@ from torch import nn
 
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.processes.events import Ready, Steps
-from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.processes.events import Ready, Steps
+from ringmaster.techniques.processes.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for every process on a node
 TELL_EVERY_S = 0.2
@@ -47,7 +47,7 @@ def leave_to_hurry(trace, job):
 
 def is_looked_at():
     """Returns whether this process evaluates or runs a preflight, for which no device is leased."""
-    return not torch.is_grad_enabled() or "ringmaster.techniques.runtime.estimates.preflight" in sys.modules
+    return not torch.is_grad_enabled() or "ringmaster.techniques.estimates.preflight" in sys.modules
 
 
 class Slow(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.model_lineage.ledger import connection
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
 
 MAKE_DATABASE = connection._write_database

@@ -4,15 +4,15 @@ import torch
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies
-from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
-from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import join
+from ringmaster.techniques import registry
+from ringmaster.techniques.checkpoints.state import HostCopies
+from ringmaster.techniques.estimates.live_bytes import LiveBytes
+from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import join
+from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.trainer import Trainer
 
 FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # point-to-point operations, which no thread of gloo runs

@@ -17,9 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.nn.functional import cross_entropy
 
 from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.checkpoints.saving import THREAD_NAME, WRITE_PATIENCE
 from ringmaster.techniques.ddp import Ddp
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, WRITE_PATIENCE
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
 from ringmaster.techniques.training import segment_loop, trainer
@@ -169,7 +169,7 @@ class _KillsItsFirstReader(NoisyPoints):
         self.folder = Path(folder)
 
     def __getitem__(self, index):
-        purpose = "look" if "ringmaster.techniques.runtime.estimates.preflight" in sys.modules else "trial"
+        purpose = "look" if "ringmaster.techniques.estimates.preflight" in sys.modules else "trial"
         if not (marker := self.folder / purpose).exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -12,18 +12,17 @@ from typing import Any
 from safetensors.torch import load_file
 
 from ringmaster.codec import digest
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.estimates.preflight import with_probe
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.estimates.preflight import with_probe
-from ringmaster.techniques.runtime.probing import probe
-from ringmaster.techniques.runtime.processes.events import Event, Steps
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.probing import probe
+from ringmaster.techniques.processes.events import Event, Steps
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.technique import GangShape
 
 ARCHITECTURES = (
     "LlamaForCausalLM",

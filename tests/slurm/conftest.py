@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.cluster.conftest import PATIENCE, RECOVERIES, pool_postgresql, prefect, pytest_terminal_summary, recovered
 from tests.integration.workbench import Workbench
 from tests.slurm.cluster import SlurmCluster

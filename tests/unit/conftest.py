@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.planning.plans import local_search
+from ringmaster.tasks.planning.plans import list_scheduling
 
 PLACEMENTS = 3_000  # local search's effort: a quarter of the planner's, which is enough for the tests' small problems
 
@@ -10,5 +10,5 @@ PLACEMENTS = 3_000  # local search's effort: a quarter of the planner's, which i
 @pytest.fixture(autouse=True)
 def planned_with_less_effort(monkeypatch):
     """Reduces the effort of local search."""
-    monkeypatch.setattr(local_search, "PLACEMENTS", PLACEMENTS)
-    monkeypatch.setitem(local_search.improve.__kwdefaults__, "placements", PLACEMENTS)
+    monkeypatch.setattr(list_scheduling, "PLACEMENTS", PLACEMENTS)
+    monkeypatch.setitem(list_scheduling.improve.__kwdefaults__, "placements", PLACEMENTS)

@@ -3,8 +3,8 @@
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
 
 
 def test_an_outcome_can_be_kept_whatever_a_users_exception_says():

@@ -14,7 +14,7 @@ from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolState
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.storage.releases import own_release
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.events import OutcomeStatus
 
 CANCELLED = "cancelled"
 OUTCOMES = (

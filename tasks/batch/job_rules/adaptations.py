@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, is_folder
-from ringmaster.techniques.interface.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
+from ringmaster.techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
 
 Raw = Mapping[str, Any]
 Edge = tuple[str, str]

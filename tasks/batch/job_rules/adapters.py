@@ -7,7 +7,7 @@ from typing import Any
 
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.references import closest
-from ringmaster.techniques.interface.job import ADAPTERS, Adapter
+from ringmaster.techniques.job import ADAPTERS, Adapter
 from ringmaster.techniques.models.architectures import architecture_in, attribute_names, linear_names
 
 Raw = Mapping[str, Any]

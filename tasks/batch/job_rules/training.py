@@ -6,7 +6,7 @@ from typing import Any
 from ringmaster.tasks.batch.faults import Finding, got
 from ringmaster.tasks.batch.job_rules.adaptations import is_rewriting
 from ringmaster.tasks.batch.references import closest
-from ringmaster.techniques.interface.job import (
+from ringmaster.techniques.job import (
     DECAY_RATIO,
     OPTIMIZER_OPTIONS,
     PRUNED,

@@ -24,7 +24,7 @@ from ringmaster.tasks.evaluation.assertions.logs import Row, is_number, largest_
 from ringmaster.tasks.evaluation.assertions.row_groups import RowGroups
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
-from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.dotted_names import resolve
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 160

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ringmaster.tasks.planning.bounds.certificates import certified_bound, certified_ends_bound
-from ringmaster.tasks.planning.bounds.job_costs import shortest_of
-from ringmaster.tasks.planning.bounds.order import earliest_ends_s
-from ringmaster.tasks.planning.bounds.windows import faults_of
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, shortest_of
+from ringmaster.tasks.planning.bounds.window_bound import faults_of
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
 
 
 @dataclass(frozen=True)
@@ -140,3 +139,37 @@ def _simple_certificate(problem: Problem) -> Certificate:
     cover = {longest: 1.0} if problem.is_fused else {}
     by_length = Certificate(job_prices={longest: 1.0}, cover_prices=cover)
     return max(by_area(problem), by_length, key=lambda certificate: certified_bound(certificate, problem))
+
+
+COUNTING = "counting equal jobs"
+"""Name of the proof in plans."""
+
+MAX_UNITS = 100_000  # size limit of the table; beyond it the bound is 0
+
+
+def counted_bound_s(problem: Problem) -> float:
+    """Returns a lower bound in seconds on plans without preemption of equal jobs; 0 where the jobs are not equal."""
+    shapes = {_shape(job) for job in problem.jobs}
+    if len(shapes) != 1 or problem.is_fused or any(job.started for job in problem.jobs):
+        return 0.0
+    options = problem.jobs[0].options
+    per_job = math.lcm(*(option.num_devices for option in options))
+    needed = -(-len(problem.jobs) * per_job // problem.num_devices)
+    if needed > MAX_UNITS:
+        return 0.0
+    runs = {per_job // option.num_devices: math.inf for option in options}
+    for option in options:
+        units = per_job // option.num_devices
+        runs[units] = min(runs[units], option.whole_s)
+    least_s = [0.0]
+    for count in range(1, needed + 1):
+        least_s.append(min(least_s[max(0, count - units)] + seconds for units, seconds in runs.items()))
+    return least_s[needed]
+
+
+def _shape(job: PlanningJob) -> frozenset[tuple[object, ...]]:
+    return frozenset(_seconds_of(option) for option in job.options)
+
+
+def _seconds_of(option: Option) -> tuple[object, ...]:
+    return (option.num_devices, option.num_nodes, option.device_type, option.host_memory_bytes, option.whole_s)

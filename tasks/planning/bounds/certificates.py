@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.completions import completion_bound
-from ringmaster.tasks.planning.bounds.job_costs import least_of, pack_of, scaling_of, shortest_of
-from ringmaster.tasks.planning.bounds.order import earliest_starts_s
-from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
+from ringmaster.tasks.planning.bounds.completion_bound import completion_bound
+from ringmaster.tasks.planning.bounds.job_costs import earliest_starts_s, least_of, pack_of, scaling_of, shortest_of
+from ringmaster.tasks.planning.bounds.window_bound import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.fair_share import frontier, least_within
-from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
 
 MAX_STATES = 600  # limit of the dynamic program that checks work prices
 
@@ -30,7 +28,7 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     job runs once at a time, from its release on. Where all nodes stay available, T is the right side divided by sum_n
     pack(G_n) + sum_j l_j.
     cost_j is the least that the job costs, see `costs_of`. Nodes with other types of devices have prices of their own.
-    With work prices, the formula is that of `bound_by_work`; with prices by window, that of `windows.window_bound`.
+    With work prices, the formula is that of `bound_by_work`; with prices by window, that of `window_bound`.
 
     The result is infinite where the nodes become unavailable too early for all work. Raises ValueError where a price is
     negative or not finite.
@@ -120,7 +118,7 @@ def _covering(rows: Sequence[tuple[tuple[str, ...], float]], asked: Mapping[str,
 def certified_ends_bound(certificate: Certificate, problem: Problem, weights: Mapping[str, float]) -> float:
     """Returns a lower bound on the sum of weight x end of any plan, as the certificate proves.
 
-    The formula is that of `completions.completion_bound` where the certificate has prices of completions, and otherwise
+    The formula is that of `completion_bound` where the certificate has prices of completions, and otherwise
     that of `weighted_bound`. Raises ValueError where a price is negative or not finite.
     """
     if certificate.completions is not None:

@@ -1,13 +1,12 @@
-"""The LP by windows of time for the sum of weight x end; see `completions` for what its dual prices prove."""
+"""The LP by windows of time for the sum of weight x end; see `completion_bound` for what its dual prices prove."""
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from ringmaster.tasks.planning.bounds.completions import can_end_in, faults_of, kappa_of
-from ringmaster.tasks.planning.bounds.job_costs import least_of, shortest_s
-from ringmaster.tasks.planning.bounds.order import earliest_starts_s, in_order
-from ringmaster.tasks.planning.bounds.window_rows import Classes, WindowRows
+from ringmaster.tasks.planning.bounds.completion_bound import can_end_in, faults_of, kappa_of
+from ringmaster.tasks.planning.bounds.job_costs import earliest_starts_s, in_order, least_of, shortest_s
+from ringmaster.tasks.planning.bounds.window_model import Classes, WindowRows
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 from ringmaster.tasks.planning.bounds.bounds import by_area, pattern_bound
 from ringmaster.tasks.planning.bounds.certificates import costs_of
-from ringmaster.tasks.planning.bounds.job_costs import shortest_of
-from ringmaster.tasks.planning.bounds.order import earliest_ends_s, in_order
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.parts import PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.restriction import only
+from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.problems.reductions import only
 
 MAX_LOOKED_AT = 1_000  # limit of jobs x deadlines that are checked: half a second
 MAX_TRIALS = 200  # subsets of jobs that are checked to find a small one that conflicts

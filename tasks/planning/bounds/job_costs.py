@@ -1,10 +1,12 @@
-"""The least that a job costs at given prices, and the most that the devices of a node earn."""
+"""Costs of jobs at given prices, what nodes earn, the options worth considering, and the order of jobs that wait."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from ringmaster.tasks.planning.problems.parts import PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
 
 LEAST, LARGEST = 1e-100, 1e100
 """Numbers between which sums and products of prices and seconds keep their digits."""
@@ -83,3 +85,91 @@ def pack_of(prices: Mapping[int, float], problem: Problem) -> list[float]:
         fits = (pack[size - slot] + price for slot, price in prices.items() if 0 < slot <= size)
         pack.append(max([pack[-1], *fits]))
     return pack
+
+
+_Key = TypeVar("_Key")
+
+
+def useful_options(job: PlanningJob) -> tuple[int, ...]:
+    """Returns indices of the options for the job alone that no other option dominates.
+
+    An option dominates another if it is at least as fast with no more devices, spread in the same way. The option that
+    the job is running is always included, since continuing under it is free.
+    """
+    alone = [(k, option) for k, option in enumerate(job.options) if not option.jobs]
+    kept = set(_unbeaten(alone))
+    if job.running is not None and not job.options[job.running.option].jobs:
+        kept.add(job.running.option)
+    return tuple(sorted(kept))
+
+
+def useful_groups(problem: Problem) -> list[tuple[int, int]]:
+    """Returns the (index of a job, index of its option) of all undominated options for several jobs.
+
+    Options are compared only with options for the same set of jobs. Options that are running are always included.
+    """
+    rows: dict[frozenset[str], list[tuple[tuple[int, int], Option]]] = {}
+    for j, job in enumerate(problem.jobs):
+        for k, option in enumerate(job.options):
+            if option.jobs:
+                rows.setdefault(frozenset((job.id, *option.jobs)), []).append(((j, k), option))
+    running = {(j, job.running.option) for j, job in enumerate(problem.jobs) if job.running is not None}
+    every = [pair for row in rows.values() for pair, _ in row]
+    unbeaten = {pair for row in rows.values() for pair in _unbeaten(row)}
+    return [pair for pair in every if pair in unbeaten | running]
+
+
+def _unbeaten(rows: Sequence[tuple[_Key, Option]]) -> list[_Key]:
+    """Returns the keys of the options that no other option dominates; of equal options, the first."""
+    best: dict[tuple[object, ...], tuple[_Key, Option]] = {}
+    for key, option in rows:
+        shape = (option.num_nodes, option.slot, *_besides(option))
+        if shape not in best or option.runtime_s < best[shape][1].runtime_s:
+            best[shape] = (key, option)
+    return [key for key, option in best.values() if not _is_beaten(option, [other for _, other in best.values()])]
+
+
+def _besides(option: Option) -> tuple[object, ...]:
+    """Returns the attributes that must be equal for two options to differ in speed alone."""
+    return (option.device_type, option.startup_s, option.save_s, option.evaluate_s, option.host_memory_bytes)
+
+
+def _is_beaten(option: Option, others: Sequence[Option]) -> bool:
+    """Whether another option, with no larger slots and no more nodes, is at least as fast."""
+    return any(
+        (other.num_nodes, other.slot) != (option.num_nodes, option.slot)
+        and other.num_nodes <= option.num_nodes
+        and other.slot <= option.slot
+        and other.runtime_s <= option.runtime_s
+        and _besides(other) == _besides(option)
+        for other in others
+    )
+
+
+def in_order(problem: Problem) -> Iterator[PlanningJob]:
+    """Yields the jobs in a topological order: each job after those that it waits for."""
+    done: set[str] = set()
+    left = list(problem.jobs)
+    while left:
+        ready = [job for job in left if all(other in done for other in job.after)]
+        yield from ready
+        done |= {job.id for job in ready}
+        left = [job for job in left if job.id not in done]
+
+
+def earliest_ends_s(problem: Problem) -> dict[str, float]:
+    """Returns when each job could end if it had all devices to itself, by job id.
+
+    A job starts at its release or at the latest end of the jobs that it waits for, and runs under its fastest option.
+    """
+    heads_s, shortest = earliest_starts_s(problem), shortest_of(problem)
+    return {job: head_s + shortest[job] for job, head_s in heads_s.items()}
+
+
+def earliest_starts_s(problem: Problem) -> dict[str, float]:
+    """Returns when each job could start if every job had all devices to itself, by job id."""
+    starts: dict[str, float] = {}
+    shortest = shortest_of(problem)
+    for job in in_order(problem):
+        starts[job.id] = max([job.release_s, *(starts[other] + shortest[other] for other in job.after)])
+    return starts

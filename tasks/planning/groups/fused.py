@@ -1,7 +1,7 @@
 """Planning of problems with fused groups: divides the jobs into groups, and plans each group as one job.
 
 Some options train several jobs at once, so jobs are divided into groups before they are planned (`divisions`). Each
-group becomes one job of an ordinary problem (`contraction`). Its segments are then assigned to the options that they
+group becomes one job of an ordinary problem (`Contraction`). Its segments are then assigned to the options that they
 stand for. The bound is that of the fused problem, so the gap includes what the choice of division may have lost.
 """
 
@@ -12,10 +12,10 @@ from typing import Protocol
 from ringmaster.errors import NoRoomError, ProblemError
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.groups.divisions import Division, DivisionEstimate, Divisions
-from ringmaster.tasks.planning.objectives.objective import Objective
+from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
+from ringmaster.tasks.planning.solve import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 from ringmaster.tasks.planning.work import WorkBudget
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ringmaster.tasks.planning.charts.drawing import seconds_text
-from ringmaster.tasks.planning.groups.contraction import Contracted, contract
+from ringmaster.tasks.planning.gantt import seconds_text
+from ringmaster.tasks.planning.groups.divisions import Contracted, contract
 from ringmaster.tasks.planning.groups.fused import LEAST_GAIN, FusedSearch
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import Preemption
-from ringmaster.tasks.planning.solve import solve_within
+from ringmaster.tasks.planning.solve import Preemption, solve_within
 from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -89,7 +88,7 @@ def choose_groups(
         plan_one,
         work=work,
         preemption=preemption,
-        objective=registry.objective(objective),
+        objective=objective_by_name(objective),
     )
     search.run(with_alone=True)
     together, alone, is_late = search.proved(), search.alone, False
@@ -170,7 +169,7 @@ def _as_fused(alone: Plan, together: Plan, problem: Problem) -> Plan:
     found = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
     assert found is not None, "single jobs wait for each other as in the problem"
     plan = replace(together, segments=found.expanded(alone, problem), method=alone.method, seconds=together.seconds)
-    return plan if plan.value is None else replace(plan, value=registry.objective(plan.objective).value(plan, problem))
+    return plan if plan.value is None else replace(plan, value=objective_by_name(plan.objective).value(plan, problem))
 
 
 def _objective_of(plan: Plan) -> float:

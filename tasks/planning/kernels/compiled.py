@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit
 from numba.core.event import Event, Listener, register
 
-from ringmaster.tasks.planning.kernels.clock import clock
+from ringmaster.tasks.planning.work import clock
 
 PLANNER = Path(__file__).parents[1]
 

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.tasks.planning.bounds.bounds import Bound
-from ringmaster.tasks.planning.bounds.dominance import useful_options
+from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.parts import Node, Option
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Node, Option, Problem
 
 NEVER = 1e18  # a time that is no limit
 LEAST_RUN_SWITCHES = 5.0

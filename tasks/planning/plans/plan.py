@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from ringmaster.tasks.planning.plans.reading import (
+from ringmaster.tasks.planning.plans.window_prices import (
+    CompletionPrices,
+    WindowPrices,
     index_at,
     list_at,
     number_at,
@@ -16,7 +18,6 @@ from ringmaster.tasks.planning.plans.reading import (
     text_at,
     typed_prices_at,
 )
-from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
 
 
 @dataclass(frozen=True)

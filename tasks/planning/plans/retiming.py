@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
-from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
+from ringmaster.tasks.planning.objectives import MAKESPAN, Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.overheads import overhead_s
-from ringmaster.tasks.planning.problems.parts import PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem, overhead_s
 
 LATE = 1e3  # weight of a second of lateness, in seconds of the objective
 TRIFLE = 1e-6  # weight of early ends, which break ties
@@ -263,3 +260,20 @@ def _solved(
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
     return highs.getSolution().col_value
+
+
+WORTH = 2e-4  # minimum gain of a segment, as a share of the objective
+
+
+def exactly(
+    problem: Problem, segments: Sequence[Segment], *, objective: Objective, least_s: float
+) -> tuple[Segment, ...]:
+    """Returns a plan with the best times that its structure allows, without segments that gain next to nothing.
+
+    Returns () where no times make it a valid plan.
+    """
+    found = retimed(problem, segments, objective=objective, least_s=least_s)
+    found = found or retimed(problem, segments, objective=objective)
+    if found is None:
+        return ()
+    return with_fewer(problem, found, objective=objective, least_s=least_s, worth=WORTH)

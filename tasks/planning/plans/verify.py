@@ -1,6 +1,6 @@
 """Independent verifier of plans and certificates, which uses no solver and only the standard library.
 
-Apart from the arithmetic of `bounds.certificates`, `bounds.counting` and the objectives' values and bounds, it shares
+Apart from the arithmetic of `bounds.certificates`, `bounds.bounds` and the objectives' values and bounds, it shares
 no code with the planner, so that it finds the planner's mistakes.
 """
 
@@ -8,13 +8,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.bounds import Bound, plain_bound_s
+from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, plain_bound_s
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
-from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
 
 
 def verify(plan: Plan, problem: Problem) -> list[str]:
@@ -240,10 +238,10 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
         yield f"certificate proves {proved_s}, above the makespan {makespan_s}"
     if plan.lower_bound_s is not None and not plan.lower_bound_s <= proved_s * (1 + 1e-6):
         yield f"lower bound {plan.lower_bound_s} claimed, {_proof_in_words(plan, problem, proved_s)}"
-    if plan.objective not in registry.names():
+    if plan.objective not in objective_names():
         yield f"the objective {plan.objective!r} is unknown. To fix: install the package that registers it"
     elif is_readable:
-        found = registry.objective(plan.objective).value(plan, problem)
+        found = objective_by_name(plan.objective).value(plan, problem)
         if plan.value is not None and not abs(found - plan.value) <= 1e-6 * max(1.0, abs(found)):
             yield f"{plan.objective} {plan.value} claimed, {found} found"
         if plan.value_bound is not None:
@@ -281,7 +279,7 @@ def _value_bound_faults(plan: Plan, value_bound: float, problem: Problem, *, val
     """
     if not value_bound <= value * (1 + 1e-6):
         yield f"bound {value_bound} on {plan.objective} above {value}"
-    objective = registry.objective(plan.objective)
+    objective = objective_by_name(plan.objective)
     try:
         # What counting proves holds for plans that split no job alone.
         bound_s = plain_bound_s(problem) if plan.certificate is None else certified_bound(plan.certificate, problem)

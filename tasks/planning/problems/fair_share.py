@@ -11,12 +11,16 @@ those of the whole job in one segment, and options that take more devices than D
 another one. A group needs at least these seconds on its share if every job has an option that fits it.
 """
 
+from __future__ import annotations
+
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from ringmaster.tasks.planning.problems.parts import PlanningJob
+if TYPE_CHECKING:
+    from ringmaster.tasks.planning.problems.problem import PlanningJob
 
 BISECTIONS = 100  # halve the interval until it has no further float inside
 

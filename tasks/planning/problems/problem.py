@@ -5,16 +5,274 @@ keys of the benchmark files of this field ("gpus", "nodes", "runtime", "switch_c
 nothing depends on that unit.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.problems.fair_share import fair_seconds
-from ringmaster.tasks.planning.problems.faults import faults_of
-from ringmaster.tasks.planning.problems.json_form import read_fields, write_fields
-from ringmaster.tasks.planning.problems.parts import Node, PlanningJob
+from ringmaster.tasks.planning.problems.problem_validation import faults_of, shown
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine with `num_devices` devices of one type, numbered from 0.
+
+    device_type: such as "a100"; options may require one.
+    available_until_s: time at which its devices become unavailable; None for never.
+    price: of one device for one second, in any currency.
+    host_memory_bytes: limit for all gangs on the node together; None for no limit.
+    """
+
+    id: str
+    num_devices: int
+    device_type: str = ""
+    available_until_s: float | None = None
+    price: float = 0.0
+    host_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to run a whole job in `runtime_s` seconds on a gang of `num_devices`, spread evenly over `num_nodes` nodes.
+
+    technique, config: passed on to the executor of the plan; the planner does not read them.
+    device_type: the only type of devices that the option runs on; "" for any.
+    startup_s: seconds that every segment pays at its start.
+    save_s: seconds that every segment pays at its end.
+    evaluate_s: seconds that the job's last segment pays.
+    host_memory_bytes: host memory that the option takes on each of its nodes.
+    jobs: ids of further jobs that this *fused group* trains beside the option's owner; in any second, it does the same
+        share of each job.
+    """
+
+    technique: str
+    num_devices: int
+    runtime_s: float
+    num_nodes: int = 1
+    config: Mapping[str, Any] = field(default_factory=dict)
+    device_type: str = ""
+    startup_s: float = 0.0
+    save_s: float = 0.0
+    evaluate_s: float = 0.0
+    host_memory_bytes: int = 0
+    jobs: tuple[str, ...] = ()
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of the whole job in one segment, including start-up, save and evaluation."""
+        return self.startup_s + self.runtime_s + self.save_s + self.evaluate_s
+
+    def runs_on(self, node: Node) -> bool:
+        """Whether the node has devices of the option's type, and enough devices and host memory for its slot."""
+        return (
+            self.device_type in ("", node.device_type)
+            and self.slot <= node.num_devices
+            and (node.host_memory_bytes is None or self.host_memory_bytes <= node.host_memory_bytes)
+        )
+
+    @property
+    def slot(self) -> int:
+        """Number of devices that the gang takes on each of its nodes."""
+        return self.num_devices // self.num_nodes
+
+
+@dataclass(frozen=True)
+class Running:
+    """The option under which a job runs at time 0, and its devices.
+
+    A first segment that continues under the same option on the same devices at time 0 pays neither the switch cost nor
+    the option's start-up.
+
+    option: index into the job's options.
+    devices: ((node id, (device ids...)), ...), one entry per node.
+    pinned_until_s: the job must continue unchanged at least until then, or until it is done.
+    """
+
+    option: int
+    devices: tuple[tuple[str, tuple[int, ...]], ...]
+    pinned_until_s: float = 0.0
+
+    @property
+    def gang(self) -> frozenset[tuple[str, int]]:
+        """The devices as a set of (node id, device id)."""
+        return frozenset((node, device) for node, ids in self.devices for device in ids)
+
+
+@dataclass(frozen=True)
+class PlanningJob:
+    """A job with its options; it starts only after every job named in `after` has ended.
+
+    release_s: earliest start.
+    deadline_s: latest end; None for no deadline.
+    weight: factor of the job's end in the objective `weighted`.
+    group: the user or batch whose job it is, for the objective `fairness`; "" where the job is a group of its own.
+    running: what the job runs at time 0; None where it does not run.
+    started: the job has a checkpoint, so its first segment pays the switch cost, unless that segment continues what is
+        running. A running job has always started.
+    members: ids of further jobs that this job stands for; every option of this job trains them too.
+    """
+
+    id: str
+    options: tuple[Option, ...]
+    after: tuple[str, ...] = ()
+    release_s: float = 0.0
+    deadline_s: float | None = None
+    weight: float = 1.0
+    group: str = ""
+    running: Running | None = None
+    started: bool = False
+    members: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.running is not None and self.started is False:
+            object.__setattr__(self, "started", True)
+
+    def goes_on(self, option: int, start_s: float, devices: Iterable[tuple[str, Iterable[int]]]) -> bool:
+        """Whether a segment continues at time 0 what the job is running; it then pays no switch cost or start-up."""
+        gang = frozenset((node, device) for node, ids in devices for device in ids)
+        return (
+            self.running is not None and (option, start_s) == (self.running.option, 0.0) and gang == self.running.gang
+        )
+
+
+# JSON key -> (attribute, whether it is required)
+_PROBLEM_KEYS = {
+    "name": ("name", True),
+    "nodes": ("nodes", True),
+    "jobs": ("jobs", True),
+    "switch_cost": ("switch_cost_s", False),
+}
+_NODE_KEYS = {
+    "id": ("id", True),
+    "gpus": ("num_devices", True),
+    "type": ("device_type", False),
+    "until": ("available_until_s", False),
+    "price": ("price", False),
+    "host_memory": ("host_memory_bytes", False),
+}
+_JOB_KEYS = {
+    "id": ("id", True),
+    "options": ("options", True),
+    "after": ("after", False),
+    "release": ("release_s", False),
+    "deadline": ("deadline_s", False),
+    "weight": ("weight", False),
+    "group": ("group", False),
+    "running": ("running", False),
+    "started": ("started", False),
+    "fellows": ("members", False),
+}
+_RUNNING_KEYS = {
+    "option": ("option", True),
+    "gpus": ("devices", True),
+    "until": ("pinned_until_s", False),
+}
+_OPTION_KEYS = {
+    "technique": ("technique", True),
+    "gpus": ("num_devices", True),
+    "runtime": ("runtime_s", True),
+    "nodes": ("num_nodes", False),
+    "config": ("config", False),
+    "type": ("device_type", False),
+    "startup": ("startup_s", False),
+    "save": ("save_s", False),
+    "evaluate": ("evaluate_s", False),
+    "host_memory": ("host_memory_bytes", False),
+    "jobs": ("jobs", False),
+}
+_MISSING: Any = None  # replaces a required value that the file lacks; validation then reports it
+
+
+def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
+    """Reads a problem's attributes from a JSON object; returns them, and a message for each fault with its place."""
+    faults: list[str] = []
+    fields = _read(data, "problem", faults, _PROBLEM_KEYS, strict=False)
+    nodes = tuple(
+        Node(**_read(item, f"node {i}", faults, _NODE_KEYS))
+        for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults))
+    )
+    jobs = tuple(_read_job(item, i, faults) for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)))
+    return fields | {"nodes": nodes, "jobs": jobs}, faults
+
+
+def write_fields(
+    *, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], switch_cost_s: float
+) -> dict[str, Any]:
+    """The JSON object that `read_fields` reads, without values that are at their default."""
+    return {
+        "name": name,
+        "switch_cost": switch_cost_s,
+        "nodes": [_write(node, _NODE_KEYS) for node in nodes],
+        "jobs": [
+            _write(job, _JOB_KEYS)
+            | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
+            | ({"running": _write_running(job.running)} if job.running else {})
+            for job in jobs
+        ],
+    }
+
+
+def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
+    row = _read(data, f"job {index}", faults, _JOB_KEYS)
+    place = f"job {row['id'] if isinstance(row['id'], str) else index}"
+    options = []
+    for k, item in enumerate(_items(row["options"], f"{place}: options", faults)):
+        option = _read(item, f"{place}, option {k}", faults, _OPTION_KEYS)
+        if "jobs" in option:
+            option["jobs"] = tuple(_items(option["jobs"], f"{place}, option {k}: jobs", faults))
+        options.append(Option(**option))
+    lists = {
+        name: tuple(_items(row.get(name, []), f"{place}: {key}", faults))
+        for key, (name, _) in _JOB_KEYS.items()
+        if key in ("after", "fellows")
+    }
+    row |= {"options": tuple(options), **lists}
+    if row.get("running") is not None:
+        running = _read(row["running"], f"{place}: running", faults, _RUNNING_KEYS)
+        gpus = _items(running["devices"], f"{place}, running: gpus", faults)
+        if not all(isinstance(item, list) and len(item) == 2 and isinstance(item[1], list) for item in gpus):
+            faults.append(f"{place}, running: gpus must be a list of [node, [devices]], not {shown(gpus)}")
+            gpus = []
+        row["running"] = Running(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
+    return PlanningJob(**row)
+
+
+def _write_running(running: Running) -> dict[str, Any]:
+    return _write(running, _RUNNING_KEYS) | {"gpus": [[node, list(ids)] for node, ids in running.devices]}
+
+
+def _read(
+    data: Any, place: str, faults: list[str], keys: Mapping[str, tuple[str, bool]], *, strict: bool = True
+) -> dict[str, Any]:
+    """Returns the attributes that a JSON object gives, with None for each required one that is missing."""
+    fields: dict[str, Any] = {name: _MISSING for name, required in keys.values() if required}
+    if not isinstance(data, dict):
+        faults.append(f"{place}: must be an object, not {shown(data)}")
+        return fields
+    for key, value in data.items():
+        if key in keys:
+            fields[keys[key][0]] = value
+        elif strict:
+            faults.append(f"{place}: unknown key {shown(key)}; there are {sorted(keys)}")
+    return fields
+
+
+def _items(data: Any, place: str, faults: list[str]) -> list[Any]:
+    if isinstance(data, list):
+        return data
+    faults.append(f"{place}: must be a list" + ("" if data is None else f", not {shown(data)}"))
+    return []
+
+
+def _write(value: Any, keys: Mapping[str, tuple[str, bool]]) -> dict[str, Any]:
+    row = {}
+    for key, (name, required) in keys.items():
+        item = getattr(value, name)
+        if required or (item != type(value).__dataclass_fields__[name].default and item not in ((), {})):
+            row[key] = list(item) if isinstance(item, tuple) else item
+    return row
 
 
 @dataclass(frozen=True)
@@ -124,3 +382,16 @@ def likeness(job: PlanningJob) -> Hashable:
         for o in job.options
     )
     return options, job.after, job.release_s, job.deadline_s, job.weight, job.group, job.started
+
+
+def overhead_s(
+    problem: Problem, job: PlanningJob, option: Option, *, is_first: bool, is_last: bool, continues: bool = False
+) -> float:
+    """Returns the seconds of a job's segment that do no work.
+
+    continues: the segment continues what the job is running at time 0.
+    """
+    paid_s = option.save_s + (option.evaluate_s if is_last else 0.0)
+    if continues:
+        return paid_s
+    return paid_s + option.startup_s + (0.0 if is_first and not job.started else problem.switch_cost_s)

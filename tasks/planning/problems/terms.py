@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 
@@ -45,7 +45,7 @@ class Terms:
             )
             for job in problem.jobs
         )
-        is_paid = bool(registry.objective(self.objective).coefficients(problem).prices)
+        is_paid = bool(objective_by_name(self.objective).coefficients(problem).prices)
         nodes = tuple(
             replace(node, price=self.price_per_device_hour / HOUR_S if is_paid else node.price)
             for node in problem.nodes

@@ -1,19 +1,51 @@
-"""Changed problems, and the prices of a certificate that remain for them."""
+"""Questions about a problem (more devices, fewer jobs, a deadline), changed problems, and the prices that remain."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.bounds.order import in_order
+from ringmaster.tasks.planning.bounds.job_costs import in_order
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.parts import Node
-from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.restriction import only
-from ringmaster.tasks.planning.whatif.questions import Change, MoreDevices, MoreNodes, Without
+from ringmaster.tasks.planning.problems.problem import Node, Problem
+from ringmaster.tasks.planning.problems.reductions import only
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreDevices:
+    """A node has `num_devices` more. device_type: of that node; "" where all nodes have the same type."""
+
+    num_devices: int
+    device_type: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreNodes:
+    """There are `num_nodes` more nodes of `num_devices` devices each."""
+
+    num_devices: int
+    device_type: str = ""
+    num_nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Without:
+    """The jobs are left out. Jobs that wait for them must be left out, too."""
+
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """All jobs are to end within `due_s` seconds from the start of the plan."""
+
+    due_s: float
+
+
+Change = MoreDevices | MoreNodes | Without
 
 
 def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:

@@ -9,12 +9,11 @@ from enum import StrEnum
 from functools import partial
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.bounds.order import earliest_ends_s
-from ringmaster.tasks.planning.problems.faults import MAX_DEVICES
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.whatif.changes import changed
+from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
+from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes, changed
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
-from ringmaster.tasks.planning.whatif.questions import Deadline, MoreDevices, MoreNodes
 from ringmaster.tasks.planning.work import WORK_S
 
 MAX_MORE = 1024  # devices or nodes that are considered

@@ -8,14 +8,12 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.certificates import costs_of
-from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
+from ringmaster.tasks.planning.bounds.window_bound import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.parts import Node
-from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.whatif.changes import changed, dependents
+from ringmaster.tasks.planning.problems.problem import Node, Problem
+from ringmaster.tasks.planning.whatif.changes import MoreDevices, Without, changed, dependents
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
-from ringmaster.tasks.planning.whatif.questions import MoreDevices, Without
 
 MOST_JOBS = 10  # whose costs are explained
 LEAST_SHARE = 1e-6  # of the bound, of a job that binds by its own length

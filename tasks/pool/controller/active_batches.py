@@ -23,9 +23,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.objectives.makespan import Makespan
-from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCompletion
+from ringmaster.tasks.planning.objectives import Makespan, WeightedCompletion, objective_names
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.option_profiles import planning_problem
@@ -148,7 +146,7 @@ def fault_of(submission: Submission) -> str | None:
     }
     try:
         terms = submission.asked
-        if terms.objective not in registry.names():
+        if terms.objective not in objective_names():
             return f"it cannot be planned: {terms.objective!r} is no objective"
         terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
     except (ProblemError, TypeError, ValueError) as error:

@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.pool.controller.active_batches import (
     PRIORITIES,
     ActiveBatch,
@@ -52,7 +52,7 @@ from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.events import OutcomeStatus
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, Nodes, NodeStatus, 
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus, Share
-from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
-from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
+from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
+from ringmaster.techniques.processes.gang import Outcome, outcome_of
 
 logger = logging.getLogger(__name__)
 

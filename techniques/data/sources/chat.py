@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.row_samples.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_samples.tokenizer import CALLS, Message, give_chat_template
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_tokenizer import CALLS, Message, give_chat_template
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 CALL = "function_call"
 """The role of a message with a call of a function, as JSON with `name` and `arguments`, in ShareGPT's format; and the

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
-from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import DataSpec
 
 # Enough samples to detect other data, few enough to read them each time.
 MAX_FINGERPRINTED = 128

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from ringmaster.techniques.data.arrays import Array, ColumnWriter, open_columns
+from ringmaster.techniques.data.file_rows import is_held_out
+from ringmaster.techniques.data.files import stamp
 from ringmaster.techniques.data.images import pixels_of, read_image
-from ringmaster.techniques.data.prepared import Preparation, stamp
-from ringmaster.techniques.data.sources.unread_keys import check_keys
-from ringmaster.techniques.data.splits import is_held_out
-from ringmaster.techniques.data.stored_source import StoredSource, described
+from ringmaster.techniques.data.row_kind import check_keys
+from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
 from ringmaster.techniques.data.tokens import Document, write_tokens
 from ringmaster.techniques.data.training_faults import SplitRows
-from ringmaster.techniques.interface.data_source import PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 ROWS_PER_CALL = 256
 # Column names to the argument names of Hugging Face models.

@@ -13,17 +13,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.files import Matched, is_litter, matching, opened
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
-from ringmaster.techniques.data.prepared import Preparation
-from ringmaster.techniques.data.row_samples.row_columns import Columns
-from ringmaster.techniques.data.row_samples.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_kind import Columns
+from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.rows import MAX_FAULTS
-from ringmaster.techniques.data.splits import is_held_out
+from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.training_faults import with_leaks
-from ringmaster.techniques.interface.data_source import MAX_SHOWN, PreparedData, Row
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.checkpoints.remote_store import is_url
+from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 
 PROCESSOR = "preprocessor_config.json"
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.arrays import Array
-from ringmaster.techniques.data.row_samples.ragged import ENDS, VALUES, PaddedSamples, RaggedColumn
-from ringmaster.techniques.data.row_samples.row_columns import Columns, columns_of_files
-from ringmaster.techniques.data.row_samples.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.row_samples.tokenizer import give_chat_template
-from ringmaster.techniques.data.samples import Collate, Indices
+from ringmaster.techniques.data.arrays import ENDS, VALUES, Array, Indices, RaggedColumn
+from ringmaster.techniques.data.row_kind import Columns, columns_of_files
+from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_tokenizer import give_chat_template
+from ringmaster.techniques.data.samples import Collate, PaddedSamples
 from ringmaster.techniques.data.sources.chat import messages_of
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.models.adapter_modules import PREFIX, scaling
 from ringmaster.techniques.models.adapters import AdaptedLinear, is_norm
 from ringmaster.techniques.training.fused.packed_attention import Share

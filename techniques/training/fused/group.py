@@ -19,16 +19,16 @@ import torch
 from torch import nn
 
 from ringmaster.codec import from_json
+from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer
 from ringmaster.techniques.data import PreparedData, num_tokens_of, prepare
-from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.models.adapters import own_leaves
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.runtime.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.runtime.checkpoints.state import HostCopies, piece_writer
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, join
-from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, join
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.adapter_batches import in_order
 from ringmaster.techniques.training.fused.group_requirements import mesh_shape, why_not_together
 from ringmaster.techniques.training.fused.member import Member, Row, lay_below, sum_gradients

@@ -21,14 +21,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from ringmaster.techniques.interface.turns import AT_ONCE
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
-from ringmaster.techniques.runtime.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready
-from ringmaster.techniques.runtime.processes.failures import failure_kind
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready
+from ringmaster.techniques.processes.failures import failure_kind
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.training.fused.group import Group, MemberReport, join_group, open_group, orders_of
 from ringmaster.techniques.training.fused.member import Member
 from ringmaster.techniques.training.segment_loop import (
@@ -41,6 +40,7 @@ from ringmaster.techniques.training.segment_loop import (
     tell_passed_over,
 )
 from ringmaster.techniques.training.trainer import StepReport
+from ringmaster.techniques.turns import AT_ONCE
 
 T = TypeVar("T")
 

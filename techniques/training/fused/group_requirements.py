@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, DataSpec, Job
-from ringmaster.techniques.interface.technique import batch_is_divisible
-from ringmaster.techniques.losses.registry import class_of
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, DataSpec, Job
+from ringmaster.techniques.loss import class_of
+from ringmaster.techniques.technique import batch_is_divisible
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.interface.model_facts import ModelFacts
+    from ringmaster.techniques.model_facts import ModelFacts
 
 NAME = "shared_base"
 """The technique that trains jobs together."""

@@ -13,14 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
-from ringmaster.techniques.models.adapter_modules import PREFIX
-from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
-from ringmaster.techniques.models.export import export_adapter
-from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, WritePieces
-from ringmaster.techniques.runtime.checkpoints.shared_models import store_model
-from ringmaster.techniques.runtime.checkpoints.state import (
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.shared_models import store_model
+from ringmaster.techniques.checkpoints.state import (
     HostCopies,
     Reader,
     named_state,
@@ -28,8 +23,13 @@ from ringmaster.techniques.runtime.checkpoints.state import (
     read_whole,
     restore_model,
 )
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.ranks import Ranks, alone
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, sampler_of
+from ringmaster.techniques.models.adapter_modules import PREFIX
+from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.export import export_adapter
+from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.ranks import Ranks, alone
 from ringmaster.techniques.training.fused.adapter_batches import Part
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole

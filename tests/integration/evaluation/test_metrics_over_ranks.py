@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 from ringmaster.tasks.evaluation.resampling import Rows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.context import Context
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import LLAMA, VIT, Layout
 from tests.matrix import matrix

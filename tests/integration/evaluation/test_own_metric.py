@@ -24,8 +24,8 @@ from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.metrics.registry import BUILTIN, metric_names
+from ringmaster.techniques.metric import BUILTIN_METRICS, metric_names
+from ringmaster.techniques.registry import installed
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 
@@ -81,7 +81,7 @@ def test_the_form_of_a_sweep_lists_it(site):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(site)])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     choices, nothing = json.loads(done.stdout)["properties"]["objective"]["anyOf"]
-    assert choices == {"enum": [*BUILTIN, GAP], "type": "string"}
+    assert choices == {"enum": [*BUILTIN_METRICS, GAP], "type": "string"}
     assert nothing == {"type": "null"}
 
 

@@ -21,7 +21,7 @@ from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.scoring import score_together
-from ringmaster.techniques.scoring import together as together_module
+from ringmaster.techniques.scoring import worker as together_module
 from tests.integration.workbench import DIGITS, GPT2, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
@@ -91,11 +91,11 @@ def words(tmp_path_factory):
 @pytest.fixture
 def alone(monkeypatch):
     """The folders that were scored separately."""
-    from ringmaster.techniques.scoring import asking
+    from ringmaster.techniques.scoring import row_scores
 
-    asked, ask = [], asking.ask_alone
+    asked, ask = [], row_scores.ask_alone
     monkeypatch.setattr(
-        asking, "ask_alone", lambda folder, *args, **more: asked.append(folder) or ask(folder, *args, **more)
+        row_scores, "ask_alone", lambda folder, *args, **more: asked.append(folder) or ask(folder, *args, **more)
     )
     return asked
 

@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models import build_model, export_model
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from ringmaster.techniques.scoring.order import TrainingData
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringmaster.techniques import DataSpec, ModelSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.events import Measured, Ready, Steps
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.order import TRIAL
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
+from ringmaster.techniques import DataSpec, ModelSpec, registry
+from ringmaster.techniques.processes.events import Measured, Ready, Steps
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from tests.integration.workbench import Layout, Workbench
 
 STUB = str(Path(__file__).parents[1] / "stub_trainer.py")
@@ -207,8 +206,8 @@ def test_only_the_gangs_devices_can_be_seen(bench, tmp_path):
 
 
 def test_a_commands_job_is_for_the_command_alone(bench):
+    from ringmaster.techniques.estimates.preflight import _black_box
     from ringmaster.techniques.models import model_facts
-    from ringmaster.techniques.runtime.estimates.preflight import _black_box
 
     commanded, plain = job(bench), bench.job()
     command = registry.load(registry.dotted_path("command"))

@@ -7,8 +7,8 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.local_engine import LocalEngine
-from ringmaster.techniques.runtime.processes.events import Steps
-from ringmaster.techniques.runtime.processes.reporter import STOP, until
+from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 
 ENDLESS = 1_000_000

@@ -10,14 +10,13 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import Adapter
+from ringmaster.techniques import Adapter, registry
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

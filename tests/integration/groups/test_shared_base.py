@@ -10,7 +10,7 @@ import torch
 
 from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import ParameterGroup
+from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.models import build_model, model_facts
 from ringmaster.techniques.training.fused.group import Group
 from ringmaster.techniques.training.fused.group_requirements import why_not_together

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.checkpoints.tensor_files import blocks_of
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
-from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
 
 
 def save(root, step):

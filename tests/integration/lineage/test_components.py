@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 from tests.integration.workbench import SINGLE, Layout, is_bit_equal
 
 FSDP = Layout("fsdp", 2, {"reshard": True})

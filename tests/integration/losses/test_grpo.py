@@ -11,12 +11,11 @@ from ringmaster.errors import StepError
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
+from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE, Layout, is_bit_equal, largest_difference
 
 REWARDS = "tests.integration.losses.my_rewards"

@@ -8,7 +8,7 @@ import torch
 
 from ringmaster.techniques import DataSpec, EvaluationSpec
 from ringmaster.techniques.data import batch_indices, open_data, prepare
-from ringmaster.techniques.losses.registry import loss_named
+from ringmaster.techniques.loss import loss_named
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.training.generation import ends_of, prompt_seed, prompts_of, sample
 from tests.integration.losses.my_rewards import letter, some

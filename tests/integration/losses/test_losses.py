@@ -11,14 +11,13 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.techniques import Adapter, DataSpec, ModelSpec
+from ringmaster.techniques import Adapter, DataSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import FROM_META_STEP, PreflightOrder
+from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
-from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.scoring.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences
 from tests.integration.techniques.test_conformance import PLAIN_MESH

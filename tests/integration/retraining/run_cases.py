@@ -263,7 +263,7 @@ def main(folder: Path) -> None:
     from ringmaster.flows import settings
     from ringmaster.flows.batch.context import lent_server
     from ringmaster.tasks.retraining import webhook
-    from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+    from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     settings.embed(settings.home())
     webhook.WAITS_S = (0.0, 0.0)

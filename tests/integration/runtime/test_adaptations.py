@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ringmaster.techniques import AdaptationSpec, Job
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import AdaptationSpec, Job, registry
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation
-from ringmaster.techniques.runtime.processes.events import Measured
+from ringmaster.techniques.processes.events import Measured
 from ringmaster.techniques.training.adaptation import is_two_of_four
 from tests.integration.workbench import (
     ADAMW,

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from ringmaster.errors import ChannelClosed
-from ringmaster.techniques.runtime.processes.caches import CODE_CACHES
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.fence import seconds_since_boot
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
+from ringmaster.techniques.processes.caches import CODE_CACHES
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.fence import seconds_since_boot
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
 from tests.integration.workbench import SINGLE, Workbench
 
 
@@ -26,7 +26,7 @@ from tests.integration.workbench import SINGLE, Workbench
 def nothing_preloaded():
     """Preloads nothing: these workers need no torch, whose import takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ringmaster.techniques.runtime.processes.forkserver_client.PRELOAD", ())
+        patch.setattr("ringmaster.techniques.processes.forkserver_client.PRELOAD", ())
         yield
 
 
@@ -155,7 +155,7 @@ def test_a_worker_that_ends_while_it_is_hung_up_takes_nobody_with_it(tmp_path):
 OWNER = """
 import sys
 from pathlib import Path
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
 server = ForkServer().start()
 channel = server.spawn(target="tests.integration.targets:linger", argument=None, log=Path(sys.argv[1]))
 while (message := channel.receive())["event"] != "lingering":
@@ -254,7 +254,7 @@ def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
 
 
 def test_a_server_starts_when_it_is_needed_serves_other_processes_and_ends_when_it_is_idle(tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.runtime.processes.forkserver_client.IDLE_AFTER_S", 0.2)
+    monkeypatch.setattr("ringmaster.techniques.processes.forkserver_client.IDLE_AFTER_S", 0.2)
     with closing(ForkServer(log=tmp_path / "server.log")) as server:
         server.start_when_needed(link=tmp_path / "link")
         assert server._process is None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques import DataSpec, ModelSpec
-from ringmaster.techniques.runtime.processes.events import Ready
-from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.workbench import ADAMW, Layout, is_bit_equal, largest_difference
 
 pytest.importorskip("accelerate", reason="which Hugging Face's Trainer needs")

@@ -6,12 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from ringmaster.techniques import Adapter
+from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import open_data, width_of
-from ringmaster.techniques.data.sampling import sampler_of
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL
-from ringmaster.techniques.runtime.processes.ranks import alone
+from ringmaster.techniques.data.samples import sampler_of
+from ringmaster.techniques.processes.order import TRAIN, TRIAL
+from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 from tests.integration.groups.test_shared_base import group_of, run

@@ -12,10 +12,10 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.errors import ChannelClosed
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import Beat, Steps, event_to_json
-from ringmaster.techniques.runtime.processes.gang import Gang
-from ringmaster.techniques.runtime.processes.process_launcher import RANK, ProcessLauncher
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import Beat, Steps, event_to_json
+from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.process_launcher import RANK, ProcessLauncher
 from tests.integration.runtime.test_forkserver import wait_for, wait_until_gone
 from tests.integration.runtime.test_gangs import assert_gone, signal_once
 from tests.integration.workbench import SINGLE, Layout, Workbench, is_bit_equal, weights_in
@@ -105,8 +105,8 @@ OWNER = """
 import json, sys
 from pathlib import Path
 from ringmaster.codec import from_json
-from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.process_launcher import ProcessLauncher
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.process_launcher import ProcessLauncher
 order = from_json(GangOrder, json.load(sys.stdin))
 channel = ProcessLauncher().start_rank(order, rank=0, log=Path(order.folder, "log"))
 while (message := channel.receive())["event"] != "lingering":

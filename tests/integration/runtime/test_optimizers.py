@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import OptimizerSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import OF_WHOLE_TENSORS, ParameterGroup
-from ringmaster.techniques.interface.technique import why_no_optimizer
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques import OptimizerSpec, registry
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, ParameterGroup
+from ringmaster.techniques.technique import why_no_optimizer
 from tests.integration.techniques.test_conformance import (
     MODEL_PARALLEL,
     PLAIN_MESH,

@@ -11,10 +11,9 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_job
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import QuietTimes
 from ringmaster.tasks.profiling.stage import profile_jobs
-from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.profiles import PREDICTED
-from ringmaster.techniques.runtime.processes.events import ReferenceTimed
+from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.processes.events import ReferenceTimed
+from ringmaster.techniques.profile import PREDICTED
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 

@@ -15,13 +15,13 @@ from pyarrow import parquet
 from ringmaster.errors import CheckpointError, InputError, ModelNotFound, ObjectStoreUnavailable
 from ringmaster.flows.batch.run_folder import checkpoint_root_of
 from ringmaster.techniques import DataSpec
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
+from ringmaster.techniques.checkpoints.state import Reader, piece_writer
+from ringmaster.techniques.checkpoints.storage import check_root, place_of
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.checkpoints.shared_models import fetch_model, store_model
-from ringmaster.techniques.runtime.checkpoints.state import Reader, piece_writer
-from ringmaster.techniques.runtime.checkpoints.storage import check_root, place_of
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ADAMW, SINGLE, Layout, Workbench, is_bit_equal
 from tests.s3_server import S3Server
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.interface import registry
+from ringmaster.techniques import ModelSpec, registry
 from tests.integration.techniques.test_conformance import SWITCHED, assert_trains_the_same
 from tests.integration.workbench import Layout
 from tests.matrix import matrix

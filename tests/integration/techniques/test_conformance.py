@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import ScheduleSpec
+from ringmaster.techniques import ScheduleSpec, registry
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface import registry
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

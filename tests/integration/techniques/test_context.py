@@ -7,7 +7,7 @@ import torch
 
 from ringmaster.techniques import ModelSpec
 from ringmaster.techniques.context import Context
-from ringmaster.techniques.runtime.parallel.sequences import positions
+from ringmaster.techniques.parallel.sequences import positions
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

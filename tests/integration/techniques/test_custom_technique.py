@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from ringmaster.tasks.cluster import detect
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Gang
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 CUSTOM = Path(__file__).parents[3] / "examples" / "custom"
 

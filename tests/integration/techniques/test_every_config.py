@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.interface import registry
 from tests.integration.techniques.test_conformance import assert_trains_the_same
 from tests.integration.workbench import LLAMA, Layout
 

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import DataSpec, ModelSpec
+from ringmaster.techniques import DataSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.probing import probe
+from ringmaster.techniques.probing import probe
 from tests.integration.techniques.test_conformance import LARGEST_DIFFERENCE
 from tests.integration.workbench import (
     ADAMW,

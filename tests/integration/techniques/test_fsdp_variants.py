@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.techniques import registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.estimates.time_estimate import MOST_CONFIGS
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.estimates.time_estimate import MOST_CONFIGS
+from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference
 from tests.matrix import matrix
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.parallel.stages import owners, partition
 from ringmaster.techniques.pipeline import Pipeline
-from ringmaster.techniques.runtime.parallel.stages import owners, partition
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

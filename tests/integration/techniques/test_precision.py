@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from ringmaster.techniques import registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.training.half_precision import compute_in_half
 from tests.integration.techniques.test_conformance import QUICK, SWITCHED

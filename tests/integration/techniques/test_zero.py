@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques import DataSpec, ModelSpec, OptimizerSpec
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
 from tests.matrix import matrix
 

@@ -6,7 +6,7 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import Dataset
 
 from ringmaster.techniques.fsdp_static import FsdpStatic
-from ringmaster.techniques.runtime.parallel import static_buffers
+from ringmaster.techniques.parallel import static_buffers
 from tests.integration.measuring import OneThread
 
 WIDTH = 64

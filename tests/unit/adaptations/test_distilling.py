@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.training.adaptation import Teacher, distilled_loss, softened_divergence
 from ringmaster.techniques.training.losses import Loss, classification_loss, next_token_loss
 

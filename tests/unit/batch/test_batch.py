@@ -13,7 +13,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
-from ringmaster.techniques.interface.job import OPTIMIZERS
+from ringmaster.techniques.job import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {

@@ -7,7 +7,7 @@ from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.fingerprints import contents
 from ringmaster.techniques.data.rows import CHARACTERS_PER_READ, FileText, content_hash
 from ringmaster.techniques.data.training_faults import Leaks, SplitRows
-from ringmaster.techniques.interface.data_source import Row
+from ringmaster.techniques.data_source import Row
 
 
 def rows_of(*, file, held_out, contents):

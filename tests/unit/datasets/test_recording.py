@@ -10,7 +10,7 @@ from ringmaster.tasks.datasets.recording import dataset_inputs, rows_text
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.rows import content_hash
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 TEXT = "a row that says something about the number {}, again and again and again"
 

@@ -16,8 +16,8 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
-from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Beat, DeviceTelemetry
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal
 
 

@@ -7,7 +7,7 @@ import torch
 
 from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.evaluation.scores import Scores
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.training.losses import Loss
 from ringmaster.techniques.training.metrics import Metrics, outputs_of, sums_of
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from ringmaster.techniques.metrics.registry import why_undefined
+from ringmaster.techniques.metric import why_undefined
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import measured, rows_of
 

@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from ringmaster.techniques import Metric
-from ringmaster.techniques.interface.job import EvaluationSpec
-from ringmaster.techniques.interface.metric import Outputs
-from ringmaster.techniques.metrics import registry
-from ringmaster.techniques.metrics.accuracy import Accuracy
-from ringmaster.techniques.metrics.registry import (
+from ringmaster.techniques import metric as registry
+from ringmaster.techniques.job import EvaluationSpec
+from ringmaster.techniques.metric import (
+    Outputs,
     default_metrics,
     metric_named,
     metric_names,
@@ -17,6 +16,7 @@ from ringmaster.techniques.metrics.registry import (
     scored_metrics,
     why_not_divided,
 )
+from ringmaster.techniques.metrics.classification import Accuracy
 
 
 class Errors(Accuracy):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringmaster.tasks.evaluation.resampling import Rows, compare, estimate
-from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.metric import metric_named
 
 
 def rows(values, counts=None, *, metric="loss"):

@@ -15,10 +15,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ringmaster.tasks.evaluation.resampling import compare, estimate
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.metric import Outputs
-from ringmaster.techniques.metrics.recall_at import RecallAt1, embeddings
-from ringmaster.techniques.metrics.rouge_l import RougeL, f_measure, words
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.metric import Outputs
+from ringmaster.techniques.metrics.comparisons import RecallAt1, embeddings
+from ringmaster.techniques.metrics.token_sequences import RougeL, f_measure, words
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import LOSS, measured, rows_of, scores_of
 
@@ -168,7 +168,7 @@ def test_equal_embeddings_find_what_chance_finds():
 def test_more_anchors_than_are_compared_at_a_time(monkeypatch):
     batch, states = pairs_of(3, num_rows=20, noise=1.0)
     whole = measured(("recall_at_1",), batch, last_hidden_state=states)
-    monkeypatch.setattr("ringmaster.techniques.metrics.recall_at.NUM_ANCHORS", 7)
+    monkeypatch.setattr("ringmaster.techniques.metrics.comparisons.NUM_ANCHORS", 7)
     assert measured(("recall_at_1",), batch, last_hidden_state=states) == whole
 
 

@@ -7,8 +7,8 @@ from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques import registry
+from ringmaster.techniques.processes.events import OutcomeStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job

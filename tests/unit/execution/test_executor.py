@@ -12,7 +12,7 @@ from ringmaster.tasks.execution.executor import AT_ONCE_S
 from ringmaster.tasks.execution.local_engine import Leases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
     Metrics,
@@ -20,17 +20,7 @@ from ringmaster.techniques.runtime.processes.events import (
     RefusedEvent,
     Steps,
 )
-from tests.unit.execution.fakes import (
-    Bench,
-    FakeRunner,
-    crashes_after,
-    done,
-    ends,
-    in_a_row,
-    job,
-    preempted,
-    profile,
-)
+from tests.unit.execution.fakes import Bench, FakeRunner, crashes_after, done, ends, in_a_row, job, preempted, profile
 
 SEEDS = pytest.mark.parametrize("seed", range(5))
 

@@ -10,7 +10,7 @@ from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.runtime.processes.events import Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import Metrics, PhaseStarted, Ready, Steps
 
 REPORT = Steps(
     first_step=4,

@@ -7,11 +7,10 @@ import pytest
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques import Profile
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.profiles import GroupMember
-from ringmaster.techniques.interface.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
-from ringmaster.techniques.runtime.processes.events import Ready, Steps
+from ringmaster.techniques import Profile, registry
+from ringmaster.techniques.processes.events import Ready, Steps
+from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile

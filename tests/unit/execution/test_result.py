@@ -6,7 +6,7 @@ from ringmaster.flows.batch.artifacts import cost_markdown
 from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec
@@ -67,7 +67,7 @@ def test_fairness_is_of_the_groups_of_the_first_plan(journal, monkeypatch):
     problem = Problem("b", (Node("n", 2),), jobs)
     journal.write_plan({"plan": solve(problem).to_json(), "problem": problem.to_json()}, why="first")
     monkeypatch.setattr(Job, "parents", property(lambda job: ("a",) if job.name == "b" else ()))
-    planned = registry.objective("fairness").coefficients(problem).value({"a": 10.0, "b": 40.0})
+    planned = objective_by_name("fairness").coefficients(problem).value({"a": 10.0, "b": 40.0})
     assert result_of(journal, monkeypatch, objective="fairness").value == pytest.approx(planned)
 
 

@@ -9,8 +9,8 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, begin
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved, OutcomeStatus
+from ringmaster.techniques import registry
+from ringmaster.techniques.processes.events import CheckpointSaved, OutcomeStatus
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
 

@@ -2,8 +2,8 @@
 
 from ringmaster.tasks.execution.events import SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.runtime.processes.events import Ready
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 
 

@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import JobEnded, Waiting
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.techniques.interface.preflight import Preflight, Refusal
+from ringmaster.techniques.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.recording.ledgers import FakeLedger
 

@@ -10,7 +10,7 @@ from ringmaster.flows.batch.result import BatchResult, are_measured
 from ringmaster.flows.output import TextConsole
 from ringmaster.flows.reports.batch_report import print_report
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.planning.charts.drawing import beside_plan
+from ringmaster.tasks.planning.gantt import beside_plan
 from tests.unit.execution.fakes import profile
 
 SEGMENT = {"technique": "single", "devices": ["n:cpu:0"], "seconds": 4.0, "num_devices": 1, "device_s": 4.0}

@@ -6,13 +6,13 @@ from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import fusing
 from ringmaster.flows.batch.fusing import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
-from ringmaster.tasks.planning.plans import checked
+from ringmaster.tasks.planning.plans import checked_plans
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.profile import GroupMember
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]
@@ -66,8 +66,8 @@ def test_the_batch_is_first_planned_as_its_groups_were_chosen(journal, monkeypat
     together = choose(journal, group("b", "c", "d"))
     left = [each for each in JOBS if each.name == "a"]
     problem = planning_problem(left, together.profiles, cluster(1), name="nightly")
-    monkeypatch.setattr(checked, "solve", lambda *_, **__: pytest.fail("it was searched for again"))
-    plan = checked.checked_plan(problem, work_s=2.0, seed=0, start=together.plan)
+    monkeypatch.setattr(checked_plans, "solve", lambda *_, **__: pytest.fail("it was searched for again"))
+    plan = checked_plans.checked_plan(problem, work_s=2.0, seed=0, start=together.plan)
     assert plan.segments == together.plan.segments
     assert plan.makespan_s == journal.get(FUSION)["together_s"]
 

@@ -46,16 +46,15 @@ from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve
-from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, Note, RunTimeline, Span
 from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
-from ringmaster.techniques.runtime.processes.gang import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.events import CheckpointFailed, Steps
+from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot
 

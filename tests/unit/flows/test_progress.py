@@ -18,8 +18,8 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
     Waiting,
 )
-from ringmaster.techniques.runtime.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.gang import Outcome
 
 GIB = 2**30
 

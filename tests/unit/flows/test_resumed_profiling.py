@@ -12,7 +12,7 @@ from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.interface.preflight import Preflight, Refusal
+from ringmaster.techniques.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 REFUSAL = Refusal(technique="ddp", num_devices=1, reason="needs two devices or more")

@@ -12,12 +12,12 @@ from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import least_of
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.problems.parts import Running
+from ringmaster.tasks.planning.problems.problem import Running
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -60,7 +60,7 @@ def best_simple(problem: Problem, objective: str) -> Plan:
             plans.append(baseline(problem))
         except NoRoomError:
             continue
-    return min(plans, key=lambda plan: registry.objective(objective).rank(plan, problem))
+    return min(plans, key=lambda plan: objective_by_name(objective).rank(plan, problem))
 
 
 def test_batches_with_fixed_seconds_are_planned_with_preemption():
@@ -90,7 +90,7 @@ def test_constrained_plans_are_valid_and_better_than_simple_ones(rules, objectiv
         assert plan == solve(problem, objective=objective)
     assert plan.gap < gap
     simple = best_simple(problem, objective)
-    assert registry.objective(objective).rank(plan, problem) <= registry.objective(objective).rank(simple, problem)
+    assert objective_by_name(objective).rank(plan, problem) <= objective_by_name(objective).rank(simple, problem)
 
 
 @pytest.mark.full
@@ -111,8 +111,8 @@ def test_odd_problems_with_running_jobs(problem, data, objective):
     assert verify(plan, problem) == []
     simple = best_simple(problem, objective)
     assert verify(simple, problem) == []
-    late_s, value, _ = registry.objective(objective).rank(plan, problem)
-    assert (late_s, value) <= tuple(x * (1 + 2e-3) for x in registry.objective(objective).rank(simple, problem)[:2])
+    late_s, value, _ = objective_by_name(objective).rank(plan, problem)
+    assert (late_s, value) <= tuple(x * (1 + 2e-3) for x in objective_by_name(objective).rank(simple, problem)[:2])
 
 
 @pytest.mark.full

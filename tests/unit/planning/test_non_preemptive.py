@@ -7,11 +7,12 @@ from hypothesis import given, settings
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.exhaustive_search import CLOSE, search
 from ringmaster.tasks.planning.kernels.annealing import shorten
-from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
-from ringmaster.tasks.planning.non_preemptive.exhaustive import CLOSE, search
-from ringmaster.tasks.planning.plans.node_orders import segments_of, without_overheads
-from ringmaster.tasks.planning.problems.parts import Running
+from ringmaster.tasks.planning.plans.list_scheduling import segments_of
+from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.reductions import without_overheads
+from ringmaster.tasks.planning.rigid_annealing import plan_rigid
 from tests.unit.planning.draw import problems
 
 

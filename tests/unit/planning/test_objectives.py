@@ -15,8 +15,8 @@ from ringmaster.tasks.batch import Batch, json_schema, parse_batch
 from ringmaster.tasks.planning import Coefficients, Node, Objective, Option, Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.objectives import BUILTIN, _installed, objective_by_name
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.terms import Terms
 from tests.drawing import draws
@@ -62,7 +62,7 @@ jobs:
 @pytest.fixture
 def fresh():
     """Forgets which objectives are installed, before a test and after it."""
-    forget = (registry.objective.cache_clear, registry._installed.cache_clear)
+    forget = (objective_by_name.cache_clear, _installed.cache_clear)
     for each in forget:
         each()
     yield
@@ -191,7 +191,7 @@ class Mixed(Objective):
 
 @pytest.fixture
 def mixed(monkeypatch, fresh):
-    monkeypatch.setitem(registry.BUILTIN, "mixed", Mixed())
+    monkeypatch.setitem(BUILTIN, "mixed", Mixed())
 
 
 def test_a_value_is_the_sum_of_its_parts():
@@ -240,7 +240,7 @@ def test_users_are_done_as_fairly_as_the_bound_allows():
     assert verify(plan, problem) == []
     assert plan.gap < 0.05
     shortest = solve(problem)
-    assert registry.objective("fairness").value(shortest, problem) > plan.value
+    assert objective_by_name("fairness").value(shortest, problem) > plan.value
     assert shortest.makespan_s <= plan.makespan_s * (1 + 1e-9)
 
 

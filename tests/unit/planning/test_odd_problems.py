@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Node, Plan, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.objectives.objective import lateness_s
+from ringmaster.tasks.planning.objectives import lateness_s, objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.parts import Running
+from ringmaster.tasks.planning.problems.problem import Running
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -147,7 +146,7 @@ def test_other_objectives_of_small_problems_come_to_their_optimum(objective, due
 
 def exhaustive(problem: Problem, objective: str) -> float:
     """The best value that meets the deadlines over all orders and options, on early or on cheap nodes."""
-    minimised = registry.objective(objective)
+    minimised = objective_by_name(objective)
     ways = (
         (list(zip(order, options, strict=True)), prices)
         for order in permutations(job.id for job in problem.jobs)

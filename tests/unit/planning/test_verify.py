@@ -16,7 +16,7 @@ from ringmaster.tasks.planning import (
     certified_bound,
     verify,
 )
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES, current_practice
 from tests.unit.planning.draw import problems
 
@@ -91,7 +91,7 @@ def test_a_bound_of_an_objective_needs_a_proof(objective, forged):
     found = current_practice(problem)
     late = tuple(replace(s, start_s=s.start_s + 500.0, end_s=s.end_s + 500.0) for s in found.segments)
     plan = replace(found, segments=late, objective=objective)
-    plan = replace(plan, value=registry.objective(objective).value(plan, problem))
+    plan = replace(plan, value=objective_by_name(objective).value(plan, problem))
     assert verify(plan, problem) == []
     faults = verify(replace(plan, value_bound=forged * plan.value), problem)
     assert faults

@@ -16,7 +16,7 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.techniques.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import job, profile

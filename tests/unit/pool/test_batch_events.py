@@ -14,15 +14,8 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import TOLD
-from ringmaster.techniques.runtime.processes.events import (
-    JobOfGroupEnded,
-    Metrics,
-    OutcomeStatus,
-    Ready,
-    ShareEnded,
-    Steps,
-)
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready, ShareEnded, Steps
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.pool.bench import Clock, PoolBench, submission
 from tests.unit.pool.workers import Worker
 

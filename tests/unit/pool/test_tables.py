@@ -17,8 +17,8 @@ from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore, Share
-from ringmaster.techniques.runtime.processes.events import Ready, ShareEnded, Steps
-from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.processes.events import Ready, ShareEnded, Steps
+from ringmaster.techniques.processes.order import GangOrder
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
 

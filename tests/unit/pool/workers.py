@@ -3,8 +3,8 @@
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus
-from ringmaster.techniques.runtime.processes.events import event_from_json
-from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from ringmaster.techniques.processes.events import event_from_json
+from ringmaster.techniques.processes.order import GangOrder, Slot
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job
 

@@ -5,11 +5,10 @@ import json
 import pytest
 
 from ringmaster.errors import StepError
-from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.technique import GangShape
 
 BERT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 

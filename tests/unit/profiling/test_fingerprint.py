@@ -18,7 +18,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.interface.job import ParameterGroup
+from ringmaster.techniques.job import ParameterGroup
 
 JOB = Job(
     name="a",

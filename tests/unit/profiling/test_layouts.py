@@ -13,7 +13,7 @@ from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.techniques import OptimizerSpec
-from ringmaster.techniques.interface.preflight import Candidate, Forecast
+from ringmaster.techniques.preflight import Candidate, Forecast
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight
 
 TWO_WHOLE, TWO_SHARDED = Layout(num_devices=2, base=WHOLE), Layout(num_devices=2, base=SHARDED)

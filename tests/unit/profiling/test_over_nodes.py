@@ -17,8 +17,8 @@ from ringmaster.tasks.profiling.option_profiles import (
 from ringmaster.tasks.profiling.search import ConfigSearch, Failure
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
-from ringmaster.techniques.interface.preflight import Candidate, Forecast, Preflight
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.preflight import Candidate, Forecast, Preflight
+from ringmaster.techniques.technique import GangShape
 from tests.unit.execution.fakes import job, profile
 
 NODE = GangShape(kind="gpu", num_devices=4, memory_bytes=1 << 30)

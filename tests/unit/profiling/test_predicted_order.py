@@ -15,7 +15,7 @@ from ringmaster.tasks.profiling.search import (
     worthwhile,
 )
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.preflight import Candidate
 
 TECHNIQUES = ("ddp", "zero1", "zero2", "fsdp", "tensor", "pipeline")
 

@@ -9,8 +9,8 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.profiling import preflight as stage
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.preflight import PreflightOrder
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.preflight import PreflightOrder
 from tests.unit.profiling.solos import job, preflight
 
 

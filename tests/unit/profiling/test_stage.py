@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.profile_store import MOST_STEPS, ProfileStore, combined
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight import Candidate, Preflight
 from tests.unit.profiling.solos import FACTS, cluster, job
 
 DATA = {**dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))}

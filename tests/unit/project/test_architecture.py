@@ -293,7 +293,7 @@ def imported_by(*names: str) -> set[str]:
 @pytest.mark.parametrize(
     "names",
     [
-        ("techniques", "ringmaster.techniques.interface.registry", "ringmaster.techniques.metrics.accuracy"),
+        ("techniques", "ringmaster.techniques.registry", "ringmaster.techniques.metrics.classification"),
         ("ringmaster.tasks.batch",),
         ("ringmaster.tasks.cluster",),
     ],

@@ -10,7 +10,7 @@ from ringmaster.model_lineage import ADAPTATION_KINDS
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.job import ADAPTATIONS, AdaptationSpec
+from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
 
 PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
 

@@ -25,9 +25,9 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger

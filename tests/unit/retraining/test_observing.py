@@ -11,8 +11,7 @@ from ringmaster.tasks.retraining.observing import (
     references_of,
     scored_features,
 )
-from ringmaster.techniques.data.arrays import ColumnWriter
-from ringmaster.techniques.data.row_samples.ragged import Ragged, RaggedWriter
+from ringmaster.techniques.data.arrays import ColumnWriter, Ragged, RaggedWriter
 
 
 def prepared(folder, **columns):

@@ -19,7 +19,7 @@ from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.due import Due
 from ringmaster.tasks.retraining.production import Production, ProductionModel
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.preflight import Candidate, Preflight
 
 # A job alone takes 50 s to start and 50 s to train. n jobs of one group start only once.
 STARTUP_S, STEPS, NAMES = 50.0, 50, ("a", "b", "c", "d")

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
-from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.problems.terms import HOUR_S, Terms
 from ringmaster.tasks.retraining.selection import Limits, Wanted, choose, cost_of
 

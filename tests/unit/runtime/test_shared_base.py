@@ -7,18 +7,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.techniques import Adapter
+from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
+from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.adapter_batches import Part
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
 from ringmaster.techniques.training.fused.group_requirements import why_not_together

@@ -10,9 +10,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec
-from ringmaster.techniques.interface.model_facts import ModelFacts
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.offload import Offload
-from ringmaster.techniques.runtime.parallel.spilling import MOST_RESIDENT, Spilled, slices_of
+from ringmaster.techniques.parallel.spilling import MOST_RESIDENT, Spilled, slices_of
 from ringmaster.techniques.single import Single
 
 NUM_LAYERS = 6

@@ -14,7 +14,7 @@ from ringmaster.flows.services.files import Service, ServiceFiles, ServiceState,
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.techniques.runtime.processes.stopped import StoppedProcesses
+from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 LIVES = "import signal; print('started', flush=True); signal.pause()"

@@ -19,7 +19,7 @@ from ringmaster.flows.services.needed import PoolOptions
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local_engine import leases_of
-from ringmaster.techniques.runtime.processes.stopped import is_stopped
+from ringmaster.techniques.processes.stopped import is_stopped
 from tests.ports import free_port
 
 LIVES = "import signal; signal.pause()"

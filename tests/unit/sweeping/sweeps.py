@@ -9,8 +9,8 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Stopping
-from ringmaster.techniques.runtime.processes.events import Metrics
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Metrics
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner
 
 TEMPLATE = {

@@ -50,6 +50,12 @@ def test_asha_promotes_once_devices_would_have_nothing_else_to_do():
     assert ASHA.judge(busy, num_slots=4).goals == {"t0": 16}
 
 
+@pytest.mark.parametrize("stopping", [ASHA, HALVING])
+def test_all_of_the_best_go_on_together_once_no_trial_is_to_come(stopping):
+    full = at_rung([float(-number) for number in range(16)])
+    assert stopping.judge(full, num_slots=2).goals == {f"t{number}": 16 for number in range(4)}
+
+
 def test_who_cannot_be_among_the_best_any_more_is_stopped_before_the_rung_is_full():
     trials = at_rung([5.0, 4.0, 3.0, None, None, None, None, None])
     assert set(HALVING.judge(trials, num_slots=2).stops) == {"t2"}

@@ -16,7 +16,7 @@ from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline.svg import MOST_TITLED, render_svg
 from ringmaster.tasks.timeline.task import GanttArtifact
 from ringmaster.tasks.timeline.text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
 from tests.unit.timeline.stories import Story, halfway, planned
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,7 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, Steps
+from ringmaster.techniques.processes.events import CheckpointSaved, Ready, Steps
 from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 

@@ -32,7 +32,7 @@ from ringmaster.tasks.pool.providers.ray.options import (
     node_environment,
     resources,
 )
-from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel
 
 ANSWER_S = 0.5  # how long actors are waited for, each time
 REMEMBERED_S = 600.0  # how long an allocation that is gone is reported

@@ -21,7 +21,7 @@ from ringmaster.tasks.pool.controller.pool_engine import PoolEngine, pool_engine
 from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, RayOptions
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
-from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel
 
 logger = logging.getLogger(__name__)
 

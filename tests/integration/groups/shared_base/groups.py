@@ -3,7 +3,7 @@
 import psutil
 
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from tests.integration.stubs import HEEDED, heard
 from tests.integration.workbench import SINGLE, Layout, is_bit_equal, weights_in
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.runtime.processes.events import Measured, Ready
-from ringmaster.techniques.runtime.processes.order import TRIAL
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, leave, until
+from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved
-from ringmaster.techniques.runtime.processes.order import TRIAL
-from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP, leave, until
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.processes.events import CheckpointSaved
+from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,

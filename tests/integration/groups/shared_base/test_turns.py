@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved, JobOfGroupEnded, Ready, Steps
-from ringmaster.techniques.runtime.processes.reporter import STOP, leave, until
+from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, Ready, Steps
+from ringmaster.techniques.processes.reporter import STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,

@@ -10,8 +10,8 @@ from ringmaster.tasks.execution.engine import BUILTIN, LOCAL, WORKERS, Engine, E
 from ringmaster.tasks.execution.local_engine import LocalEngine
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.techniques.interface.registry import installed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.registry import installed
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import cluster
 

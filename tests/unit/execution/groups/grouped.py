@@ -2,8 +2,8 @@
 
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Profile
-from ringmaster.techniques.interface.profiles import GroupMember
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.profile import GroupMember
 from tests.unit.execution.fakes import Bench, FakeRunner, job
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.profiles import GroupMember
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved, JobOfGroupEnded
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.reporter import STOP, leave
+from ringmaster.techniques import registry
+from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.reporter import STOP, leave
+from ringmaster.techniques.profile import GroupMember
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 

@@ -8,8 +8,8 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.runtime.processes.events import CheckpointSaved, Ready, Steps
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import CheckpointSaved, Ready, Steps
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 

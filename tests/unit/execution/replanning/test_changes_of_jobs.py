@@ -11,8 +11,8 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, begin
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.techniques import registry
+from ringmaster.techniques.processes.reporter import STOP
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.serving import CALM, Pool, over_nodes, two_nodes

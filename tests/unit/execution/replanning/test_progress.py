@@ -5,8 +5,8 @@ from dataclasses import replace
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import FEWEST_STEPS, MOST_STEPS, RunningSegment
 from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.techniques.interface.profiles import ProfileKey
-from ringmaster.techniques.runtime.processes.events import Steps
+from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.profile import ProfileKey
 from tests.unit.execution.fakes import profile
 
 

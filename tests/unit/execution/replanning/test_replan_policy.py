@@ -12,8 +12,8 @@ from ringmaster.tasks.execution.replan_policy import Policy, When, is_worth_it, 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.reporter import STOP, until
+from ringmaster.techniques import registry
+from ringmaster.techniques.processes.reporter import STOP, until
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import in_a_row, job, profile

@@ -12,8 +12,8 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.runtime.processes.events import Metrics
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Metrics
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
 LOOK_EVERY_S = 0.01

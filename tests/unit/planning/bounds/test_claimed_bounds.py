@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ringmaster.flows.cli import app
 from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, Segment, verify
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import BUILTIN, objective_by_name
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
 from ringmaster.tasks.planning.solve import solve
 from tests.drawing import draws
@@ -78,7 +78,7 @@ def delayed(plan: Plan) -> Plan:
 
 
 @draws(300)
-@given(st.data(), ruled_problems(max_jobs=3, with_leaving=False), st.sampled_from([*registry.BUILTIN]))
+@given(st.data(), ruled_problems(max_jobs=3, with_leaving=False), st.sampled_from([*BUILTIN]))
 def test_no_bound_is_accepted_that_a_valid_plan_is_below(data, problem, objective):
     problem = replace(problem, nodes=tuple(replace(node, price=2.0) for node in problem.nodes))
     good = data.draw(plans_of(problem))
@@ -86,7 +86,7 @@ def test_no_bound_is_accepted_that_a_valid_plan_is_below(data, problem, objectiv
     assert verify(good, problem) == []
     proof, factor = data.draw(st.sampled_from(PROOFS)), data.draw(st.sampled_from([1.001, 1.5, 50.0]))
     one, other = data.draw(certificates(problem)), data.draw(certificates(problem))
-    poor, of = delayed(good), registry.objective(objective)
+    poor, of = delayed(good), objective_by_name(objective)
     value = of.value(good, problem)
     assume(value > 0)
     above_s, above = factor * good.makespan_s, factor * value

@@ -11,7 +11,7 @@ from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJ
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound
 from ringmaster.tasks.planning.bounds.completion_model import CompletionModel, completion_certificate, completion_points
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
 from tests.drawing import draws
@@ -19,7 +19,7 @@ from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.draw import tiny
 from tests.unit.planning.test_odd_problems import exhaustive
 
-WEIGHTED = registry.objective("weighted")
+WEIGHTED = objective_by_name("weighted")
 PAIR = Problem(
     "two jobs and one that waits",
     (Node("n0", 1),),
@@ -164,7 +164,7 @@ def test_the_prices_prove_what_the_linear_program_found(problem):
 @draws(15)
 @given(ruled_problems(max_jobs=4, with_leaving=False), st.sampled_from(["weighted", "mean_completion"]))
 def test_no_exact_optimum_is_below_the_bound(problem, name):
-    objective = registry.objective(name)
+    objective = objective_by_name(name)
     best = objective.best_bound(problem, preemptive_bound(problem))
     assert best.value <= exhaustive(problem, name) * (1 + 1e-9) + 1e-9
 

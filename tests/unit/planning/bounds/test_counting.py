@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ringmaster.flows.cli import app
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
-from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
+from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
 
 
 def problem(*runtimes_s, num_jobs=3, num_devices=2, switch_cost_s=5.0, **changes):

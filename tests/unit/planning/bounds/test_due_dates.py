@@ -7,18 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, certified_bound, verify
+from ringmaster.tasks.planning import (
+    Certificate,
+    Node,
+    Option,
+    Plan,
+    PlanningJob,
+    Problem,
+    certified_bound,
+    verify,
+)
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.bounds.due_dates.bound import best_latest_bound, latest_bound
-from ringmaster.tasks.planning.bounds.due_dates.prices import dues_of
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.bounds.due_date_bound import dues_of
+from ringmaster.tasks.planning.bounds.due_date_model import best_latest_bound, latest_bound
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.test_odd_problems import exhaustive
 
-FAIRNESS = registry.objective("fairness")
+FAIRNESS = objective_by_name("fairness")
 USERS = Problem(
     "two users",
     (Node("n0", 2),),

@@ -20,11 +20,11 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.bounds.dominance import useful_options
-from ringmaster.tasks.planning.groups.contraction import contract
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.bounds.job_costs import useful_options
+from ringmaster.tasks.planning.groups.divisions import contract
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.parts import Running
+from ringmaster.tasks.planning.problems.problem import Running
 
 
 def adapters(together_s: float, **fields) -> Problem:
@@ -96,7 +96,7 @@ def exhaustive(problem: Problem, objective: str) -> float:
         for options in product(*(useful_options(problem.job(name)) for name in order))
     )
     plans = (Plan(problem.name, schedule(problem, choices)) for choices in ways)
-    return min(registry.objective(objective).value(plan, problem) for plan in plans)
+    return min(objective_by_name(objective).value(plan, problem) for plan in plans)
 
 
 def divisions(problem: Problem):

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, certified_bound, solve, verify
-from ringmaster.tasks.planning.groups.contraction import Contraction
-from ringmaster.tasks.planning.groups.divisions import Divisions
+from ringmaster.tasks.planning.groups.divisions import Contraction, Divisions
 from ringmaster.tasks.planning.groups.fusion import (
     Fusion,
     as_executed,
@@ -19,9 +18,8 @@ from ringmaster.tasks.planning.groups.fusion import (
     groups_of,
     without_groups,
 )
-from ringmaster.tasks.planning.objectives import registry
-from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
-from ringmaster.tasks.planning.plans.checked import checked_plan, taken_over
+from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan, taken_over
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
@@ -196,7 +194,7 @@ def test_every_choice_is_valid_and_never_worse_than_alone(problem, objective):
     assert fusion.together.lower_bound_s <= fusion.together.makespan_s
     if fusion.together.certificate is not None:
         assert fusion.together.lower_bound_s <= certified_bound(fusion.together.certificate, problem) * (1 + 1e-9)
-    together, alone = (registry.objective(objective).value(plan, problem) for plan in (fusion.together, fusion.alone))
+    together, alone = (objective_by_name(objective).value(plan, problem) for plan in (fusion.together, fusion.alone))
     assert together <= alone * (1 + 1e-9)
     assert together < alone * (1 - 5e-4) if fusion.groups else together == pytest.approx(alone)
     assert groups_of(fusion.together, problem) == fusion.groups
@@ -216,7 +214,7 @@ def test_the_plan_that_groups_were_chosen_by_is_followed_as_it_is(problem, objec
     found = taken_over(start, left, objective=objective)
     assert found is not None
     assert verify(found, left) == []
-    now, before = (registry.objective(objective).value(plan, left) for plan in (found, start))
+    now, before = (objective_by_name(objective).value(plan, left) for plan in (found, start))
     assert now <= before * (1 + 1e-4)
     assert found.gap is not None
     assert found.lower_bound_s <= found.makespan_s

@@ -8,13 +8,11 @@ import pytest
 from numba import njit
 from numba.core.event import Listener, install_listener, trigger_event
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, exhaustive_search, rigid_annealing, solve
 from ringmaster.tasks.planning.groups.fused import FusedSearch
 from ringmaster.tasks.planning.kernels import compiled
-from ringmaster.tasks.planning.kernels.clock import Clock, clock
-from ringmaster.tasks.planning.non_preemptive import annealing, exhaustive
-from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
-from ringmaster.tasks.planning.work import WorkBudget
+from ringmaster.tasks.planning.objectives import MAKESPAN
+from ringmaster.tasks.planning.work import Clock, WorkBudget, clock
 from tests.unit.planning.draw import tiny
 
 TIME_LIMIT_S, COMPILING_S = 10.0, 60.0
@@ -88,8 +86,8 @@ def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
         seconds.compile()
         was_over.append(budget.is_over())
 
-    monkeypatch.setattr(annealing, "plan_rigid", lambda *_, work, **__: compiles(work))
-    monkeypatch.setattr(exhaustive, "search", lambda *_, budget, **__: compiles(budget))
+    monkeypatch.setattr(rigid_annealing, "plan_rigid", lambda *_, work, **__: compiles(work))
+    monkeypatch.setattr(exhaustive_search, "search", lambda *_, budget, **__: compiles(budget))
     solve(problem, preemption="never", time_limit_s=TIME_LIMIT_S)
     assert was_over == [False, False]
 

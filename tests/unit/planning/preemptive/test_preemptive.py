@@ -9,7 +9,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive import preemptive
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.parts import whole_jobs
+from ringmaster.tasks.planning.preemptive.grouping import whole_jobs
 from ringmaster.tasks.planning.preemptive.polish import in_order, polish
 from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive
 from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle

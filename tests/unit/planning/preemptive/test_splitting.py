@@ -12,10 +12,10 @@ from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NEVER, NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.parts import split_jobs, whole_jobs
+from ringmaster.tasks.planning.preemptive.grouping import split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
 from ringmaster.tasks.planning.preemptive.splitting import Division, divided
-from ringmaster.tasks.planning.problems.parts import Running
+from ringmaster.tasks.planning.problems.problem import Running
 from ringmaster.tasks.planning.work import WorkBudget
 
 NODES = (Node("n0", 1, "fast"), Node("n1", 1, "slow"))

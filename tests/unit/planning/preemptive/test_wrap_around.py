@@ -10,7 +10,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.parts import whole_jobs
+from ringmaster.tasks.planning.preemptive.grouping import whole_jobs
 from ringmaster.tasks.planning.preemptive.polish import in_order
 from ringmaster.tasks.planning.preemptive.preemptive import _rules
 from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of

@@ -3,10 +3,10 @@
 import pytest
 
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning.whatif.answers import deadline_lines
+from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes
 from ringmaster.tasks.planning.whatif.deadlines import Verdict, answer_deadline, times
 from ringmaster.tasks.planning.whatif.gains import WhatIf
-from ringmaster.tasks.planning.whatif.questions import Deadline, MoreDevices, MoreNodes
-from ringmaster.tasks.planning.whatif.sentences import deadline_lines
 
 LITTLE = 0.2
 JOBS = tuple(PlanningJob(f"j{i}", (Option("single", 1, 3600.0),)) for i in range(12))

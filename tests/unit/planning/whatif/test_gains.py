@@ -11,10 +11,15 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Certificate, Node, Option, PlanningJob, Problem, certified_bound, solve
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.whatif import gains
-from ringmaster.tasks.planning.whatif.changes import changed, dependents, without_prices
-from ringmaster.tasks.planning.whatif.gains import WhatIf
-from ringmaster.tasks.planning.whatif.questions import MoreDevices, MoreNodes, Without
-from ringmaster.tasks.planning.whatif.quick_plan import METHOD, quick_plan
+from ringmaster.tasks.planning.whatif.changes import (
+    MoreDevices,
+    MoreNodes,
+    Without,
+    changed,
+    dependents,
+    without_prices,
+)
+from ringmaster.tasks.planning.whatif.gains import METHOD, WhatIf, quick_plan
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.bounds.test_windows import any_prices

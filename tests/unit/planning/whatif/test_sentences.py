@@ -6,11 +6,10 @@ import pytest
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines, gain_lines, section
+from ringmaster.tasks.planning.whatif.changes import MoreDevices
 from ringmaster.tasks.planning.whatif.explanation import costliest, explain
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
-from ringmaster.tasks.planning.whatif.json_form import explanation_json
-from ringmaster.tasks.planning.whatif.questions import MoreDevices
-from ringmaster.tasks.planning.whatif.sentences import explanation_lines, gain_lines, section
 
 LITTLE = 0.2
 

@@ -10,10 +10,10 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Node, Option, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.event_lp import Event, EventLp, Kind
+from ringmaster.tasks.planning.event_search import merged, plan_by_events, within_fair_memory
+from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.baselines import current_practice
-from ringmaster.tasks.planning.with_rules.event_lp import Event, EventLp, Kind
-from ringmaster.tasks.planning.with_rules.events import merged, plan_by_events, within_fair_memory
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import ruled_problems
@@ -87,7 +87,7 @@ def test_options_within_their_share_of_memory_keep_their_meaning():
 @draws(3)
 @given(ruled_problems(), st.sampled_from(["makespan", "weighted"]))
 def test_every_plan_by_events_keeps_every_rule(problem, name):
-    objective = registry.objective(name)
+    objective = objective_by_name(name)
     try:
         start = current_practice(problem)
     except NoRoomError:

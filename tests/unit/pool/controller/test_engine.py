@@ -10,8 +10,8 @@ from ringmaster.tasks.pool.controller.pool_engine import PRECEDENCE, PoolEngine,
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.runtime.processes.events import Ready
-from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
 WAIT_S = 120.0  # the longest wait for another thread

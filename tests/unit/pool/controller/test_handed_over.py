@@ -387,6 +387,6 @@ def test_a_watcher_that_fails_is_logged_once_and_begins_again(monkeypatch, caplo
                 until.set()
             raise KeyError("file")
 
-    controller.keep_looking(Faulty(), over)
+    controller.keep_looking(Faulty().keep_looking, over)
     assert len(num_begun) == 5
     assert caplog.text.count("has failed, and begins again") == 1

@@ -9,7 +9,7 @@ from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller.node_scaler import empty_before_s
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.runtime.processes.reporter import STOP
+from ringmaster.techniques.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
 from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
 

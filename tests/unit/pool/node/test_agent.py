@@ -14,7 +14,7 @@ from ringmaster.tasks.pool.node_agent import NodeAgent
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.processes.events import (
     Beat,
     DeviceTelemetry,
     Metrics,
@@ -23,8 +23,8 @@ from ringmaster.techniques.runtime.processes.events import (
     ShareEnded,
     Steps,
 )
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
 QUICK = Timeouts(beat_every_s=0.02, fence_after_s=1.0, lost_after_s=2.0)

@@ -106,7 +106,7 @@ def test_an_actor_that_died_before_its_node_served_is_said_with_its_cause_and_no
 
 ANSWERS_ONCE = """
 import os, socket, sys
-from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.processes.channel import Channel
 channel = Channel(socket.socket(fileno=os.dup(0)))
 request = channel.receive()
 channel.send({"error": "no"} if request["call"] == "refuse" else {"result": [request["call"], *request["arguments"]]})

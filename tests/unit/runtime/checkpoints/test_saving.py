@@ -10,12 +10,12 @@ import torch
 from safetensors import SafetensorError
 
 from ringmaster.errors import CheckpointError
-from ringmaster.techniques.runtime.checkpoints import saving
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
-from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, Asks, Saver
-from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
-from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved
+from ringmaster.techniques.checkpoints import saving
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.saving import THREAD_NAME, Asks, Saver
+from ringmaster.techniques.checkpoints.tensor_files import blocks_of
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
 
 CPU = torch.device("cpu")
 

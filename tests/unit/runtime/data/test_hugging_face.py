@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from ringmaster.techniques.data import fetch, open_data, prepare
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.fixture

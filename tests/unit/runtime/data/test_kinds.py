@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.data.inference import infer_kind
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.metric import IGNORED
 
 NUM_ROWS = 40
 

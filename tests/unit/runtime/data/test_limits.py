@@ -8,9 +8,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ringmaster.techniques.data import limits, rows
-from ringmaster.techniques.data.encoding.encoders import _given
+from ringmaster.techniques.data import rows
+from ringmaster.techniques.data import rows as limits
 from ringmaster.techniques.data.rows import read_rows
+from ringmaster.techniques.data.tokens import _given
 
 LONG = "x" * 870_000
 

@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 MARKED = (
     "{% for m in messages %}{{ m.role + ' : ' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + ' ; ' }}"

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import fetch, open_data, prepare, width_of
-from ringmaster.techniques.data.row_samples.tokenizer import RowTokenizer
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.training.generation import prompts_of
 
 LONG = "a column that is far longer than the prompt, and is never cut: " + "é" * 300

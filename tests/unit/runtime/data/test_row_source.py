@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques import data_source
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, prepared_rows
 from ringmaster.techniques.data.manifest import Manifest
-from ringmaster.techniques.data.row_samples import kept_samples
-from ringmaster.techniques.data.row_samples.row_source import RowSource
-from ringmaster.techniques.data.sources import registry
-from ringmaster.techniques.data.sources.registry import data_source_named, data_source_names, data_source_of
-from ringmaster.techniques.interface.data_source import DataSource
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.interface.registry import installed
+from ringmaster.techniques.data.row_source import RowSource
+from ringmaster.techniques.data_source import DataSource, data_source_named, data_source_names, data_source_of
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.registry import installed
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "custom" / "my_data_source.py"
 ROWS = [{"prompt": f"what is {i} and {i % 7}?", "answer": f"{i + i % 7}, says it", "id": i} for i in range(60)]
@@ -60,7 +58,7 @@ def kinds(monkeypatch):
     """Kinds of data that are installed."""
     mine = {each.name: f"{__name__}:{each.__qualname__}" for each in (Counts, Constants)}
     mine |= {"digits": f"{__name__}:Constants", "other": f"{__name__}:Counts"}
-    monkeypatch.setattr(registry, "installed", {registry.ENTRY_POINT_GROUP: mine}.__getitem__)
+    monkeypatch.setattr(data_source, "installed", {data_source.DATA_SOURCE_GROUP: mine}.__getitem__)
 
 
 @pytest.fixture
@@ -70,7 +68,7 @@ def answers(monkeypatch):
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "my_data_source", module)
-    monkeypatch.setattr(registry, "installed", lambda group: {"answers": "my_data_source:Answers"})
+    monkeypatch.setattr(data_source, "installed", lambda group: {"answers": "my_data_source:Answers"})
 
 
 def write(file, rows):
@@ -145,8 +143,8 @@ def test_a_prompt_is_read_and_not_learnt(answers, tmp_path):
 
 def test_a_name_costs_no_further_pass_over_the_rows(kinds, tmp_path, monkeypatch):
     passes = []
-    original = kept_samples.rows_of_file
-    monkeypatch.setattr(kept_samples, "rows_of_file", lambda *said: passes.append(said) or original(*said))
+    original = prepared_rows.rows_of_file
+    monkeypatch.setattr(prepared_rows, "rows_of_file", lambda *said: passes.append(said) or original(*said))
     spec = DataSpec(path=write(tmp_path / "n.jsonl", [{"n": n} for n in range(60)]), kind="counts", held_out=0.3)
     for named in (spec, replace(spec, name="numbers", version="1")):
         prepared = prepare(named, cache_dir=tmp_path / "cache")
@@ -196,13 +194,13 @@ def test_a_kind_may_bring_its_own_rows(kinds, tmp_path):
 
 
 def test_built_in_kinds_come_first_and_are_not_shadowed(kinds):
-    assert data_source_names() == (*registry.BUILTIN, "counts", "constants", "other")
+    assert data_source_names() == (*data_source.BUILTIN, "counts", "constants", "other")
     assert type(data_source_named("digits")).__module__.endswith("sources.digits")
 
 
 def test_every_built_in_kind_bears_its_name():
     installed.cache_clear()
-    assert [data_source_named(name).name for name in registry.BUILTIN] == list(registry.BUILTIN)
+    assert [data_source_named(name).name for name in data_source.BUILTIN] == list(data_source.BUILTIN)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.techniques.data import batch_indices
-from ringmaster.techniques.data.sampling import Sampler
+from ringmaster.techniques.data.samples import Sampler
 
 SIZES = {"num_samples": st.integers(1, 40), "global_batch_size": st.integers(1, 60), "seed": st.integers(-3, 2**63)}
 

@@ -10,8 +10,8 @@ import torch
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.prepared import Preparation, prepare_once
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data.stored_source import Preparation, prepare_once
+from ringmaster.techniques.job import DataSpec
 from tests.unit.runtime.data.preparing import prepare_here
 
 USERS = """

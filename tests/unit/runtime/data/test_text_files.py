@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ringmaster.techniques.data import fetch, open_data, prepare
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 def spec_of(path, **fields):

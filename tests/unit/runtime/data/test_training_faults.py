@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 def jsonl(path, rows):

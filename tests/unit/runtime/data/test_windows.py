@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques.data.windows import DAY_S, in_window, moment
+from ringmaster.techniques.data.file_rows import DAY_S, in_window, moment
 
 ROWS = [float(day) * DAY_S for day in (3, 1, 9, 8, 4)]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM  # noqa: F401 - loaded once, and not in each child
 
-from ringmaster.techniques.runtime.estimates import device_rates
-from ringmaster.techniques.runtime.estimates.device_rates import Rates, Sizes, rates
-from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.estimates import device_rates
+from ringmaster.techniques.estimates.device_rates import Rates, Sizes, rates
+from ringmaster.techniques.processes.order import Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in range(2))
 

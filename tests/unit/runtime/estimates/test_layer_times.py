@@ -6,19 +6,18 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.preflight import Forecast, PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.estimates import layer_times as measuring
+from ringmaster.techniques.estimates import time_estimate
+from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
+from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.runtime.estimates import layer_times as measuring
-from ringmaster.techniques.runtime.estimates import time_estimate
-from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.parallel.stages import parts_of
-from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.parallel.stages import parts_of
+from ringmaster.techniques.preflight import Forecast, PreflightOrder
+from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.technique import GangShape
 
 TOKENS = PreparedData(
     name="text", digest="", num_samples=100, num_held_out=16, kind="tokens", vocab_size=300, seq_len=16, source=""

@@ -9,10 +9,10 @@ import pytest
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.estimates import measured_steps as measuring
+from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.estimates import measured_steps as measuring
-from ringmaster.techniques.runtime.estimates.measured_steps import Widths, mean_widths, measured_step_times
-from ringmaster.techniques.runtime.processes.order import Slot
+from ringmaster.techniques.processes.order import Slot
 from tests.integration.workbench import RESNET, write_prose
 
 TINY = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}

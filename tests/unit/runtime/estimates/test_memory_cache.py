@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
+from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.runtime.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
-from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene
+from ringmaster.techniques.technique import GangShape
 
 SEQ_LEN, HIDDEN, LAYERS, VOCABULARY = 512, 4096, 32, 32000
 TOKENS = PreparedData(

@@ -6,9 +6,9 @@ import pytest
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.preflight import Candidate
-from ringmaster.techniques.runtime.estimates.segment_costs import DiskRates, disk_rates, segment_costs
+from ringmaster.techniques.estimates.segment_costs import DiskRates, disk_rates, segment_costs
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.preflight import Candidate
 
 FACTS = ModelFacts(
     num_parameters=1_000_000, parameter_bytes=4_000_000, largest_layer_bytes=1, num_layers=1, has_dropout=False

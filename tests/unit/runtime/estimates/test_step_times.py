@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.model_facts import Decoder, ModelFacts
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.estimates.device_rates import Rates
-from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes
-from ringmaster.techniques.runtime.estimates.memory import Workload
-from ringmaster.techniques.runtime.estimates.step_times import (
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.estimates.device_rates import Rates
+from ringmaster.techniques.estimates.layer_times import LayerTimes
+from ringmaster.techniques.estimates.memory import Workload
+from ringmaster.techniques.estimates.step_times import (
     Outline,
     StepTimes,
     predicted_step_s,
     times_by_operations,
 )
+from ringmaster.techniques.model_facts import Decoder, ModelFacts
+from ringmaster.techniques.technique import GangShape
 
 FACTS = ModelFacts(
     num_parameters=1_000_000,

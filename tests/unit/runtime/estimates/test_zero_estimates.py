@@ -2,11 +2,10 @@
 
 import pytest
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.model_facts import ModelFacts
-from ringmaster.techniques.interface.technique import GangShape
-from ringmaster.techniques.runtime.estimates.time_estimate import MOST_CONFIGS
+from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.estimates.time_estimate import MOST_CONFIGS
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.technique import GangShape
 
 P = 1_000_000_000
 FACTS = ModelFacts(

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ringmaster.techniques.interface.loss import ADVANTAGES, LossInputs
-from ringmaster.techniques.losses.registry import loss_named
+from ringmaster.techniques.loss import ADVANTAGES, LossInputs, loss_named
 
 REWARDS = {"rewards": ["my_rewards:length"], "num_generations": 3, "max_new_tokens": 5}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ringmaster.techniques.interface.loss import Generation
+from ringmaster.techniques.loss import Generation
 from ringmaster.techniques.training.generation import Ends, sample
 
 GENERATION = Generation(rewards=(), weights=(), num_generations=3, max_new_tokens=6, temperature=1.0)

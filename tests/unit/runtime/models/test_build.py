@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from ringmaster.techniques.interface.attention import check_attention, why_no_attention
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.attention import check_attention, why_no_attention
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.models import build_model, export_model, known_architectures
+from ringmaster.techniques.technique import GangShape
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -60,9 +60,9 @@ def test_attention_is_computed_as_the_job_says(attention, implementation):
 
 
 def test_flash_attention_is_asked_of_its_package(monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.interface.attention.FLASH_PACKAGE", "json")
+    monkeypatch.setattr("ringmaster.techniques.attention.FLASH_PACKAGE", "json")
     check_attention(dataclasses.replace(LLAMA, attention="flash"))
-    monkeypatch.setattr("ringmaster.techniques.interface.attention.FLASH_PACKAGE", "no_such_package")
+    monkeypatch.setattr("ringmaster.techniques.attention.FLASH_PACKAGE", "no_such_package")
     with pytest.raises(ValueError, match="needs the package flash-attn"):
         build_model(dataclasses.replace(LLAMA, attention="flash"), data=TOKENS, seed=0)
 

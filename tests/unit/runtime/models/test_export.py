@@ -8,7 +8,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.models import build_model, export_model
 from tests.unit.runtime.models.conftest import FOUR, GPT2, LLAMA, TOKENS
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from torch import nn
 
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models import build_model, layer_names, model_facts
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
 

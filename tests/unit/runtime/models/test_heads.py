@@ -8,8 +8,8 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.interface.data_source import SampleTensor
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.data_source import SampleTensor
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models import build_model, export_model
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.interface.loss import CLASSIFIER, LossFunction, Values, option
-from ringmaster.techniques.losses import registry
+from ringmaster.techniques import loss as registry
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.loss import CLASSIFIER, LossFunction, Values, option
 from ringmaster.techniques.models import build_model
 from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of, losses_by_row
 from ringmaster.techniques.training.metrics import Metrics
@@ -340,4 +340,4 @@ def test_a_loss_of_another_package(monkeypatch):
 
 
 def test_every_builtin_loss_has_its_own_name():
-    assert [registry.loss_class(name).name for name in registry.BUILTIN] == list(registry.BUILTIN)
+    assert [registry.loss_class(name).name for name in registry.BUILTIN_LOSSES] == list(registry.BUILTIN_LOSSES)

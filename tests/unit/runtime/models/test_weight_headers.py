@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models import build_model, export_model
 from ringmaster.techniques.models.build import check_weights
 from tests.unit.runtime.models.conftest import FOUR, LLAMA, TOKENS

@@ -10,16 +10,15 @@ import transformers
 from torch import nn
 
 from ringmaster.errors import StepError
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.data_source import PreparedData
-from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models import architectures
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
-from ringmaster.techniques.runtime.probing import probe
-from ringmaster.techniques.runtime.probing.probe import _file, source_state
+from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.probing import probe
+from ringmaster.techniques.probing.probe import _file, source_state
+from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import write_prose
 
 HERE = "tests.unit.runtime.probing.samples"

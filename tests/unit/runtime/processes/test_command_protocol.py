@@ -12,12 +12,12 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import load_batch
 from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.runtime.commands.checkpoints import adopt, incoming
-from ringmaster.techniques.runtime.commands.events import Alive, Done, parse_event
-from ringmaster.techniques.runtime.commands.protocol import Report, environment, words_of
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.external.checkpoints import adopt, incoming
+from ringmaster.techniques.external.events import Alive, Done, parse_event
+from ringmaster.techniques.external.protocol import Report, environment, words_of
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))
 CPUS = tuple(Slot(kind="cpu", index=i, cores=(4 * i, 4 * i + 1)) for i in range(2))

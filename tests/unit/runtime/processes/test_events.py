@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.interface.preflight import Preflight
-from ringmaster.techniques.runtime.processes.events import (
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.processes.events import (
     Beat,
     CheckpointFailed,
     CheckpointSaved,

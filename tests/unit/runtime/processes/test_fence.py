@@ -2,7 +2,7 @@
 
 import math
 
-from ringmaster.techniques.runtime.processes.fence import TICK, Fence
+from ringmaster.techniques.processes.fence import TICK, Fence
 
 
 class Clock:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.runtime.processes import scratch
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer, ForkServerClient
-from ringmaster.techniques.runtime.processes.scratch import OWNER, ScratchFolder, remove_stale
+from ringmaster.techniques.processes import scratch
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
+from ringmaster.techniques.processes.scratch import OWNER, ScratchFolder, remove_stale
 
 OWNS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.scratch import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "log").write_text("said")
 print(folder.path, flush=True)

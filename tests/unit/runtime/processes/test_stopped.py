@@ -10,12 +10,12 @@ import time
 import psutil
 import pytest
 
-from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.runtime.processes.channel import Channel
-from ringmaster.techniques.runtime.processes.events import RankStarted, event_to_json
-from ringmaster.techniques.runtime.processes.gang import Gang
-from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
-from ringmaster.techniques.runtime.processes.stopped import VARIABLE, StoppedProcesses, is_stopped, stopped_s
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import RankStarted, event_to_json
+from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.order import TRAIN, GangOrder
+from ringmaster.techniques.processes.stopped import VARIABLE, StoppedProcesses, is_stopped, stopped_s
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.techniques.command import Command
+from ringmaster.techniques.processes import worker
+from ringmaster.techniques.processes.order import TRAIN
+from ringmaster.techniques.processes.worker import _Log
 from ringmaster.techniques.rewrite import Rewrite
-from ringmaster.techniques.runtime.processes import worker
-from ringmaster.techniques.runtime.processes.order import TRAIN
-from ringmaster.techniques.runtime.processes.worker import _Log
 from ringmaster.techniques.shared_base import SharedBase
 
 PRINTS = """
 import os, sys
-from ringmaster.techniques.runtime.processes.worker import _tolerate_full_logs
+from ringmaster.techniques.processes.worker import _tolerate_full_logs
 full = os.open("/dev/full", os.O_WRONLY)
 said = os.dup(1)
 os.dup2(full, 1)

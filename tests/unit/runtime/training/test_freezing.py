@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.interface.data_source import PreparedData
+from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.models import model_facts
 from ringmaster.techniques.training.parameters import freeze
 

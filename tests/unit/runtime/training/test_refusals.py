@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import StepError
-from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface import registry
-from ringmaster.techniques.interface.job import ParameterGroup
-from ringmaster.techniques.interface.preflight import PreflightOrder
-from ringmaster.techniques.interface.technique import GangShape, training_state_bytes
+from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.models import model_facts
-from ringmaster.techniques.runtime.estimates.preflight import preflight_job
+from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.technique import GangShape, training_state_bytes
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}

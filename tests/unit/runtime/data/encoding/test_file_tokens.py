@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques.data import files, prepare
-from ringmaster.techniques.data.encoding import file_tokens
 from ringmaster.techniques.data.manifest import Manifest
 from ringmaster.techniques.data.sources import text_files
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.fixture
@@ -31,13 +30,13 @@ def given(tokenizer, tmp_path):
 def read(monkeypatch):
     """The names of the files of which tokens were made."""
     found = []
-    original = file_tokens.rows_of_file
+    original = text_files.rows_of_file
 
     def rows_of_file(file, spec, reading):
         found.append(Path(file.path).name)
         return original(file, spec, reading)
 
-    monkeypatch.setattr(file_tokens, "rows_of_file", rows_of_file)
+    monkeypatch.setattr(text_files, "rows_of_file", rows_of_file)
     return found
 
 

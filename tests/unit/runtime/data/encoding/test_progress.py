@@ -1,9 +1,9 @@
 """A long preparation says every few seconds how far it is."""
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.encoding import progress as progress_module
-from ringmaster.techniques.data.encoding.progress import INTERVAL_S, Progress, progress_to
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data import stored_source as progress_module
+from ringmaster.techniques.data.stored_source import INTERVAL_S, Progress, progress_to
+from ringmaster.techniques.job import DataSpec
 
 
 def test_a_line_says_texts_megabytes_and_speed_and_comes_once_an_interval():

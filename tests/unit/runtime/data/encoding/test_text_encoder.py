@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ringmaster.techniques.data.encoding.text_encoder import TextEncoder
+from ringmaster.techniques.data.text_encoder import TextEncoder
 
 TEXTS = ["a text, isn't it?", "", "  [CLS] and <|endoftext|>\n\nnaïve 日本", "one " * 50]
 

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
+from ringmaster.techniques.data import tokens
 from ringmaster.techniques.data.arrays import ColumnWriter, blocks, open_columns, read_slices
-from ringmaster.techniques.data.encoding import token_writer
-from ringmaster.techniques.data.encoding.token_writer import TokenWriter
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data.tokens import TokenWriter
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(65535, np.uint16), (65536, np.uint32)])
 def test_columns_become_wider_with_the_first_id_that_needs_it(tmp_path, monkeypatch, largest, dtype):
-    monkeypatch.setattr(token_writer, "TOKENS_PER_WRITE", 4)
+    monkeypatch.setattr(tokens, "TOKENS_PER_WRITE", 4)
     parts = [[1, 2, 3], [4, 5, 6, 7], [8, largest], [9], [10, 11, 12]]
     with ColumnWriter(tmp_path) as columns:
         writer = TokenWriter(columns, seq_len=2)

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.encoding import file_tokens
-from ringmaster.techniques.data.file_cache import parts
-from ringmaster.techniques.data.file_cache.parts import known_files
+from ringmaster.techniques.data import cached_files, prepare
+from ringmaster.techniques.data.cached_files import known_files
 from ringmaster.techniques.data.file_rows import DataFile
 from ringmaster.techniques.data.rows import content_hash, rows_and_faults, to_json_text
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.data.sources import text_files
+from ringmaster.techniques.job import DataSpec
 
 
 def rows_in_parts(path):
@@ -24,7 +23,7 @@ def rows_in_parts(path):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    monkeypatch.setattr(cached_files, "PART_BYTES", 100)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -73,13 +72,13 @@ def test_an_empty_file_has_no_rows(tmp_path):
 
 
 def test_text_that_was_added_to_a_file_is_encoded_alone(jsonl, text, tmp_path, monkeypatch):
-    found, original = [], file_tokens.rows_of_file
+    found, original = [], text_files.rows_of_file
     monkeypatch.setattr(
-        file_tokens, "rows_of_file", lambda file, *said: found.append(file.part.first_line) or original(file, *said)
+        text_files, "rows_of_file", lambda file, *said: found.append(file.part.first_line) or original(file, *said)
     )
     trained = DataSpec(path=str(jsonl("other.txt", 40)), format="jsonl", seq_len=16, vocab_size=300)
     tokenizer = prepare(trained, cache_dir=tmp_path / "trained").tokenizer_dir
-    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    monkeypatch.setattr(cached_files, "PART_BYTES", 1000)
     spec = DataSpec(path=str(jsonl("a.jsonl", 30)), tokenizer=str(tokenizer), seq_len=16)
     prepare(spec, cache_dir=tmp_path / "cache")
     num_before = len(found)

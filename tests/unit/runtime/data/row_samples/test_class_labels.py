@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.techniques.data.row_samples.class_labels import MAX_CLASSES, FoundClasses, in_order
+from ringmaster.techniques.data.class_labels import MAX_CLASSES, FoundClasses, in_order
 
 
 @pytest.mark.parametrize(

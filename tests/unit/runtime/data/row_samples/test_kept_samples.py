@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.encoding import progress as progress_module
-from ringmaster.techniques.data.encoding.progress import progress_to
-from ringmaster.techniques.data.file_cache import parts
+from ringmaster.techniques.checkpoints import publish
+from ringmaster.techniques.data import cached_files, open_data, prepare, prepared_rows
+from ringmaster.techniques.data import stored_source as progress_module
 from ringmaster.techniques.data.manifest import Manifest
-from ringmaster.techniques.data.row_samples import kept_samples
-from ringmaster.techniques.data.row_samples.row_source import RowSource
-from ringmaster.techniques.data.sources.registry import data_source_of
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.checkpoints import publish
+from ringmaster.techniques.data.row_source import RowSource
+from ringmaster.techniques.data.stored_source import progress_to
+from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 
 
 class Labelled(RowSource):
@@ -95,21 +93,21 @@ def outcome(source, spec, cache):
 def short_parts(monkeypatch):
     """Small files have several parts, which are not synced to the disk."""
     monkeypatch.setattr(publish, "_sync", lambda path: None)
-    monkeypatch.setattr(parts, "PART_BYTES", 300)
-    monkeypatch.setattr(kept_samples, "ROWS_PER_BLOCK", 3)
+    monkeypatch.setattr(cached_files, "PART_BYTES", 300)
+    monkeypatch.setattr(prepared_rows, "ROWS_PER_BLOCK", 3)
 
 
 @pytest.fixture
 def read(monkeypatch):
     """The first lines of the parts of files of which samples were made."""
     found = []
-    original = kept_samples.rows_of_file
+    original = prepared_rows.rows_of_file
 
     def rows_of_file(file, spec, reading):
         found.append((Path(file.path).name, file.part.first_line if file.part else 1))
         return original(file, spec, reading)
 
-    monkeypatch.setattr(kept_samples, "rows_of_file", rows_of_file)
+    monkeypatch.setattr(prepared_rows, "rows_of_file", rows_of_file)
     return found
 
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
 from tests.unit.runtime.data.test_kinds import jsonl
 
 WORDS = ["one", "two", "three"]

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 def fault_of(tmp_path, **spec):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ringmaster.techniques.data.encoding.text_encoder import TextEncoder
-from ringmaster.techniques.data.row_samples.rendered import RenderedEncoder, Span
+from ringmaster.techniques.data.row_tokenizer import RenderedEncoder, Span
+from ringmaster.techniques.data.text_encoder import TextEncoder
 from tests.drawing import draws
 from tests.unit.runtime.data.encoding.test_cuts import CASES, TEXTS
 

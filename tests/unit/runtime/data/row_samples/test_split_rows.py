@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 NUM_ROWS = 200
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Gantt charts of plans, as SVG and as text."""

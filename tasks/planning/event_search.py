@@ -1,0 +1,351 @@
+"""Preemptive plans by the order of events, for jobs that wait, arrive later or are due, and for nodes that go away.
+
+1. Events are releases, last seconds of nodes and deadlines, and the ends of jobs that others wait for; where every end
+   counts, the ends of all jobs. A linear program (`event_lp`) finds the periods between events for one order. A local
+   search swaps neighbours.
+2. Each period is a plain problem, which the preemptive planner plans: every job with the share of its work that it does
+   in the period. Jobs that run at the end of one period continue in the next where that is good.
+3. The plans of all periods, one after another, become one plan. Retiming makes its times exact.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ringmaster.tasks.planning.bounds.bounds import pattern_bound
+from ringmaster.tasks.planning.bounds.completion_model import likely_ends_s
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
+from ringmaster.tasks.planning.event_lp import Event, EventLp, Kind, Periods, has_due_dates
+from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
+from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.plans.retiming import exactly
+from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, Running
+from ringmaster.tasks.planning.problems.reductions import folded
+from ringmaster.tasks.planning.work import WorkBudget
+
+MAX_LPS, SIZE_OF_LPS = 24, 12_000  # linear programs of one search for the order, and their limit in jobs x periods
+PER_SIZE_S = 2e-4  # work of a linear program, per job and period
+
+
+@dataclass(frozen=True)
+class OrderFound:
+    """An order of events, and the periods between them in its linear program."""
+
+    order: list[Event]
+    periods: Periods
+    lp: EventLp
+
+
+def best_order(
+    orders: Sequence[list[Event]], problem: Problem, of: Coefficients, bound_s: float, work: WorkBudget
+) -> OrderFound | None:
+    """Returns the best order of events that swaps of neighbours find from the best of the given ones."""
+
+    def solved(order: list[Event]) -> OrderFound | None:
+        work.charge(PER_SIZE_S * (len(order) + 1) * len(problem.jobs))
+        lp = EventLp(problem, order, of, unit_s=bound_s)
+        periods = lp.solved()
+        return None if periods is None else OrderFound(order, periods, lp)
+
+    firsts = [found for order in orders if (found := solved(order))]
+    if not firsts:
+        return None
+    best, num_lps, i, unchanged = min(firsts, key=lambda found: found.periods.value), 0, 0, 0
+    after = {job.id: set(job.after) for job in problem.jobs}
+    most = min(MAX_LPS, SIZE_OF_LPS // ((len(best.order) + 1) * len(problem.jobs)))
+    while num_lps < most and unchanged < len(best.order) - 1 and not work.is_over():
+        i = i % (len(best.order) - 1)
+        a, b = best.order[i], best.order[i + 1]
+        i, unchanged = i + 1, unchanged + 1
+        if not _may_swap(a, b, after):
+            continue
+        order = list(best.order)
+        order[i - 1], order[i] = b, a
+        num_lps += 1
+        found = solved(order)
+        if found is not None and found.periods.value < best.periods.value * (1 - 1e-6):
+            best, unchanged = found, 0
+    return best
+
+
+def _may_swap(a: Event, b: Event, after: Mapping[str, set[str]]) -> bool:
+    """Whether two neighbours may change places: not two that happen at fixed times, nor a job and one it waits for."""
+    if a.at_s is not None and b.at_s is not None:
+        return False
+    return not (a.kind is Kind.END and b.kind is Kind.END and any(after[name] & a.names for name in b.names))
+
+
+def first_orders(
+    problem: Problem, ends_s: Mapping[str, float], of: Coefficients, bound_s: float
+) -> Iterator[list[Event]]:
+    """Yields orders of events: ends of jobs in the middle of where they can be, and as given."""
+    fixed: dict[tuple[Kind, float], set[str]] = {}
+    for job in problem.jobs:
+        if job.release_s > 0:
+            fixed.setdefault((Kind.RELEASE, job.release_s), set()).add(job.id)
+        if job.deadline_s is not None:
+            fixed.setdefault((Kind.DUE, job.deadline_s), set()).add(job.id)
+    for node in problem.nodes:
+        if node.available_until_s is not None:
+            fixed.setdefault((Kind.LEAVE, node.available_until_s), set()).add(node.id)
+    rows = [(at_s, Event(kind, frozenset(names), at_s)) for (kind, at_s), names in fixed.items()]
+    waited_for = {other for job in problem.jobs for other in job.after}
+    ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
+    middles = _middles(problem, bound_s)
+    likely_s = likely_ends_s(problem, of.ends, bound_s=bound_s) if of.ends else {}
+    together = _of_one_factor(of, others=ends) if has_due_dates(of) else []
+    smallest = min(of.latest.values(), default=0.0)
+    due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
+    for guess in (middles | due_s | likely_s, ends_s):
+        own = [(guess[job], Event(Kind.END, frozenset({job}))) for job in ends]
+        own += [(max(guess[job] for job in jobs), Event(Kind.END, jobs)) for jobs in together]
+        ordered = sorted([*rows, *own], key=lambda row: (row[0], row[1].kind, sorted(row[1].names)))
+        order = _in_precedence([event for _, event in ordered], problem)
+        yield order
+
+
+def _of_one_factor(of: Coefficients, *, others: Collection[str]) -> list[frozenset[str]]:
+    """Returns the jobs with the same factor in the maximum, which may all end together, without some other jobs."""
+    jobs: dict[float, set[str]] = {}
+    for job, factor in of.latest.items():
+        if job not in others:
+            jobs.setdefault(factor, set()).add(job)
+    return [frozenset(names) for names in jobs.values()]
+
+
+def _middles(problem: Problem, bound_s: float) -> dict[str, float]:
+    """Returns the middle between the earliest end of each job, and the latest if all jobs end by the bound."""
+    earliest, shortest = earliest_ends_s(problem), shortest_of(problem)
+    latest = {job.id: bound_s for job in problem.jobs}
+    for job in reversed(list(in_order(problem))):
+        for other in job.after:
+            latest[other] = min(latest[other], latest[job.id] - shortest[job.id])
+    return {job: (earliest[job] + latest[job]) / 2 for job in earliest}
+
+
+def _in_precedence(order: list[Event], problem: Problem) -> list[Event]:
+    """Returns the order with ends of jobs moved behind the ends of those that they wait for."""
+    after = {job.id: set(job.after) for job in problem.jobs}
+    left, done, found = list(order), set[str](), []
+    while left:
+        ready = (e for e in left if e.kind is not Kind.END or all(after[name] <= done for name in e.names))
+        event = next(ready)
+        left.remove(event)
+        found.append(event)
+        done |= event.names if event.kind is Kind.END else frozenset()
+    return found
+
+
+def earlier(order: Sequence[Event], share: float) -> list[Event]:
+    """Returns the order with nodes that leave, and deadlines, at a share of their time."""
+    return [
+        replace(event, at_s=event.at_s * share) if event.kind is not Kind.RELEASE and event.at_s is not None else event
+        for event in order
+    ]
+
+
+MAX_SIZE = 1_500  # limit of jobs x periods, above which planning the periods takes too long
+EARLIER = (1.0, 0.97, 0.93, 0.88)  # nodes leave and deadlines pass at these shares of their time, until a plan fits
+MAX_TRIALS, JOBS_OF_TRIALS = 5, 60  # plans of the periods of one order, and their limit in jobs
+MAX_FAILED = 2  # trials in a row that are no better than the best, after which no more are made
+CLOSE = 1.02  # trials end where the value is not above its bound by more
+PER_RETIMED_S = 0.02  # work of a plan's exact times, per job
+LEAST_SHARE = 1e-6  # of a job, in a period
+SAME = 1e-6  # share of the makespan below which lateness is rounding
+
+
+def plan_by_events(
+    problem: Problem,
+    start: Plan,
+    *,
+    bound_s: float,
+    least_value: float,
+    objective: Objective,
+    least_s: float,
+    seed: int,
+    work: WorkBudget,
+) -> Plan | None:
+    """Returns the best plan by the order of events that a few trials find; None where there is none.
+
+    start: a plan, whose ends of jobs are one of the first orders.
+    least_value: a lower bound on the objective; trials end close to it.
+    least_s: minimum length of a segment of a job that has several.
+    work: limits the search.
+    """
+    of = objective.coefficients(problem)
+    safe = within_fair_memory(problem)
+    if safe is None or of.prices or (of.latest and len(of.latest) < len(problem.jobs)):
+        return None
+    orders = list(first_orders(safe.problem, ends_of(start, problem), of, bound_s))
+    if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:
+        return None
+    search = _Search(problem, safe, objective, least_value, least_s, seed, work)
+    best, is_fixed = None, any(event.kind in (Kind.LEAVE, Kind.DUE) for event in orders[0])
+    for share in EARLIER if is_fixed else EARLIER[:1]:
+        found = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
+        best = search.improved(best, found, start) if found else best
+        if work.is_over() or (best and lateness_s(best, problem) <= SAME * best.makespan_s):
+            break
+    return best
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What the trials for one problem have in common."""
+
+    problem: Problem
+    safe: "MemorySafe"
+    objective: Objective
+    least_value: float
+    least_s: float
+    seed: int
+    work: WorkBudget
+
+    def improved(self, best: Plan | None, found: OrderFound, start: Plan) -> Plan | None:
+        """Returns the best of a plan and those that a few trials with different seeds find for an order of events."""
+        num_failed = 0
+        for trial in range(max(1, min(MAX_TRIALS, JOBS_OF_TRIALS // len(self.problem.jobs)))):
+            plan = self._trial(found, MAX_TRIALS * self.seed + trial, start)
+            if plan is None:
+                break
+            is_better = best is None or self._rank(plan) < self._rank(best)
+            num_failed = 0 if is_better else num_failed + 1
+            best = plan if best is None or is_better else best
+            is_close = self.objective.value(best, self.problem) <= self.least_value * CLOSE
+            if is_close or num_failed == MAX_FAILED or self.work.is_over():
+                break
+        return best
+
+    def _trial(self, found: OrderFound, seed: int, start: Plan) -> Plan | None:
+        problem, least_s = self.safe.problem, self.least_s
+        segments = _planned(found, problem, least_s=least_s, seed=seed, work=self.work)
+        self.work.charge(PER_RETIMED_S * len(self.problem.jobs))
+        original = [self.safe.original(segment) for segment in segments]
+        exact = exactly(self.problem, original, objective=self.objective, least_s=least_s)
+        return replace(start, segments=exact, method="event order") if exact else None
+
+    def _rank(self, plan: Plan) -> tuple[float, float, float]:
+        return self.objective.rank(plan, self.problem)
+
+
+@dataclass(frozen=True)
+class MemorySafe:
+    """A problem in which memory cannot run out; options[job] are the indices that its options have in the original."""
+
+    problem: Problem
+    options: Mapping[str, tuple[int, ...]]
+
+    def original(self, segment: Segment) -> Segment:
+        """Returns the segment with the option's index in the original problem."""
+        return replace(segment, option=self.options[segment.job][segment.option])
+
+
+def within_fair_memory(problem: Problem) -> MemorySafe | None:
+    """Returns the problem with those options that take no more host memory than their share of a node's devices.
+
+    Any such options fit a node together if their devices do. Returns None where a job would have no option left.
+    """
+    per_device = min(
+        (node.host_memory_bytes / node.num_devices for node in problem.nodes if node.host_memory_bytes is not None),
+        default=math.inf,
+    )
+    kept, jobs = {}, []
+    for job in problem.jobs:
+        fits = [k for k, o in enumerate(job.options) if o.host_memory_bytes <= per_device * o.slot]
+        if not fits or (job.running is not None and job.running.option not in fits):
+            return None
+        kept[job.id] = tuple(fits)
+        running = job.running and replace(job.running, option=fits.index(job.running.option))
+        options = tuple(replace(job.options[k], host_memory_bytes=0) for k in fits)
+        jobs.append(replace(job, options=options, running=running))
+    nodes = tuple(replace(node, host_memory_bytes=None) for node in problem.nodes)
+    return MemorySafe(replace(problem, nodes=nodes, jobs=tuple(jobs)), kept)
+
+
+def _planned(found: OrderFound, problem: Problem, *, least_s: float, seed: int, work: WorkBudget) -> list[Segment]:
+    """Returns the segments of all periods, one after another."""
+    shares = _gathered(found.periods, problem)
+    last = {job: p for p, of in enumerate(shares) for job in of}
+    segments: list[Segment] = []
+    now_s, started = 0.0, {job.id for job in problem.jobs if job.started}
+    running = {job.id: job.running for job in problem.jobs if job.running is not None}
+    for p, of in enumerate(shares):
+        if not of:
+            continue
+        nodes = tuple(replace(node, available_until_s=None) for node in found.lp.nodes_in(p))
+        jobs = [
+            _part(problem.job(job), share, nodes, running.get(job), is_started=job in started, is_last=last[job] == p)
+            for job, share in of.items()
+        ]
+        part = Problem(f"{problem.name}-{p}", nodes, tuple(jobs), problem.switch_cost_s)
+        bound = pattern_bound(part)
+        with work.part(1 / (len(shares) - p)) as own:
+            rows = plan_preemptive(folded(part), bound, seed=seed, least_run_s=least_s, work=own)
+        if rows is None:
+            return []
+        length_s = max(row.end_s for row in rows)
+        segments += [
+            replace(row, start_s=now_s + row.start_s, end_s=now_s + row.end_s, work=row.work * of[row.job])
+            for row in rows
+        ]
+        newest = {row.job: row for row in sorted(rows, key=lambda row: row.end_s)}
+        running = {
+            job: Running(row.option, row.devices) for job, row in newest.items() if row.end_s >= length_s * (1 - 1e-6)
+        }
+        started |= newest.keys()
+        now_s += length_s
+    return merged(segments)
+
+
+def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
+    """Returns the shares of jobs by period; those shorter than a switch go to the period with most of the job."""
+    shares, shortest = [dict(of) for of in periods.shares], shortest_of(problem)
+    for job in problem.jobs:
+        mine = {p: of[job.id] for p, of in enumerate(shares) if job.id in of}
+        if not mine:  # so short that rounding has left nothing of it
+            shares[-1][job.id] = 1.0
+            continue
+        longest = max(mine, key=lambda p: mine[p])
+        total = sum(mine.values())
+        for p, share in mine.items():
+            if p != longest and share * shortest[job.id] < max(problem.switch_cost_s, LEAST_SHARE * shortest[job.id]):
+                shares[longest][job.id] += shares[p].pop(job.id)
+        for of in shares:
+            if job.id in of:
+                of[job.id] /= total
+    return shares
+
+
+def _part(
+    job: PlanningJob, share: float, nodes: Sequence[Node], running: Running | None, *, is_started: bool, is_last: bool
+) -> PlanningJob:
+    """Returns a share of a job as a job of its own."""
+    there = {node.id for node in nodes}
+    stays = running is not None and all(name in there for name, _ in running.devices)
+    options = tuple(_share_of(option, share, is_last=is_last) for option in job.options)
+    return PlanningJob(job.id, options, running=running if stays else None, started=is_started)
+
+
+def _share_of(option: Option, share: float, *, is_last: bool) -> Option:
+    evaluate_s = option.evaluate_s if is_last else 0.0
+    return replace(option, runtime_s=max(1e-3, option.runtime_s * share), evaluate_s=evaluate_s)
+
+
+def merged(segments: Sequence[Segment]) -> list[Segment]:
+    """Returns the segments, where those that continue on idle devices what their job did there before become one."""
+    rows = sorted(segments, key=lambda s: (s.start_s, s.end_s, s.job))
+    newest_on: dict[tuple[str, int], int] = {}
+    newest_of: dict[str, int] = {}
+    found: list[Segment] = []
+    for row in rows:
+        devices = [(node, device) for node, ids in row.devices for device in ids]
+        i = newest_of.get(row.job)
+        is_same = i is not None and found[i].option == row.option and set(found[i].devices) == set(row.devices)
+        if i is not None and is_same and all(newest_on[device] == i for device in devices):
+            found[i] = replace(found[i], end_s=row.end_s, work=found[i].work + row.work)
+            continue
+        newest_of[row.job] = len(found)
+        newest_on |= dict.fromkeys(devices, len(found))
+        found.append(row)
+    return found

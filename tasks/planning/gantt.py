@@ -1,0 +1,308 @@
+"""Gantt charts of plans as self-contained SVG; hovering over a job in a browser highlights all its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, log10
+
+from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.text import xml
+
+# Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
+AS_PLANNED = 0.01  # a smaller relative difference is none
+COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b4c4f0", "#f3bf92", "#a5d8d2", "#cfcfcf"]
+WIDTH, LEFT, TOP, RIGHT, NODE_GAP = 1200, 110, 92, 24, 10
+STYLE = (
+    "text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}"
+    ".title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}"
+    ".name{font-size:12px;text-anchor:end;font-weight:600}"
+    ".device{font-size:10px;text-anchor:end;fill:#7b8894}"
+    ".tick{font-size:11px;text-anchor:middle;fill:#52616d}"
+    ".legend{font-size:12px}.label{font-size:11px}.node{fill:#f3f5f7}.grid{stroke:#dde3e8}"
+)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels: adjacent devices during some time."""
+
+    x: float
+    y: float
+    wide: float
+    tall: float
+
+
+class Frame:
+    """Maps devices and seconds to pixels.
+
+    nodes: name and number of devices of each node, from the top down.
+    """
+
+    def __init__(self, nodes: Iterable[tuple[str, int]], *, end_s: float) -> None:
+        self.nodes, self.end_s = tuple(nodes), end_s
+        self.row = max(3.0, min(30.0, 880.0 / sum(number for _, number in self.nodes)))
+        self.scale = (WIDTH - LEFT - RIGHT) / (end_s * 1.01)
+        y, self.top_of = float(TOP), dict[str, float]()
+        gap = NODE_GAP if self.row >= 9 else 2
+        for name, number in self.nodes:
+            self.top_of[name] = y
+            y += self.row * number + gap
+        self.height = y - gap + 44
+
+    def x(self, seconds: float) -> float:
+        """The horizontal pixel of a time."""
+        return LEFT + seconds * self.scale
+
+    def head(self, title: str, said: Sequence[str], *, style: str = "", defs: str = "") -> str:
+        """The beginning of the document: size, styles and headline."""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" width="{WIDTH}" '
+            f'height="{self.height:.0f}" role="img" aria-label="Gantt chart of {xml(title)}">\n'
+            f"<style>{STYLE}{style}</style>\n"
+            f"<defs>{defs}</defs>\n"
+            f'<rect width="{WIDTH}" height="{self.height:.0f}" fill="#ffffff"/>\n'
+            f'<text x="{LEFT}" y="28" class="title">{xml(title, limit=80)}</text>'
+            f'<text x="{LEFT}" y="48" class="said">{xml(" · ".join(said))}</text>'
+        )
+
+    def ground(self) -> Iterator[str]:
+        """Yields the background: a field per node, and the names of nodes and devices where there is space."""
+        for name, number in self.nodes:
+            y, tall = self.top_of[name], self.row * number
+            yield (
+                f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{tall:.1f}" class="node"/>'
+                f'<text x="{LEFT - 34}" y="{y + tall / 2 + 4:.1f}" class="name">{xml(name, limit=10)}</text>'
+            )
+            if self.row >= 9:
+                for d in range(number):
+                    yield f'<text x="{LEFT - 8}" y="{y + self.row * (d + 0.5) + 3.5:.1f}" class="device">{d}</text>'
+
+    def axis(self) -> str:
+        """Grid lines at round times, with their labels."""
+        unit, unit_s = ("h", 3600.0) if self.end_s >= 7200 else ("min", 60.0) if self.end_s >= 300 else ("s", 1.0)
+        step = _round_step(self.end_s / unit_s / 8)
+        parts, value = [], 0.0
+        while value * unit_s <= self.end_s * 1.0001:
+            x = self.x(value * unit_s)
+            parts.append(
+                f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{self.height - 38:.1f}" class="grid"/>'
+                f'<text x="{x:.1f}" y="{self.height - 22:.1f}" class="tick">{value:g}</text>'
+            )
+            value = round(value + step, 9)
+        x = WIDTH - RIGHT
+        return "".join(parts) + f'<text x="{x}" y="{self.height - 6:.1f}" class="device">time in {unit}</text>'
+
+    def line(self, seconds: float, *, said: str, title: str, style: tuple[str, str]) -> str:
+        """A time that is marked across all devices.
+
+        style: the CSS classes of the line and of its text.
+        """
+        x = self.x(seconds)
+        return (
+            f'<line x1="{x:.1f}" y1="{TOP - 12}" x2="{x:.1f}" y2="{self.height - 38:.1f}" class="{style[0]}">'
+            f"<title>{xml(title)}</title></line>"
+            f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{xml(said)}</text>'
+        )
+
+    def boxes(self, gang: Iterable[tuple[str, Sequence[int]]], start_s: float, end_s: float) -> Iterator[Box]:
+        """Yields one box for each run of adjacent devices of a gang."""
+        x, wide = self.x(start_s), max(0.8, (end_s - start_s) * self.scale)
+        for node, ids in gang:
+            for run in _neighbours(ids):
+                tall = len(run) * self.row - min(1.5, self.row / 4)
+                yield Box(x, self.top_of[node] + run[0] * self.row, wide, tall)
+
+    def cells(
+        self, gang: Iterable[tuple[str, int]], start_s: float, end_s: float, *, top: float = 0.0, bottom: float = 1.0
+    ) -> Iterator[Box]:
+        """Yields one box for each device of a gang.
+
+        top, bottom: the vertical extent of the box, as shares of the row.
+        """
+        x, wide = self.x(start_s), max(0.8, (end_s - start_s) * self.scale)
+        gap = min(1.5, self.row / 4)
+        for node, device in gang:
+            y = self.top_of[node] + (device + top) * self.row
+            yield Box(x, y, wide, max(1.0, (bottom - top) * self.row - gap))
+
+    def rect(self, box: Box, *, fill: str, stroke: str = "#5b6873", more: str = "") -> str:
+        """A box with its border.
+
+        more: further attributes.
+        """
+        return (
+            f'<rect x="{box.x:.2f}" y="{box.y:.2f}" width="{box.wide:.2f}" height="{box.tall:.2f}" '
+            f'rx="{min(3.0, self.row / 5):.1f}" fill="{fill}" stroke="{stroke}" '
+            f'stroke-width="{0.8 if self.row > 6 else 0.3}"{more and f" {more}"}/>'
+        )
+
+
+def label(box: Box, text: str, *, indent: float = 0.0, least: int = 3) -> str:
+    """A label with as much of a text as fits into a box.
+
+    Returns nothing where fewer than `least` letters fit.
+    """
+    letters = int((box.wide - indent - 8) / 6.1)
+    if box.tall < 10 or letters < min(least, len(text)):
+        return ""
+    said = xml(text, limit=letters)
+    return f'<text x="{box.x + indent + 5:.1f}" y="{box.y + box.tall / 2 + 4:.1f}" class="label">{said}</text>'
+
+
+def legend(fill_of: Mapping[str, str]) -> str:
+    """The legend of the fills, in one line."""
+    parts, x = [], float(LEFT)
+    for name, fill in fill_of.items():
+        parts.append(
+            f'<rect x="{x:.0f}" y="60" width="13" height="13" rx="2" fill="{fill}" stroke="#5b6873"/>'
+            f'<text x="{x + 19:.0f}" y="71" class="legend">{xml(name)}</text>'
+        )
+        x += 40 + 7.5 * len(name)
+    return "".join(parts)
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name."""
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted(set(names)))}
+
+
+def stripes(name: str, *, opacity: float) -> str:
+    """The definition of a pattern of slanted lines, used as the fill `url(#NAME)`."""
+    return (
+        f'<pattern id="{name}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<rect width="2.5" height="5" fill="#22303c" opacity="{opacity:g}"/></pattern>'
+    )
+
+
+def seconds_text(value: float, *, like: float | None = None) -> str:
+    """Formats seconds for the user, to three or four digits or hundredths of an hour.
+
+    like: seconds whose unit is used, so that values that are compared have the same unit; by default `value`.
+    """
+    scale = value if like is None else like
+    if scale >= 7200:
+        return f"{value / 3600:.2f} h" if value < 360_000 else f"{value / 3600:.0f} h"
+    if scale >= 300:
+        return f"{value / 60:.1f} min"
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+def beside_plan(actual: float, planned: float) -> str:
+    """Returns how a duration compares with the planned one: "34 % faster than planned"."""
+    off = actual / planned - 1 if planned else 0.0
+    if abs(off) < AS_PLANNED:
+        return "as planned"
+    return f"{100 * abs(off):.0f} % {'faster' if off < 0 else 'slower'} than planned"
+
+
+def _round_step(value: float) -> float:
+    """The least of 1, 2, 2.5, 5 times a power of ten that is at least `value`."""
+    power = 10.0 ** floor(log10(value))
+    return next(power * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if power * m >= value * (1 - 1e-9))
+
+
+def _neighbours(ids: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for device in sorted(ids):
+        if runs and runs[-1][-1] == device - 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return runs
+
+
+def counted(number: int, what: str, several: str = "") -> str:
+    """Returns a number of things in words, such as "1 device" or "3 devices".
+
+    several: the word for several of them, where it is not `what` with an s.
+    """
+    return f"{number} {what if number == 1 else several or what + 's'}"
+
+
+MAX_LINKED = 300  # segments above which hovering highlights nothing: the styles would make the file too large
+BOUND_STYLE = (
+    ".bound{stroke:#c1121f;stroke-dasharray:5 4}.least{font-size:11px;text-anchor:end;fill:#a30f1a}"  # the bound's line
+)
+
+
+def render_svg(
+    plan: Plan, problem: Problem, *, until_s: float | None = None, techniques: Iterable[str] | None = None
+) -> str:
+    """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead.
+
+    until_s: end of the time axis.
+    techniques: techniques in the legend, each with a colour.
+
+    Both are taken from the plan where they are left out.
+    """
+    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=until_s or plan.makespan_s or 1.0)
+    colour_of = colours(techniques or (_technique(segment, problem) for segment in plan.segments))
+    number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
+    style = BOUND_STYLE + _pointed_at(len(number))
+    parts = [
+        frame.head(plan.problem_name, _said(plan), style=style, defs=stripes("switch", opacity=0.6)),
+        legend(colour_of | {"switch or start-up": "url(#switch)"}),
+        frame.axis(),
+        *frame.ground(),
+    ]
+    for segment in plan.segments:
+        boxes = _boxes(segment, problem, frame, colour_of[_technique(segment, problem)])
+        parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
+    if plan.best_bound_s:
+        least = f"no plan ends before {seconds_text(plan.best_bound_s)}"
+        title = "no plan can end before this"
+        parts.append(frame.line(plan.best_bound_s, said=least, title=title, style=("bound", "least")))
+    return "\n".join([*parts, "</svg>"])
+
+
+def job_label(segment: Segment, problem: Problem) -> str:
+    """The label of a segment: its job, the number of further jobs that are trained with it, and its technique."""
+    others = trained_beside(segment, problem)
+    return f"{segment.job}{f' +{len(others)}' if others else ''} · {_technique(segment, problem)}"
+
+
+def trained_beside(segment: Segment, problem: Problem) -> tuple[str, ...]:
+    """The other jobs that a segment trains: members of its job, and jobs of its option."""
+    job = problem.job(segment.job)
+    return (*job.members, *job.options[segment.option].jobs)
+
+
+def _technique(segment: Segment, problem: Problem) -> str:
+    return problem.job(segment.job).options[segment.option].technique
+
+
+def _said(plan: Plan) -> list[str]:
+    said = [f"makespan {seconds_text(plan.makespan_s)}"]
+    if plan.best_bound_s and plan.gap is not None:
+        said.append(f"no plan beats {seconds_text(plan.best_bound_s)} (gap {plan.gap:.2%})")
+    return [*said, f"{counted(len(plan.segments), 'segment')}, {counted(plan.num_switches, 'switch', 'switches')}"]
+
+
+def _pointed_at(num_jobs: int) -> str:
+    """CSS rules by which all jobs fade except the one under the pointer."""
+    return "".join(f"svg:has(.j{i}:hover) .job:not(.j{i}){{opacity:.25}}" for i in range(num_jobs))
+
+
+def _boxes(segment: Segment, problem: Problem, frame: Frame, colour: str) -> list[str]:
+    """Draws a segment's boxes, with a label where it fits and a hatched start for the overhead."""
+    option = problem.job(segment.job).options[segment.option]
+    title = (
+        f"{segment.job}: {option.technique} on {sum(len(ids) for _, ids in segment.devices)} devices, "
+        f"{seconds_text(segment.start_s)} to {seconds_text(segment.end_s)}, {segment.work:.1%} of its work"
+    )
+    if others := trained_beside(segment, problem):
+        title += f", together with {', '.join(others)}"
+    parts = [f"<title>{xml(title)}</title>"]
+    least = 2.5 if segment.overhead_s > 0 else 0.0  # minimum visible width
+    for box in frame.boxes(segment.devices, segment.start_s, segment.end_s):
+        paid = min(box.wide / 2, max(least, segment.overhead_s * frame.scale))
+        parts.append(frame.rect(box, fill=colour))
+        if paid:
+            parts.append(
+                f'<rect x="{box.x:.2f}" y="{box.y:.2f}" width="{paid:.2f}" height="{box.tall:.2f}" '
+                'fill="url(#switch)"/>'
+            )
+        parts.append(label(box, job_label(segment, problem), indent=paid))
+    return parts

@@ -1,0 +1,286 @@
+"""Objectives: what plans minimise. The value of a plan, a lower bound of it, and the ranking of plans.
+
+The value of a plan is linear in the ends of its jobs and in the device-seconds for which it holds each node:
+
+    value  =  max_j latest_j end_j  +  sum_j ends_j end_j  +  sum_n prices_n held_n
+
+An objective gives these coefficients for a problem. Everything that plans, compares or bounds plans follows from them:
+list schedules, annealing over pieces, retiming, replanning, and the lower bound. Installed packages add objectives by
+entry points of the group `ringmaster.objectives`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, ends_certificate
+from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound, cost_bound
+from ringmaster.tasks.planning.bounds.due_date_model import best_latest_bound, latest_bound
+from ringmaster.tasks.planning.plans.plan import Certificate, Plan
+from ringmaster.tasks.planning.problems.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coefficients:
+    """The coefficients of a plan's value; all are at least 0, and those that are left out are 0.
+
+    latest: by job, the factor of its end in the maximum over the jobs.
+    ends: by job, what each second adds by which the job ends later.
+    prices: by node, the price of one of its devices for one second.
+    """
+
+    latest: Mapping[str, float] = field(default_factory=dict)
+    ends: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> float:
+        """The largest of `latest`; 0 where there are none."""
+        return max(self.latest.values(), default=0.0)
+
+    @property
+    def per_second(self) -> float:
+        """What each second adds by which all jobs end later."""
+        return self.largest + sum(self.ends.values())
+
+    def value(self, ends_s: Mapping[str, float], held: Iterable[tuple[str, float]] = ()) -> float:
+        """Returns the value of a plan.
+
+        ends_s: the end of each job.
+        held: nodes, and device-seconds that are held there.
+        """
+        last = max((factor * ends_s.get(job, 0.0) for job, factor in self.latest.items()), default=0.0)
+        weighted = sum(weight * ends_s.get(job, 0.0) for job, weight in self.ends.items())
+        return last + weighted + sum(device_s * self.prices.get(node, 0.0) for node, device_s in held)
+
+    def in_seconds(
+        self, ends_s: Mapping[str, float], held_s: Mapping[str, float], *, num_devices: Mapping[str, int]
+    ) -> float:
+        """Returns a value in seconds: it is the same if all these jobs end then, and all devices are held until then.
+
+        The result is the last end where all coefficients of these ends and devices are 0.
+
+        held_s: by node, the device-seconds that are held there.
+        num_devices: by node.
+        """
+        total = max((self.latest.get(job, 0.0) for job in ends_s), default=0.0)
+        total += sum(self.ends.get(job, 0.0) for job in ends_s)
+        total += sum(price * num_devices.get(node, 0) for node, price in self.prices.items())
+        return self.value(ends_s, held_s.items()) / total if total else max(ends_s.values(), default=0.0)
+
+
+class Objective(ABC):
+    """What plans minimise. Meeting deadlines comes before every objective.
+
+    A subclass has a `name` and gives the `coefficients`; it has no state.
+
+    name: its name in batch files, plans and options.
+    only_last_end: the value is the end of the last job. The searches for that end apply, such as the configuration LP.
+    trains_alone: jobs are never trained together, as the value depends on what each of them takes alone.
+    """
+
+    name: str
+    only_last_end: bool = False
+    trains_alone: bool = False
+
+    @abstractmethod
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns the coefficients of the value for a problem.
+
+        A job with `members` stands for these jobs too, and its `weight` includes theirs.
+        """
+
+    def value(self, plan: Plan, problem: Problem) -> float:
+        """Returns the value of a plan, lower is better."""
+        held = ((node, s.duration_s * len(ids)) for s in plan.segments for node, ids in s.devices)
+        return self.coefficients(problem).value(ends_of(plan, problem), held)
+
+    def lower_bound(self, problem: Problem, bound: Bound) -> float:
+        """Returns a value that no plan is below, without a solver: the sum of the least values of the three parts.
+
+        bound: on the end of the last job.
+        """
+        ends, certificates = self.coefficients(problem).ends, [by_area(problem)]
+        if bound.certificate is not None and bound.certificate.has_slot_prices:
+            certificates.append(bound.certificate)
+        least = max(certified_ends_bound(certificate, problem, ends) for certificate in certificates) if ends else 0.0
+        return self._with_other_parts(least, problem, bound.seconds, bound.certificate)
+
+    def best_bound(self, problem: Problem, bound: Bound) -> ValueBound:
+        """Returns the best lower bound on the value, with the certificate of the part that is a sum of weight x end.
+
+        Where no end is in that sum, the certificate is that of the part that is a maximum of factor x end.
+
+        bound: on the end of the last job.
+        """
+        of = self.coefficients(problem)
+        certificate = ends_certificate(problem, of.ends, bound) if of.ends else None
+        if of.latest and not of.ends:
+            certificate = best_latest_bound(problem, of.latest, bound).certificate
+        proved = self.certified_bound(certificate, problem, bound_s=bound.seconds)
+        least = self.lower_bound(problem, bound)  # a subclass may prove more in another way
+        return ValueBound(proved, certificate) if proved >= least else ValueBound(least, None)
+
+    def certified_bound(self, certificate: Certificate | None, problem: Problem, *, bound_s: float) -> float:
+        """Returns the lower bound on the value that a certificate proves, together with a bound on the last end."""
+        ends = self.coefficients(problem).ends
+        least = certified_ends_bound(certificate, problem, ends) if ends and certificate else 0.0
+        return self._with_other_parts(least, problem, bound_s, None if ends else certificate)
+
+    def _with_other_parts(
+        self, least: float, problem: Problem, bound_s: float, certificate: Certificate | None
+    ) -> float:
+        """Returns the bound on the sum of weight x end plus those on the other two parts of the value.
+
+        bound_s, certificate: a bound on the last end, and prices that prove bounds on the last end of some jobs.
+        """
+        of = self.coefficients(problem)
+        if of.latest:
+            least += latest_bound(problem, of.latest, bound_s=bound_s, certificate=certificate)
+        return least + (cost_bound(problem, of.prices) if of.prices else 0.0)
+
+    def rank(self, plan: Plan, problem: Problem) -> tuple[float, float, float]:
+        """Returns a sort key, lower is better: total lateness in seconds, then the value, then the makespan."""
+        return lateness_s(plan, problem), self.value(plan, problem), plan.makespan_s
+
+    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
+        """Returns a plan with its value by this objective, and the lower bound of it with its certificate.
+
+        bound: on the end of the last job.
+        best: the result of `best_bound`, where it is known.
+        """
+        value, best = self.value(plan, problem), best or self.best_bound(problem, bound)
+        least = min(best.value, value)
+        return replace(plan, objective=self.name, value=value, value_bound=least, value_certificate=best.certificate)
+
+
+def ends_of(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Returns the end of each job in seconds, including the jobs that other jobs' options train."""
+    ends_s: dict[str, float] = {}
+    for segment in plan.segments:
+        for job in (segment.job, *problem.job(segment.job).options[segment.option].jobs):
+            ends_s[job] = max(segment.end_s, ends_s.get(job, 0.0))
+    return ends_s
+
+
+def lateness_s(plan: Plan, problem: Problem) -> float:
+    """Returns the total seconds by which jobs end after their deadlines."""
+    due_s = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
+    if not due_s:
+        return 0.0
+    ends_s = ends_of(plan, problem)
+    return sum(max(0.0, ends_s[job] - deadline_s) for job, deadline_s in due_s.items())
+
+
+class Cost(Objective):
+    """The price of the devices for as long as jobs hold them."""
+
+    name = "cost"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns the price of each node's devices."""
+        return Coefficients(prices={node.id: node.price for node in problem.nodes})
+
+
+class Fairness(Objective):
+    """The largest finish-time fairness rho of all groups (Mahajan et al., "Themis", NSDI 2020).
+
+    rho of a group is the end of its last job, over the seconds in which it could do its jobs on 1/N of the devices for
+    N groups (`problems.fair_share`). Up to 1, no group would gain from a cluster of its own.
+    """
+
+    name = "fairness"
+    trains_alone = True
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns 1 / fair seconds of the job's group, in the maximum."""
+        return Coefficients(latest={job: 1.0 / fair_s for job, fair_s in problem.fair_s.items()})
+
+
+class MeanCompletion(Objective):
+    """The mean of the ends of all jobs; the jobs of a fused group count each."""
+
+    name = "mean_completion"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns equal shares of 1 for all jobs."""
+        counts = {job.id: 1 + len(job.members) for job in problem.jobs}
+        total = sum(counts.values())
+        return Coefficients(ends={job: count / total for job, count in counts.items()})
+
+
+class WeightedCompletion(Objective):
+    """The sum of weight x end over all jobs."""
+
+    name = "weighted"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns the weight of each job."""
+        return Coefficients(ends={job.id: job.weight for job in problem.jobs})
+
+
+class Makespan(Objective):
+    """The end of the last job. Every plan has its makespan and the lower bound, so it needs no further value."""
+
+    name = "makespan"
+    only_last_end = True
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns 1 for each job in the maximum."""
+        return Coefficients(latest={job.id: 1.0 for job in problem.jobs})
+
+    def value(self, plan: Plan, problem: Problem) -> float:
+        """Returns the makespan of the plan."""
+        return plan.makespan_s
+
+    def lower_bound(self, problem: Problem, bound: Bound) -> float:
+        """Returns the bound on the end of the last job."""
+        return bound.seconds
+
+    def valued(self, plan: Plan, problem: Problem, bound: Bound, *, best: ValueBound | None = None) -> Plan:
+        """Returns the plan as it is."""
+        return plan
+
+
+MAKESPAN = Makespan()
+
+
+ENTRY_POINT_GROUP = "ringmaster.objectives"
+BUILTIN: Mapping[str, Objective] = {
+    each.name: each for each in (MAKESPAN, WeightedCompletion(), MeanCompletion(), Fairness(), Cost())
+}
+
+
+def objective_names() -> tuple[str, ...]:
+    """Returns the names of all objectives, built-in ones first."""
+    return tuple(dict.fromkeys([*BUILTIN, *_installed()]))
+
+
+@cache
+def objective_by_name(name: str) -> Objective:
+    """Returns the objective `name`. Built-in objectives cannot be replaced.
+
+    Raises ValueError on an unknown name, with the known ones, and where an entry point leads to no such objective.
+    """
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if name not in _installed():
+        *others, last = objective_names()
+        raise ValueError(f"objective is {', '.join(others)} or {last}, not {name!r}")
+    entry = _installed()[name]
+    found = entry.load()
+    if not (isinstance(found, type) and issubclass(found, Objective) and found.name == name):
+        raise ValueError(
+            f"entry point {name!r} of {ENTRY_POINT_GROUP}: {entry.value} is no objective of that name. "
+            f'To fix: let it name a subclass of Objective with `name = "{name}"`'
+        )
+    return found()
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,1 +1,0 @@
-"""Plans for problems with further rules: order of jobs, releases, deadlines, host memory."""

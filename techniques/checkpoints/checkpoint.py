@@ -1,0 +1,313 @@
+"""Checkpoint store: the canonical state of a job at a step, readable by every technique at every world size.
+
+    ROOT/latest                             the name of the newest folder, for people and tools
+    ROOT/step-00000030/manifest.json        tensors, their pieces, the files' sizes and SHA-256, the manifest's SHA-256
+                       rank-00000.safetensors ...
+
+Tensors have canonical names: `model/<parameter>` and `optimizer/<parameter>/<state>`. A rank writes the pieces that it
+holds, each with its offset in the whole tensor; replicated pieces are written once. Reading copies the overlap of the
+stored pieces with the regions of the reader's layout, so layouts and world sizes need not agree. No pickle is written
+or read.
+
+Saves are crash-safe. A save is written to a temporary place, synced, and then becomes visible at once (`storage`
+describes how, on disks and in object stores). A folder without a whole manifest, or with a file that does not match the
+manifest, is skipped, and the next older one is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
+from ringmaster.techniques.checkpoints.place import MANIFEST, Block, Place
+from ringmaster.techniques.checkpoints.storage import place_of
+
+FORMAT = 1
+
+Agree = Callable[[bool], bool]
+"""Returns whether all ranks pass True; also a barrier."""
+
+WritePieces = Callable[[str], "Pieces"]
+"""Returns a rank's pieces, to be written into the file of the given name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a tensor: its offset in the whole, its shape, and the file that stores it under `key`."""
+
+    file: str
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A whole tensor's shape and safetensors dtype, and its pieces."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """The pieces of tensors that a rank writes, and the content of their file; without tensors there is no file."""
+
+    tensors: Mapping[str, StoredTensor]
+    blocks: Iterable[Block] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file's size and SHA-256."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of a checkpoint."""
+
+    step: int
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A readable checkpoint.
+
+    name: the name of its folder in `place`.
+    """
+
+    place: Place
+    name: str
+    manifest: Manifest
+
+    @property
+    def location(self) -> str:
+        """Its folder or URL."""
+        return self.place.location(self.name)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, for a checkpoint on a local disk."""
+        return Path(self.location)
+
+
+class CheckpointStore:
+    """The checkpoints of one job, as seen by one of the ranks that read and write them together.
+
+    root: a folder or an fsspec URL.
+    attempt: an identifier that the ranks of one gang share, and that other gangs do not.
+    passed_over: the newer folders that the last `newest` found to be incomplete or damaged.
+
+    `save` does all steps of a save at once. Ranks that do other work meanwhile call `write_part` each. When all have
+    returned, one rank calls `publish`, or `drop` where a rank has failed.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        agree: Agree = bool,
+        keep: int = 2,
+        attempt: str = "0",
+    ) -> None:
+        self.root, self._place = root, place_of(root)
+        self._rank, self._num_ranks, self._agree, self._keep = rank, num_ranks, agree, keep
+        self._attempt = attempt
+        self.passed_over: list[str] = []
+
+    def newest(self, *, known_step: int = 0) -> Checkpoint | None:
+        """Returns the newest whole checkpoint, checked byte by byte; the ranks divide its files among them.
+
+        `known_step` is a step of which a checkpoint was stored, or 0. If it is positive and no checkpoint of any step
+        is found, not even a damaged one, CheckpointNotFound is raised: starting again from step 0 is a person's
+        decision.
+        """
+        self.passed_over = []
+        for name in reversed(self._place.names()):
+            manifest = read_manifest(self._place, name)
+            mine = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
+            whole = manifest is not None and all(self._is_whole(name, file, manifest) for file in mine)
+            if self._agree(whole):
+                assert manifest is not None
+                return Checkpoint(place=self._place, name=name, manifest=manifest)
+            self.passed_over.append(self._place.location(name))
+        if known_step > 0 and not self.passed_over:
+            raise CheckpointNotFound(
+                f"a checkpoint of step {known_step} was stored in {self.root}, and this machine finds none. To fix: "
+                "mount that folder here as on the other machines; where it was removed, train the job in a new run"
+            )
+        return None
+
+    def whole(self, name: str) -> Checkpoint | None:
+        """Returns the checkpoint in the folder `name`, or None where it is not whole. Called on one rank."""
+        manifest = read_manifest(self._place, name)
+        if manifest is None or not all(self._is_whole(name, file, manifest) for file in manifest.files):
+            return None
+        return Checkpoint(place=self._place, name=name, manifest=manifest)
+
+    def save(self, step: int, write_pieces: WritePieces, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint of `step`. All ranks call it together.
+
+        Raises CheckpointError on every rank where any rank could not write; older checkpoints remain unchanged.
+        """
+        leads = self._rank == 0
+        self._together(step, lambda: self._place.sweep() if leads else None)
+        self._together(step, lambda: self.write_part(step, write_pieces))
+        self._together(step, lambda: self.publish(step, meta) if leads else None)
+
+    def write_part(self, step: int, write_pieces: WritePieces) -> None:
+        """Writes this rank's pieces to the temporary place. Does not wait for other ranks. Raises OSError."""
+        aside = self._aside(step)
+        if self._rank == 0:
+            self._place.sweep(but=aside)
+        path = f"{aside}rank-{self._rank:05d}.safetensors"
+        name = path.partition("/")[2]
+        pieces, files = write_pieces(name), {}
+        if pieces.tensors:
+            files[name] = write_described(self._place, path, pieces.blocks)
+        part = Manifest(step=step, tensors=pieces.tensors, files=files)
+        self._place.write(self._part(step, self._rank), [json.dumps(to_json(part)).encode()])
+
+    def publish(self, step: int, meta: Mapping[str, Any]) -> None:
+        """Makes a checkpoint of the parts of all ranks, and removes old ones. Called on one rank. Raises OSError."""
+        parts = []
+        for rank in range(self._num_ranks):
+            parts.append(from_json(Manifest, json.loads(self._place.read(self._part(step, rank)))))
+        manifest = stored_manifest(_merge(parts, step, meta))
+        name = _folder(step)
+        if self.whole(name) is not None:  # the step was trained again after a fault, with the same result
+            self.drop(step)
+        else:
+            self._place.reveal(self._aside(step), name, manifest)
+        self._place.point_latest(name)
+        # Newer checkpoints were corrupt when this state was restored. They must not count as checkpoints to keep.
+        for old in [known for known in self._place.names() if known <= name][: -self._keep]:
+            self._place.remove(old)
+
+    def drop(self, step: int) -> None:
+        """Removes the parts that the ranks have written of an unpublished checkpoint."""
+        self._place.drop(self._aside(step))
+
+    def failed(self, step: int, fault: BaseException | None) -> CheckpointError:
+        """Returns the error of a failed save; `fault` is this rank's, or None where another rank failed."""
+        reason = f": {fault}" if fault is not None else " on another rank"
+        return CheckpointError(f"checkpoint {_folder(step)} could not be written under {self.root}{reason}")
+
+    def _together(self, step: int, action: Callable[[], None]) -> None:
+        """Runs `action` on every rank. If it fails on any, all ranks raise, and the written parts are removed."""
+        fault: OSError | None = None
+        try:
+            action()
+        except OSError as error:
+            fault = error
+        if self._agree(fault is None):
+            return
+        if self._rank == 0:
+            self.drop(step)
+        raise self.failed(step, fault)
+
+    def _aside(self, step: int) -> str:
+        return self._place.aside(_folder(step), self._attempt)
+
+    def _part(self, step: int, rank: int) -> str:
+        return f"{self._aside(step)}part-{rank:05d}.json"
+
+    def _is_whole(self, name: str, file: str, manifest: Manifest) -> bool:
+        return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
+
+
+def read_manifest(place: Place, name: str) -> Manifest | None:
+    """Returns the manifest of a checkpoint's folder, or None where it is missing, unreadable, or not as written.
+
+    A manifest that names files outside of its folder is rejected, as Ringmaster writes none. Raises
+    ObjectStoreUnavailable where a store does not answer: the checkpoint may be whole.
+    """
+    try:
+        said = json.loads(place.read(f"{name}/{MANIFEST}"))
+        checksum = said.pop("sha256")
+        manifest = from_json(Manifest, said)
+        is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
+    except ObjectStoreUnavailable:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+    if not is_of_its_folder:
+        return None
+    return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
+
+
+def stored_manifest(manifest: Manifest) -> bytes:
+    """Returns the content of a manifest's file, with its own SHA-256."""
+    said = to_json(manifest)
+    return json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
+
+
+def _files_of(manifest: Manifest) -> Iterator[str]:
+    yield from manifest.files
+    yield from (piece.file for stored in manifest.tensors.values() for piece in stored.pieces)
+
+
+def _is_within(name: str) -> bool:
+    """Returns whether a relative path stays inside its folder. Checkpoints of commands contain sub-folders."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:
+    """Returns whether a file exists with the size and the checksum in the manifest. Raises ObjectStoreUnavailable."""
+    value, num_bytes = sha256(), 0
+    try:
+        for block in place.blocks(path):
+            value.update(block)
+            num_bytes += len(block)
+    except ObjectStoreUnavailable:
+        raise
+    except OSError:
+        return False
+    return num_bytes == stored.num_bytes and value.hexdigest() == stored.sha256
+
+
+def _folder(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _merge(parts: list[Manifest], step: int, meta: Mapping[str, Any]) -> Manifest:
+    tensors: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name, stored in part.tensors.items():
+            known = tensors.get(name)
+            pieces = (*known.pieces, *stored.pieces) if known else stored.pieces
+            tensors[name] = StoredTensor(dtype=stored.dtype, shape=stored.shape, pieces=pieces)
+    files = {name: stored for part in parts for name, stored in part.files.items()}
+    return Manifest(step=step, tensors=tensors, files=files, meta=meta)
+
+
+def write_described(place: Place, path: str, blocks: Iterable[Block]) -> StoredFile:
+    """Writes a file; returns its size, and the checksum of the data before writing, to detect write errors too."""
+    value, num_bytes = sha256(), 0
+
+    def passing() -> Iterator[Block]:
+        nonlocal num_bytes
+        for block in blocks:
+            value.update(block)
+            num_bytes += len(block)
+            yield block
+
+    place.write(path, passing())
+    return StoredFile(num_bytes=num_bytes, sha256=value.hexdigest())

@@ -1,0 +1,74 @@
+"""Finished models in the object store of their job's checkpoints, so that machines need no common folder.
+
+    ROOT/model/manifest.json            the files' sizes and SHA-256, written last
+               config.json ...
+
+The node that trains a job exports its model to a folder, and stores it. A machine that needs the model, and does not
+have the folder, copies it from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from ringmaster.errors import ModelNotFound
+from ringmaster.techniques.checkpoints.checkpoint import (
+    Manifest,
+    StoredFile,
+    read_manifest,
+    stored_manifest,
+    write_described,
+)
+from ringmaster.techniques.checkpoints.place import MANIFEST, Place
+from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.data.stored_source import locked
+
+
+def store_model(folder: Path, url: str) -> None:
+    """Stores the files of a folder below a URL; what was there before is removed. Raises OSError."""
+    place, name = _place_and_name(url)
+    place.remove(name)
+    local, files = LocalPlace(folder), dict[str, StoredFile]()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        path = file.relative_to(folder).as_posix()
+        files[path] = write_described(place, f"{name}/{path}", local.blocks(path))
+    place.write(f"{name}/{MANIFEST}", [stored_manifest(Manifest(step=0, files=files))])
+
+
+def fetch_model(url: str, folder: Path) -> None:
+    """Copies a stored model to `folder`, unless it is there; the processes of a machine do so once.
+
+    Raises ModelNotFound, or OSError where the store or the disk fails.
+    """
+    if folder.exists():
+        return
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        if folder.exists():
+            return
+        place, name = _place_and_name(url)
+        manifest = read_manifest(place, name)
+        if manifest is None:
+            raise ModelNotFound(
+                f"the model in {folder} is not on this machine, and {url} does not hold it. To fix: share the folder "
+                "between the machines"
+            )
+        with publish(folder) as aside:
+            for path, stored in manifest.files.items():
+                LocalPlace(aside).write(path, _checked(place, f"{name}/{path}", stored))
+
+
+def _checked(place: Place, path: str, stored: StoredFile) -> Iterator[bytes]:
+    value = sha256()
+    for block in place.blocks(path):
+        value.update(block)
+        yield block
+    if value.hexdigest() != stored.sha256:
+        raise ModelNotFound(f"{place.location(path)} is damaged. To fix: train the job in a new run")
+
+
+def _place_and_name(url: str) -> tuple[Place, str]:
+    root, _, name = url.rpartition("/")
+    return place_of(root), name

@@ -1,0 +1,182 @@
+"""The classes of labelled rows: their names, and the number of each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringmaster.errors import DataError
+from ringmaster.techniques.data.arrays import Array
+from ringmaster.techniques.data_source import MAX_SHOWN
+from ringmaster.techniques.metric import IGNORED
+
+MAX_CLASSES = 10_000
+
+
+class ClassLabels:
+    """Classes and their numbers. names: in the order of the numbers."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their numbers."""
+        return tuple(self._numbers)
+
+    def number(self, value: Any) -> int:
+        """Returns the number of a class. Raises ValueError on an unknown one."""
+        check_labelled(value)
+        try:
+            return self._numbers[_name(value)]
+        except KeyError:
+            shown = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
+            raise ValueError(
+                f"label {value!r} is none of the classes {shown}. To fix: correct it, or add it to data.labels"
+            ) from None
+
+    def indicators(self, values: Iterable[Any]) -> Array:
+        """Returns 1 for each class of a row with several labels, and 0 for the others: float32 [classes]."""
+        found = np.zeros(len(self._numbers), dtype=np.float32)
+        for value in values:
+            if found[number := self.number(value)]:
+                raise ValueError(
+                    f"label {value!r} is twice among the labels of a row. To fix: list the classes of the row, each "
+                    "once; not a 0 or 1 for each class"
+                )
+            found[number] = 1
+        return found
+
+
+class FoundClasses(ClassLabels):
+    """Classes that are found in the labels of rows, and numbered as they come.
+
+    column: the labels' column, in messages. classes: returns the classes in a label.
+    """
+
+    def __init__(self, *, column: str, classes: Callable[[Any], Iterable[Any]]) -> None:
+        super().__init__()
+        self._column, self._classes = column, classes
+
+    def add(self, value: Any) -> list[int]:
+        """Returns the numbers of the classes in a label. Raises ValueError where it has none, or there are too many."""
+        numbers = []
+        for each in self._classes(value):
+            check_labelled(each)
+            if not (isinstance(each, str) and each in self._numbers) and not _is_class(each):
+                raise ValueError(
+                    f"label {each!r} in column {self._column!r} is no class. To fix: give text or whole numbers, "
+                    "or set data.kind to text-regression for other numbers"
+                )
+            numbers.append(self._numbers.setdefault(_name(each), len(self._numbers)))
+        check_number(len(self._numbers), column=self._column)
+        return numbers
+
+
+def check_labelled(value: Any) -> None:
+    """Raises ValueError where a value stands for a missing label, or cannot be the name of a class."""
+    if not isinstance(value, str):
+        if value == IGNORED:
+            raise ValueError(f"label {IGNORED} stands for none. To fix: add the label, or remove the row")
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"label {value!r:.80} has half of a surrogate pair, which is no character. To fix: write it as UTF-8"
+        ) from None
+
+
+def as_list(value: Any) -> Any:
+    """Returns the list that a text holds as JSON, as in a CSV file; other values as they are.
+
+    Raises ValueError where a text looks like a list, and is none.
+    """
+    if not isinstance(value, str) or re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) is None:
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        if re.search(r"[',\"]", value) is None:  # a name in brackets
+            return value
+        raise ValueError(
+            f'{value[:30]!r} looks like a list, and is no JSON. To fix: write it as ["drama", "war"], in CSV with each '
+            'quote doubled: "[""drama"", ""war""]"'
+        ) from None
+
+
+def check_number(num_classes: int, *, column: str) -> None:
+    """Raises DataError where there are more than MAX_CLASSES."""
+    if num_classes > MAX_CLASSES:
+        raise DataError(
+            f"column {column!r} has more than {MAX_CLASSES} different labels. To fix: name another label_column, or "
+            "set data.kind to text-regression"
+        )
+
+
+def check_no_indicators(labels: ClassLabels, *, column: str) -> None:
+    """Raises ValueError where the classes in lists of labels are 0 and 1, as where a list has one for each class."""
+    if set(labels.names) in ({"0", "1"}, {"false", "true"}):
+        raise ValueError(
+            f"column {column!r} has lists of {' and '.join(labels.names)}, which could be one for each class. To fix: "
+            "list the names of the classes of each row; or, if these are the names, set data.labels to them"
+        )
+
+
+def in_order(names: Collection[str]) -> ClassLabels:
+    """Returns the classes that were found, with their final numbers.
+
+    Whole numbers are ordered by size, also where they are written as text; other names alphabetically. Where the
+    smallest is 0, each whole number is the number of its class, also if not all occur.
+    """
+    if not all(map(_is_whole_number, names)):
+        return ClassLabels(sorted(names))
+    numbers = sorted(map(int, names))
+    if numbers and numbers[0] == 0 and numbers[-1] < MAX_CLASSES:
+        numbers = list(range(numbers[-1] + 1))
+    return ClassLabels(map(str, numbers))
+
+
+def without_variants(names: Collection[str]) -> set[str]:
+    """Returns names without those that differ from another one in the white space around them alone."""
+    found: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (name != name.strip(), name)):
+        found.setdefault(name.strip(), name)
+    return set(found.values())
+
+
+def notes_on(labels: ClassLabels, *, trained: Collection[int], are_found: bool) -> Iterator[str]:
+    """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
+    if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
+        yield f"classes without a row to train on: {_few(unseen)}"
+    folded: dict[str, list[str]] = {}
+    for name in labels.names if are_found else ():
+        folded.setdefault(name.casefold(), []).append(name)
+    if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
+        yield f"classes that differ in case alone: {_few(alike)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+
+
+def _is_class(value: Any) -> bool:
+    """Whether a label may be a class: text that is no fraction, or a whole number."""
+    if isinstance(value, str):
+        return bool(value.strip()) and re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", value.strip()) is None
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
+def _is_whole_number(name: str) -> bool:
+    """Whether a name is a number as it is usually written; 007 is a name."""
+    return name.removeprefix("-").isdecimal() and str(int(name)) == name
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, (int, float)) else str(value)

@@ -1,1 +1,0 @@
-"""Tokenizers, and the encoding of long text in pieces."""

@@ -1,0 +1,116 @@
+"""Base class of data sources that make one sample of each row: the columns that are read, the sample, its padding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques.data.arrays import open_columns
+from ringmaster.techniques.data.file_rows import Reading, is_held_out, preparation_of_files, rows_of_files
+from ringmaster.techniques.data.prepared_rows import PreparedRows, write_kept, write_rows
+from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
+from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
+from ringmaster.techniques.data.stored_source import Preparation
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
+
+__all__ = ["RowSource", "SampleContext"]
+
+
+class RowSource(RowKind):
+    """Reads the rows of JSONL, CSV and Parquet files, or of a Hugging Face data set; see `RowKind` for the samples."""
+
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns how the rows become samples."""
+        if spec.path is not None:
+            found = preparation_of_files(
+                spec,
+                cache_dir=cache_dir,
+                rows=self.rows_of_path,
+                write=partial(self._write_files, cache_dir),
+                identity_of=self.identity_of,
+            )
+        else:
+            found = preparation_of_dataset(spec, write=partial(self._write_dataset, spec))
+        return replace(found, state=self.state(found.state))
+
+    def state(self, files: Any) -> Mapping[str, Any]:
+        """Returns what changes as soon as the rows become other samples, or are stored in another form."""
+        return {"form": "ragged-3", "version": self.version, "files": files}
+
+    def rows(self, spec: DataSpec) -> Iterator[Row] | None:
+        """Returns the rows of files; their content is a mapping of the columns that are read."""
+        return None if spec.path is None else self.rows_of_path(spec)
+
+    def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
+        """Yields the rows of files, with the columns that are read."""
+        columns = self.columns(spec)
+        reading = Reading(columns=columns.names, content=columns.content)
+        yield from self.with_columns(rows_of_files(spec, reading))
+
+    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
+        """Opens the samples of `prepared` where this machine has them, or else prepares them."""
+        found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
+        padding = {**self.padding, "input_ids": found.pad_token_id or 0}
+        training, held_out = (
+            self.samples_class(
+                open_columns(Path(found.folder), split), collate=self.collate, width=found.seq_len or 1, padding=padding
+            )
+            for split in ("training", "held_out")
+        )
+        return training, held_out
+
+    def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+        prepared = PreparedRows(folder, kind=self, spec=spec, columns=self.columns(spec), where=where)
+        if self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer):
+            return write_kept(prepared, cache_dir=cache_dir)
+        return write_rows(prepared, lambda: self.rows_of_path(spec), is_named=spec.name is not None)
+
+    def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
+        own = (*self.options, *(f"{role}_column" for role in self.roles))
+        others = {name: value for name, value in spec.kwargs.items() if name not in own}
+        splits = load_splits(replace(spec, kwargs=others))
+        where = f"dataset {spec.dataset!r}"
+        columns = self.columns(spec, splits[0].column_names)
+        if self.label_role is not None and not spec.labels:
+            spec = replace(spec, labels=_class_names(splits[0].features[columns.columns[self.label_role]]))
+        prepared = PreparedRows(folder, kind=self, spec=spec, columns=columns, where=where)
+        found = write_rows(prepared, partial(_rows_of_splits, splits, spec, columns, where), is_named=False)
+        return with_leaks_of_splits(found, splits, spec, columns=columns.names)
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """The names of the classes that a `datasets` feature declares, of a label or of a list of labels."""
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
+
+
+def _with_names(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_with_names(each, names) for each in value]
+    if value is not None and value < 0:  # `ClassLabel` has -1 where there is no label
+        return IGNORED
+    return None if value is None else names[value]
+
+
+def _split_key(content: Mapping[str, Any], *, index: int) -> str:
+    """The text by whose hash a row is held out: its content, or its number where that is no JSON, such as an image."""
+    try:
+        return json.dumps(content)
+    except (TypeError, ValueError):
+        return f"row {index}"
+
+
+def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: str) -> Iterator[Row]:
+    named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
+    for position, split in enumerate(splits):
+        for index, row in enumerate(split.select_columns([*columns.names])):
+            row |= {name: _with_names(row[name], names) for name, names in named.items()}
+            content = columns.content(row, f"{where}, row {index + 1}")
+            key = _split_key(content, index=index)
+            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(key, share=spec.held_out)
+            yield Row(file=where, number=index + 1, value=row, content=content, held_out=is_of_held_out)

@@ -1,0 +1,432 @@
+"""The tokenizer of rows: text with special tokens and in pairs, and conversations by a chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.errors import DataError
+from ringmaster.techniques.data.text_encoder import TextEncoder
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""The chat template that a tokenizer trained on the data gets (OpenAI's ChatML)."""
+TURN_START, TURN_END = CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+
+# Comparisons of a role with names, such as `message['role'] == 'tool'` and `message.role in ["tool", "ipython"]`.
+_ROLE_TESTS = re.compile(r"""role['"]?\]?\s*(?:[!=]=\s*(['"][\w-]+['"])|(?:not\s+)?in\s*[\[(]([^\])]*)[\])])""")
+_MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+CALLS = "tool_calls"
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """Tokens with special ones. segments: for a pair, the number of the text of each token, for models that read it."""
+
+    tokens: list[int]
+    segments: list[int] | None
+
+
+class RowTokenizer:
+    """Encodes the texts of rows with the tokenizer in `folder`, which `AutoTokenizer` loads.
+
+    The texts of many rows are encoded together by `prefetch`, and looked up by `encode`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self._encoder = TextEncoder(self._tokenizer)
+        self._rendered_encoder = RenderedEncoder(self._tokenizer, self._encoder)
+        self._known: dict[str, list[int]] = {}
+        self.num_cut = 0  # how often `with_special` has cut a text or a pair
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, special ones included."""
+        return len(self._tokenizer)
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a text, if there is one."""
+        found: int | None = self._tokenizer.eos_token_id
+        return found
+
+    @property
+    def end_text(self) -> str:
+        """The token that ends a text as it is written; empty if there is none."""
+        return self._tokenizer.eos_token or ""
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """The roles of messages that the chat template tells apart by name."""
+        template = self._tokenizer.chat_template or ""
+        text = " ".join(template.values()) if isinstance(template, dict) else template
+        return frozenset(name for found in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(found)))
+
+    @property
+    def start_ids(self) -> list[int]:
+        """The special tokens before a text, such as the beginning of a text (BOS)."""
+        return self._single[0]
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills up shorter texts: the end of a text where the tokenizer has none for it."""
+        own = self._tokenizer.pad_token_id
+        return next((token for token in (own, self.end_id) if token is not None), 0)
+
+    @property
+    def num_before(self) -> int:
+        """The number of special tokens before a text."""
+        return len(self._single[0])
+
+    @property
+    def num_special(self) -> int:
+        """The number of special tokens around a text."""
+        return sum(map(len, self._single))
+
+    def prefetch(self, texts: Iterable[str]) -> None:
+        """Encodes the texts that `encode` is called with next."""
+        wanted = list(dict.fromkeys(texts))
+        encoded = self._encoded(wanted) if wanted else []
+        self._known = dict(zip(wanted, encoded, strict=True))
+
+    def learn(self, texts: Sequence[str]) -> None:
+        """Prepares for conversations that contain these texts."""
+        if self._encoder.words is not None:
+            self._encoder.words.learn(texts)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
+        known = self._known.get(text)
+        return self._encoded([text])[0] if known is None else known
+
+    def with_special(self, ids: Sequence[int], pair: Sequence[int] | None = None, *, at_most: int | None) -> Marked:
+        """Returns tokens with the special tokens around them, such as [CLS] and [SEP].
+
+        at_most: the number of tokens to which they are cut. Special tokens are kept, and of a pair the longer text is
+            cut first.
+        """
+        around, parts = (self._single, [ids]) if pair is None else (self._pair, [ids, pair])
+        if at_most is not None:
+            most = max(at_most - sum(map(len, around)), 0)
+            if sum(map(len, parts)) > most:
+                self.num_cut += 1
+                parts = _cut(parts, most)
+        if pair is None:
+            return Marked(tokens=[*around[0], *parts[0], *around[1]], segments=None)
+        tokens, segments = list(around[0]), [0] * len(around[0])
+        for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
+            tokens += [*part, *after]
+            segments += [number] * (len(part) + len(after))
+        has_segments = "token_type_ids" in self._tokenizer.model_input_names
+        return Marked(tokens=tokens, segments=segments if has_segments else None)
+
+    def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
+        """Returns the tokens of a conversation by the tokenizer's chat template, and which ones the assistant wrote.
+
+        [tokens] each. What the assistant wrote in messages of `weight` 0 does not count.
+
+        The assistant's parts are those between {% generation %} and {% endgeneration %} of the template, as in TRL. In
+        a template without these, such a part begins after the generation prompt, and ends with what is rendered for the
+        message. They are found in the rendered text, so the tokens are those of the whole conversation.
+
+        Raises ValueError where there is no template, where it refuses the messages, or where the assistant's parts
+        cannot be told apart.
+        """
+        text, written = self._rendered(messages, tools=tools, finds_answers=True)
+        self._check_is_rendered(text, messages, tools)
+        answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        is_learnt = [messages[turn].get("weight") != 0 for turn in answers]
+        if written is None:
+            written = [self._span(messages, turn, text, tools) for turn in compress(answers, is_learnt)]
+        elif not all(is_learnt):
+            if len(written) != len(answers):
+                raise ValueError(
+                    f"the chat template marks {len(written)} parts of {len(answers)} messages of the assistant's, so "
+                    "that those of weight 0 cannot be told apart. To fix: give one conversation a row for each answer"
+                )
+            written = [*compress(written, is_learnt)]
+        return self._rendered_encoder(text, written)
+
+    def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> list[int]:
+        """Returns the tokens of a conversation up to where the assistant's answer begins."""
+        text, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        self._check_is_rendered(text, messages, tools, add_generation_prompt=True)
+        tokens: list[int] = self._rendered_encoder(text, [])[0].tolist()
+        return tokens
+
+    def _check_is_rendered(
+        self, text: str, messages: Sequence[Message], tools: Any, *, add_generation_prompt: bool = False
+    ) -> None:
+        """Raises ValueError where the chat template ignores tools, or tool calls."""
+        cases: list[tuple[str, Sequence[Message], Any]] = [("tools", messages, None)] if tools else []
+        if any(each.get(CALLS) for each in messages):
+            without = [
+                {"content": "", **{key: item for key, item in each.items() if key != CALLS}} for each in messages
+            ]
+            cases.append((CALLS, without, tools))
+        for what, others, their_tools in cases:
+            try:
+                rendered, _ = self._rendered(others, tools=their_tools, add_generation_prompt=add_generation_prompt)
+            except ValueError:  # the template needs them
+                continue
+            if rendered == text:
+                raise ValueError(
+                    f"the chat template ignores {what}. To fix: set data.tokenizer to one whose template renders them, "
+                    "or remove them"
+                )
+
+    def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
+        """The assistant's part of a message, by rendering the conversation up to it."""
+        first: int | None
+        if turn == 0:
+            first = self._end_of_header(messages, text, tools)
+        else:
+            before, _ = self._rendered(messages[:turn], tools=tools, add_generation_prompt=True)
+            first = len(before) if text.startswith(before) else None
+        is_last = turn + 1 == len(messages)
+        upto = text if is_last else self._rendered(messages[: turn + 1], tools=tools)[0]
+        if first is None or not text.startswith(upto) or len(upto) < first:
+            raise ValueError(
+                f"message {turn + 1} is rendered in another way by the chat template where other messages follow it, "
+                "or without what begins an answer, so that the assistant's tokens cannot be told apart. To fix: give "
+                "a chat template that marks answers with {% generation %}, or one conversation a row for each answer"
+            )
+        return Span(first=first, end=len(upto))
+
+    def _end_of_header(self, messages: Sequence[Message], text: str, tools: Any) -> int | None:
+        """Where the first message begins behind what the template begins an answer with; None where that is unknown."""
+        prompt, _ = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        header = prompt.removeprefix(text)
+        return text.index(header) + len(header) if header != prompt and header and header in text else None
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        finds_answers: bool = False,
+    ) -> tuple[str, list[Span] | None]:
+        """A conversation as text; with `finds_answers` also the parts that the template marks as the assistant's.
+
+        These are None where the template marks nothing at all.
+        """
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if self._tokenizer.chat_template is None:
+            raise DataError(
+                "the tokenizer has no chat template. To fix: set data.tokenizer to one that has, such as that of an "
+                "instruction-tuned model"
+            )
+        template = self._tokenizer.get_chat_template(None, tools)
+        finds_answers = finds_answers and _MARKS_ANSWERS.search(template) is not None
+        try:
+            rendered, found = render_jinja_template(
+                conversations=[list(messages)],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=finds_answers,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError) as error:  # such as a content that is a list, where a text is expected
+            raise ValueError(
+                f"the chat template refuses the messages: {error}. To fix: correct the messages"
+            ) from error
+        if not finds_answers:
+            return rendered[0], None
+        spans = [Span(first=first, end=end) for first, end in found[0] if first < end]
+        if not spans:
+            raise ValueError(
+                "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
+                "To fix: remove the row, or correct its {% generation %}"
+            )
+        return rendered[0], spans
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, Any]:
+        """The special tokens by the names that chat templates read."""
+        return dict(self._tokenizer.special_tokens_map)
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        return [ids.tolist() for ids in self._encoder(texts)]
+
+    @cached_property
+    def _single(self) -> list[list[int]]:
+        """The special tokens before and after a text."""
+        return _around(self._tokenizer("a", verbose=False)["input_ids"], self._encoded(["a"]))
+
+    @cached_property
+    def _pair(self) -> list[list[int]]:
+        """The special tokens before, between and after two texts."""
+        return _around(self._tokenizer("a", "b", verbose=False)["input_ids"], self._encoded(["a", "b"]))
+
+
+def _around(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens before, between and after the parts of a whole."""
+    pieces, at = [], 0
+    for part in parts:
+        first = next(i for i in range(at, len(whole) + 1) if list(whole[i : i + len(part)]) == list(part))
+        pieces.append(list(whole[at:first]))
+        at = first + len(part)
+    return [*pieces, list(whole[at:])]
+
+
+def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """The parts, cut to `most` tokens together; of two, the longer one is cut first."""
+    if len(parts) == 1:
+        return [parts[0][:most]]
+    one, two = map(len, parts)
+    half = most // 2
+    kept = min(one, max(most - two, most - half))
+    return [parts[0][:kept], parts[1][: most - kept]]
+
+
+def give_padding_token(folder: Path) -> None:
+    """Gives the tokenizer in `folder` the padding token that rows have, so that it encodes texts in batches."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(RowTokenizer(folder).pad_id)
+        tokenizer.save_pretrained(str(folder))
+
+
+def give_chat_template(folder: Path) -> None:
+    """Gives the tokenizer in `folder`, which was trained on the data, a chat template and its special tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(str(folder))
+
+
+def turn_end_of(folder: Path) -> int | None:
+    """Returns the token that ends a turn by ChatML, if the chat template of the tokenizer in `folder` writes it.
+
+    Only files are read, as a tokenizer takes long to load.
+    """
+    template, settings, tokens = (
+        folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
+    )
+    if template.is_file():
+        said = template.read_text()
+    else:
+        said = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
+    if TURN_END not in said or not tokens.is_file():
+        return None
+    added = json.loads(tokens.read_text()).get("added_tokens") or ()
+    return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)
+
+
+TokenIds = NDArray[np.int64]
+Marks = NDArray[np.bool_]
+
+RENDERED_SAMPLE = "user\nA sample,  isn't it? naïve 日本\n\n{0}\nassistant\n  Yes. {1}{0} \n {1}\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A part of a text: the characters from `first` up to `end`, without it."""
+
+    first: int
+    end: int
+
+
+class RenderedEncoder:
+    """Encodes texts in which special tokens are special, without adding any.
+
+    tokenizer: one of transformers. encoder: encodes texts by it in which special tokens are plain text.
+    """
+
+    def __init__(self, tokenizer: Any, encoder: TextEncoder) -> None:
+        self._tokenizer, self._encoder = tokenizer, encoder
+        self._special: dict[str, NDArray[np.uint32]] = {}
+        self._pieces: re.Pattern[str] | None = None
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        if encoder.words is None or not all(map(_is_plain, added.values())):
+            return
+        self._special = {str(token): np.array([number], dtype=np.uint32) for number, token in added.items()}
+        # The longest of those that begin at one place is found, as by the tokenizer.
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._pieces = re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else "(?!)()")
+        sample = RENDERED_SAMPLE.format(*(longest_first * 2 or ["", ""]))
+        if not np.array_equal(self(sample, [])[0], self._by_tokenizer(sample, [])[0]):
+            self._pieces = None
+
+    def __call__(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, Marks]:
+        """Returns the token ids of a text, and which tokens have a part in one of the spans: [tokens] each.
+
+        spans: in order, apart from one another.
+        """
+        found = self._by_pieces(text, spans) if self._pieces is not None else None
+        return self._by_tokenizer(text, spans) if found is None else found
+
+    def _by_tokenizer(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, Marks]:
+        if not spans:
+            ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            return np.asarray(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        places = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        starts, ends = places[:, 0], np.maximum(places[:, 1], places[:, 0] + 1)
+        marks = np.zeros(len(starts), dtype=bool)
+        for span in spans:
+            marks |= (span.first < ends) & (starts < span.end)
+        return np.asarray(encoded["input_ids"], dtype=np.int64), marks
+
+    def _by_pieces(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, Marks] | None:
+        """As `__call__`; None where a span begins or ends where its piece may not be divided."""
+        assert self._pieces is not None
+        assert self._encoder.words is not None
+        rule = self._encoder.words.rule
+        edges = [edge for span in spans for edge in (span.first, span.end)]
+        parts: list[str] = []
+        is_marked: list[bool] = []
+        start = 0
+        for number, piece in enumerate(self._pieces.split(text)):
+            end = start + len(piece)
+            inner = edges[bisect_right(edges, start) : bisect_left(edges, end)]
+            if inner and (number % 2 or not all(rule.ends_line(piece, edge - start) for edge in inner)):
+                return None
+            for first, last in pairwise([start, *inner, end]):
+                if first < last:
+                    parts.append(text[first:last])
+                    is_marked.append(bisect_right(edges, first) % 2 == 1)
+            start = end
+        return self._joined(parts, is_marked)
+
+    def _joined(self, parts: Sequence[str], is_marked: Sequence[bool]) -> tuple[TokenIds, Marks]:
+        """The ids of parts, each a special token or a text without one, and the mark of each token."""
+        if not parts:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        encoded = iter(self._encoder([part for part in parts if part not in self._special]))
+        ids = [next(encoded) if (special := self._special.get(part)) is None else special for part in parts]
+        return np.concatenate(ids).astype(np.int64), np.repeat(is_marked, [len(each) for each in ids])
+
+
+def _is_plain(token: Any) -> bool:
+    """Whether an added token is found as it is written, wherever it stands."""
+    return not (token.lstrip or token.rstrip or token.single_word or token.normalized)

@@ -1,0 +1,159 @@
+"""Texts, or pairs of texts, with one class each, or with several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ringmaster.techniques.data.class_labels import as_list
+from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
+
+
+class TextClassification(RowSource):
+    """The tokens of a text, or of a pair, with the number of its class.
+
+    Where labels are lists, a text may have several classes: its label is 1 for each of them and 0 for the others. The
+    number of the class then follows the order of `labels` in the same way.
+    """
+
+    name = "text-classification"
+    version = 2
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "text": ("text", "sentence", "sentence1", "premise", "question1"),
+        "text_pair": ("text_pair", "sentence2", "hypothesis", "question2"),
+        "label": ("label", "labels", "class"),
+    }
+    optional: ClassVar[frozenset[str]] = frozenset({"text_pair"})
+    label_role: ClassVar[str | None] = "label"
+    needs_tokenizer = True
+
+    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+        """Returns the text, and the second one of a pair."""
+        return row["text"], row["text_pair"]
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns tokens with the tokenizer's special tokens, and the label."""
+        return {**encoded_texts(row, context), "labels": self.label(row["label"], context)}
+
+    def label(self, value: Any, context: SampleContext) -> Any:
+        """Returns the number of the class, or an indicator for each class."""
+        value = as_list(value)
+        if isinstance(value, (list, tuple)):
+            return context.labels.indicators(value)
+        return context.labels.number(value)
+
+
+def encoded_texts(row: Mapping[str, Any], context: SampleContext) -> dict[str, Any]:
+    """Returns the tensors of a row's text, or of a pair of texts."""
+    tokenizer = context.tokenizer
+    ids, pair = (None if row[role] is None else tokenizer.encode(text_of(row, role)) for role in ("text", "text_pair"))
+    assert ids is not None
+    marked = tokenizer.with_special(ids, pair, at_most=context.max_length)
+    segments = {} if marked.segments is None else {"token_type_ids": marked.segments}
+    return {"input_ids": marked.tokens, **segments}
+
+
+def text_of(row: Mapping[str, Any], role: str) -> str:
+    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
+    value = row[role]
+    if not isinstance(value, str):
+        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
+    if not value:
+        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
+    return value
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class TextRegression(TextClassification):
+    """The tokens of a text, or of a pair, with a number, which a model with one output predicts."""
+
+    name = "text-regression"
+    label_role = None
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns tokens with the tokenizer's special tokens, and the number."""
+        try:
+            number = float(row["label"])
+        except (TypeError, ValueError):
+            number = math.nan
+        if not abs(number) <= LARGEST:  # also of NaN
+            raise ValueError(
+                f"label {row['label']!r} is no finite number of 32 bits. To fix: correct it, or name another "
+                "label_column"
+            )
+        return {**encoded_texts(row, context), "labels": np.float32(number)}
+
+    def described(self, prepared: PreparedData) -> PreparedData:
+        """Returns the description with one output."""
+        return replace(prepared, num_labels=1)
+
+
+class TokenClassification(RowSource):
+    """The tokens of a row's words, with a label for the first token of each word.
+
+    A word whose label is -100, as transformers writes it, has none. The other tokens of a word, and special tokens, do
+    not count. Each word but the first is encoded with a space before it.
+    """
+
+    name = "token-classification"
+    version = 2
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "tokens": ("tokens", "words"),
+        "label": ("labels", "tags", "ner_tags", "pos_tags", "label"),
+    }
+    label_role = "label"
+    needs_tokenizer = True
+
+    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+        """Returns the words as they are encoded."""
+        return _spaced(as_list(row["tokens"]))
+
+    def classes(self, value: Any) -> Iterable[Any]:
+        """Returns the classes of the words that have one."""
+        return [each for each in super().classes(value) if not _is_unlabelled(each)]
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns tokens with special tokens, and the label of each."""
+        words, classes = as_list(row["tokens"]), as_list(row["label"])
+        for name, value in (("tokens", words), ("label", classes)):
+            if not isinstance(value, list):
+                raise ValueError(f"{name} are {type(value).__name__}, not a list. To fix: name another {name}_column")
+        if len(words) != len(classes):
+            raise ValueError(f"there are {len(words)} tokens and {len(classes)} labels. To fix: give a label for each")
+        for place, word in enumerate(words, start=1):
+            if not isinstance(word, str) and (not isinstance(word, int) or isinstance(word, bool)):
+                what = "null" if word is None else f"{word!r}, which is no text"
+                raise ValueError(f"token {place} is {what}. To fix: give it a text, or remove it and its label")
+        tokens: list[int] = []
+        labels: list[int] = []
+        for word, value in zip(_spaced(words), classes, strict=True):
+            ids = context.tokenizer.encode(word)
+            tokens += ids
+            number = IGNORED if _is_unlabelled(value) else context.labels.number(value)
+            labels += [number, *[IGNORED] * (len(ids) - 1)][: len(ids)]
+        marked = context.tokenizer.with_special(tokens, at_most=context.max_length)
+        first = context.tokenizer.num_before
+        kept = len(marked.tokens) - context.tokenizer.num_special
+        return {
+            "input_ids": marked.tokens,
+            "labels": [IGNORED] * first + labels[:kept] + [IGNORED] * (len(marked.tokens) - first - kept),
+        }
+
+
+def _is_unlabelled(value: Any) -> bool:
+    return not isinstance(value, str) and bool(value == IGNORED)
+
+
+def _spaced(words: Any) -> list[str]:
+    if not isinstance(words, list):
+        return []
+    return [str(word) if place == 0 else f" {word}" for place, word in enumerate(words)]

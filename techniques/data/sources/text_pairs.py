@@ -1,0 +1,106 @@
+"""Texts with the texts that an encoder-decoder writes for them, such as translations and summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ringmaster.techniques.data.arrays import Array
+from ringmaster.techniques.data.row_kind import Columns
+from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.samples import as_tensors
+from ringmaster.techniques.data.sources.labelled_text import text_of
+from ringmaster.techniques.data.training_faults import are_samples_equal
+from ringmaster.techniques.job import DataSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Seq2Seq(RowSource):
+    """The tokens of an input and, as labels, those of its target, each with the tokenizer's special tokens.
+
+    Both end with the tokenizer's end of text. The option `prefix` is put before each input, such as "summarize: ".
+    """
+
+    name = "seq2seq"
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "input": ("input", "source", "document", "article"),
+        "target": ("target", "output", "summary", "highlights"),
+    }
+    options: ClassVar[Mapping[str, Any]] = {"prefix": ""}
+    needs_tokenizer = True
+
+    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+        """Returns the input with its prefix, and the target."""
+        return f"{self.option(spec, 'prefix')}{row['input']}", row["target"]
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens of the input, and those of the target as labels."""
+        text = f"{self.option(context.spec, 'prefix')}{text_of(row, 'input')}"
+        return {"input_ids": _ended(text, context), "labels": _ended(text_of(row, "target"), context)}
+
+
+def _ended(text: str, context: SampleContext) -> list[int]:
+    """The tokens of a text with special tokens, ended by the end of text also where the tokenizer adds none."""
+    tokenizer = context.tokenizer
+    tokens = tokenizer.with_special(tokenizer.encode(text), at_most=context.max_length).tokens
+    if tokenizer.end_id is None or tokens[-1] == tokenizer.end_id:
+        return tokens
+    return [*tokens[: context.max_length - 1], tokenizer.end_id]
+
+
+class Embedding(RowSource):
+    """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
+
+    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it.
+    """
+
+    name = "embedding"
+    version = 2
+    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "anchor": ("anchor", "query", "question", "sentence1"),
+        "positive": ("positive", "document", "answer", "sentence2"),
+        "negative": ("negative", "hard_negative"),
+    }
+    optional: ClassVar[frozenset[str]] = frozenset({"negative"})
+    needs_tokenizer = True
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the columns; where there is one of negatives, every row has one."""
+        found = super().columns(spec, available)
+        return replace(found, optional=self.optional - found.columns.keys())
+
+    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+        """Returns the texts."""
+        return (text for text in row.values() if text is not None)
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens of the texts with special tokens, shorter ones filled up, and their masks."""
+        tokenizer = context.tokenizer
+        texts = [
+            tokenizer.with_special(tokenizer.encode(text_of(row, role)), at_most=context.max_length).tokens
+            for role in self.roles
+            if row[role] is not None or role not in self.optional
+        ]
+        width = max(map(len, texts))
+        return {
+            "input_ids": np.array([tokens + [tokenizer.pad_id] * (width - len(tokens)) for tokens in texts]),
+            "attention_mask": np.array([[1] * len(tokens) + [0] * (width - len(tokens)) for tokens in texts]),
+        }
+
+    def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Returns tokens and masks, without labels: the other pairs of a batch are what a text is told from."""
+        return {name: tensor for name, tensor in as_tensors(columns).items() if name != "labels"}
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns what is wrong where no text can be told from another one."""
+        if are_samples_equal(folder):
+            yield (
+                "all rows to train on are the same, so that there is nothing to learn. To fix: give texts that differ, "
+                "or name other columns by anchor_column and positive_column"
+            )

@@ -1,0 +1,282 @@
+"""The `DataSource` interface: what a kind of data reads, and how it becomes the samples of a job.
+
+Samples are prepared once for each content, and then read in an order that the runtime chooses: the batch of a step is a
+function of the job's seed and the step. A data source never shuffles, draws or divides.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from ringmaster.codec import SINCE_LATER
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.registry import find, installed, make
+
+if TYPE_CHECKING:
+    import torch
+
+
+MAX_SHOWN = 10  # classes in a line for people
+
+
+class Dataset(Protocol):
+    """Map-style data set: each sample is a dict of tensors, with the same shapes in all samples.
+
+    A sample has the arguments of the model's `forward` by their names, and "labels". A position whose label is
+    `metric.IGNORED` does not count in losses and metrics.
+    """
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+
+    def __getitem__(self, index: int, /) -> dict[str, torch.Tensor]:
+        """Returns sample `index`, 0 <= index < len."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleTensor:
+    """One tensor of each sample.
+
+    dtype: torch's name for it, such as "int64".
+    shape: of one sample.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """Data that is ready to be read, with the properties that a model depends on.
+
+    name: a name for people, e.g. "python-stdlib".
+    digest: identifies the samples' content: equal samples have the same digest on every machine. Of a factory's samples
+        only a part is fingerprinted, see `sources.factories`.
+    num_samples, num_held_out: number of samples for training, and for evaluation.
+    kind: "tokens", "images" or "other".
+    vocab_size, seq_len: of token samples; seq_len in tokens.
+    end_of_text_id: the token between documents.
+    num_labels: number of labels of labelled samples.
+    image_size, num_channels: of images; image_size in pixels, for square images only.
+    source: the path, URI or dotted name that the data comes from.
+    folder: the folder of the prepared arrays; "" for factories.
+    tensors: the tensors of a sample, for data of which the kind alone does not tell them: () means tokens or images,
+        and labels. Samples are made up from them where the data is on another machine, or memory is estimated.
+    labels: the names of the classes, in the order of their numbers; () where they have no names.
+    pad_token_id: the token that fills up shorter samples.
+    num_truncated: number of samples that were longer than `seq_len` and were cut.
+    num_left_out: number of samples that were left out, as no label was left in them.
+    columns: (role, column) of what the samples are made of, such as ("label", "stars").
+    notes: what people should know of the data beside its numbers, such as files that were left out.
+    training_faults: why no model should be trained on the data, each with a remedy. It may still be evaluated on.
+    lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
+    """
+
+    name: str
+    digest: str
+    num_samples: int
+    num_held_out: int
+    kind: str
+    vocab_size: int | None = None
+    seq_len: int | None = None
+    end_of_text_id: int | None = None
+    num_labels: int | None = None
+    image_size: int | None = None
+    num_channels: int | None = None
+    source: str
+    folder: str = ""
+    tensors: tuple[SampleTensor, ...] = field(default=(), metadata=SINCE_LATER)
+    labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    pad_token_id: int | None = field(default=None, metadata=SINCE_LATER)
+    num_truncated: int = field(default=0, metadata=SINCE_LATER)
+    num_left_out: int = field(default=0, metadata=SINCE_LATER)
+    columns: tuple[tuple[str, str], ...] = field(default=(), metadata=SINCE_LATER)
+    notes: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    training_faults: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    lengths: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
+
+    def summary(self, kind: str) -> str:
+        """Returns a line for people: how rows are read, how many there are, and what was cut off."""
+        columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
+        said = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
+        said.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
+        if self.labels:
+            shown = ", ".join(self.labels[:MAX_SHOWN]) + (", ..." if len(self.labels) > MAX_SHOWN else "")
+            said.append(f"{len(self.labels)} classes ({shown})")
+        if self.seq_len is not None:
+            cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
+            said.append(f"up to {self.seq_len:,} tokens each{cut}")
+        if self.num_left_out:
+            said.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
+        return "; ".join((*said, *self.notes))
+
+    @property
+    def tokenizer_dir(self) -> Path | None:
+        """The folder with the tokenizer's files, or None where the data has no tokenizer of its own."""
+        folder = Path(self.folder) / "tokenizer"
+        return folder if self.folder and folder.is_dir() else None
+
+    @property
+    def processor_dir(self) -> Path | None:
+        """The folder with the image processor's config, or None where the data is no images."""
+        folder = Path(self.folder) / "processor"
+        return folder if self.folder and folder.is_dir() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a file.
+
+    number: its number in the file, from 1.
+    value: the row as it was read: a mapping, or a text file, which is not read yet (`FileText`).
+    content: what a job reads of it: a JSON value or a `FileText`.
+    """
+
+    file: str
+    number: int
+    value: Any
+    content: Any
+    held_out: bool
+
+
+class DataSource(ABC):
+    """A kind of data, a class without arguments in one file.
+
+    Most kinds make a sample of each row of a file or a data set: `data.row_source.RowSource`
+    implements everything except the roles of columns and the sample.
+
+    Attributes:
+        name: the name in batch files. An entry point has the same name.
+        reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
+            source that needs none.
+        pads: whether samples may differ in length, and are padded.
+        packs: whether several samples may lie in one row, for causal language models.
+    """
+
+    name: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    pads: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+
+    def check(self, spec: DataSpec) -> None:  # noqa: B027 - most sources have nothing to check
+        """Raises ValueError, with a remedy, where `spec` is wrong in itself, without reading any data."""
+
+    @abstractmethod
+    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+        """Does the slow work once for each content, under `cache_dir`. Several processes may call it at the same time.
+
+        Raises ValueError, with a remedy, where the data is unknown, empty, unreadable or too short.
+        """
+
+    @abstractmethod
+    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
+        """Opens the training and the held-out samples.
+
+        prepared: the result of an earlier `prepare`, whose samples are opened even if the files have changed since.
+
+        Raises ValueError where they no longer exist and the files now have other content.
+        """
+
+    def rows(self, spec: DataSpec) -> Iterator[Row] | None:
+        """Returns every row that a job reads of files, before any work on it; None where these are unknown."""
+        return None
+
+    def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
+        """Returns a function of a row of files whose result is the same for equal rows: its content, by default."""
+        return lambda row: row.content
+
+
+def check_same(found: PreparedData, wanted: PreparedData) -> None:
+    """Raises ValueError where data has other samples than an earlier `prepare` found."""
+    if found.digest != wanted.digest:
+        raise ValueError(
+            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
+            f"To fix: start the job anew, or bring back the data from {wanted.source}"
+        )
+
+
+DATA_SOURCE_GROUP = "ringmaster.data_sources"
+
+BUILTIN_SOURCES: dict[str, str] = {
+    "language-modeling": "ringmaster.techniques.data.sources.text_files:TextFiles",
+    "text-classification": "ringmaster.techniques.data.sources.labelled_text:TextClassification",
+    "text-regression": "ringmaster.techniques.data.sources.labelled_text:TextRegression",
+    "token-classification": "ringmaster.techniques.data.sources.labelled_text:TokenClassification",
+    "seq2seq": "ringmaster.techniques.data.sources.text_pairs:Seq2Seq",
+    "chat": "ringmaster.techniques.data.sources.chat:Chat",
+    "completion": "ringmaster.techniques.data.sources.completion:Completion",
+    "preference": "ringmaster.techniques.data.sources.completion:Preference",
+    "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
+    "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
+    "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
+    "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
+    "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
+    "digits": "ringmaster.techniques.data.sources.builtin:Digits",
+    "command": "ringmaster.techniques.data.sources.builtin:CommandsOwn",
+    "factory": "ringmaster.techniques.data.sources.factories:Factory",
+}
+
+SOURCES = ("python-stdlib", "digits", "command")
+"""The values of `DataSpec.source`."""
+
+DEFAULTS = {"path": "language-modeling", "dataset": "hugging-face", "factory": "factory"}
+"""The data source of each field of a `DataSpec` where the spec names none."""
+
+
+LANGUAGE_MODELING = "language-modeling"
+ALIASES = {"text": LANGUAGE_MODELING}
+"""Former names of kinds."""
+
+
+def data_source_names() -> tuple[str, ...]:
+    """Returns the names of all data sources, built-in ones first."""
+    return tuple(_sources())
+
+
+def data_source_named(name: str) -> DataSource:
+    """Returns a data source. Raises ValueError where no data source, or a faulty one, has the name."""
+    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
+    path = BUILTIN_SOURCES[name] if name in BUILTIN_SOURCES else find("kind of data", name, _sources())
+    source: DataSource = make(DataSource, path)
+    if source.name != name:
+        raise ValueError(
+            f"entry point {name!r} has the data source {source.name!r} ({path}). To fix: give both one name"
+        )
+    return source
+
+
+def data_source_of(spec: DataSpec) -> DataSource:
+    """Returns the data source that makes the samples of a spec.
+
+    Raises ValueError where the spec names none or several, or does not say where the rows of one are.
+    """
+    given = [name for name in ("source", *DEFAULTS) if getattr(spec, name) is not None]
+    said = "none" if not given else " and ".join(given)
+    kind = ALIASES.get(spec.kind or "", spec.kind)
+    if kind is not None and not (kind == LANGUAGE_MODELING and len(given) == 1 and given[0] in ("source", "dataset")):
+        source = data_source_named(kind)
+        if len(given) != min(len(source.reads), 1) or not set(given) <= set(source.reads):
+            wanted = f"exactly one of {', '.join(source.reads)}" if source.reads else "none of them"
+            raise ValueError(f"data: {said} given with kind {spec.kind}. To fix: give {wanted}")
+        return source
+    if len(given) != 1:
+        raise ValueError(f"data: {said} given. To fix: give exactly one of source, path, dataset and factory")
+    if spec.source is not None:
+        find("source", spec.source, {name: BUILTIN_SOURCES[name] for name in SOURCES})
+        return data_source_named(spec.source)
+    return data_source_named(DEFAULTS[given[0]])
+
+
+def installed_source(spec: DataSpec) -> str | None:
+    """Returns the dotted path of the class of an installed data source that a spec names; None for built-in ones."""
+    return None if spec.kind is None or spec.kind in BUILTIN_SOURCES else find("kind of data", spec.kind, _sources())
+
+
+def _sources() -> dict[str, str]:
+    # Built-in sources come first, and cannot be shadowed.
+    return {**BUILTIN_SOURCES, **installed(DATA_SOURCE_GROUP), **BUILTIN_SOURCES}

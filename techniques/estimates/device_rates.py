@@ -1,0 +1,202 @@
+"""Measured rates of a machine's devices: computation, memory, operators and links.
+
+The measurement takes about a second and is cached for the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # the source of torch.distributed's, with types
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from ringmaster.codec import digest, to_json
+from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.estimates.live_bytes import LiveBytes
+from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.processes.ranks import BACKENDS, take_device
+from ringmaster.techniques.training.recomputation import recompute_layers
+
+VERSION = 5
+SMALL = 16  # sizes of a tiny decoder
+NUM_LAYERS, NUM_MESSAGES = 4, 8
+REPEATS = 12
+MESSAGE, TIMEOUT_S = 1 << 15, 30.0  # elements of a message; seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is timed on a kind of device: the side of matrices, the length of vectors, the bytes that are sent.
+
+    They take milliseconds: far longer than a launch, and shorter than a time slice of a busy machine.
+    """
+
+    matrix: int
+    vector: int
+    link_bytes: int
+
+
+SIZES = {
+    "cpu": Sizes(matrix=512, vector=1 << 22, link_bytes=1 << 22),
+    "cuda": Sizes(matrix=4096, vector=1 << 26, link_bytes=1 << 26),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Rates of one device, and of the link between two devices.
+
+    flops_per_s: floating-point operations per second.
+    bytes_per_s: bytes of memory read and written per second.
+    operators_per_s: operators per second, of a decoder so small that launching them takes most of the time.
+    link_bytes_per_s: bytes per second over the link.
+    message_s: seconds that a message takes at the least.
+    watched_operators_per_s: like operators_per_s, where selective recomputation decides for each what to store.
+    wrapped_message_s: like message_s, for a message between distributed tensors.
+    parallel: how many times as fast as one device two devices are that one process drives.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    operators_per_s: float
+    link_bytes_per_s: float
+    message_s: float
+    watched_operators_per_s: float
+    wrapped_message_s: float
+    parallel: float = 1.0
+
+    def times_of(self, number: int) -> float:
+        """Returns how many times as fast as one device `number` devices are that one process drives with threads."""
+        return 1 + (self.parallel - 1) * (number - 1)
+
+
+def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | None:
+    """Returns the rates of these devices of one kind, CPU slots or GPUs, for jobs of a precision.
+
+    They are measured once for each machine, in separate processes, and cached under `cache_dir`. None, with the reason
+    in the log, where they cannot be measured; a process does not try that again for its next job.
+    """
+    key = [os.uname().nodename, [to_json(slot) for slot in slots], _dtype(precision), torch.__version__, VERSION]
+    file = cache_dir / f"rates-{digest(key)}.json"
+    if (known := kept(Rates, file)) is not None or file in _failed:
+        return known
+    try:
+        measured = _measured(slots, precision)
+    except RuntimeError as error:
+        print(f"no step is predicted: {error}", file=sys.stderr)
+        _failed.add(file)
+        return None
+    keep(measured, file)
+    return measured
+
+
+_failed: set[Path] = set()  # the files of rates that this process could not measure
+
+
+def _dtype(precision: str) -> str:
+    """The type in which matrices are multiplied, by its name in torch."""
+    return "float32" if precision == "fp32" else "bfloat16"
+
+
+def _measured(slots: Sequence[Slot], precision: str) -> Rates:
+    alone = in_children([lambda: _device(take_device((slots[0],), 0, num_ranks=1), precision)])[0]
+    link, parallel = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}, 1.0
+    if len(slots) > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = f"{folder}/meeting"
+            link = in_children([partial(_link, rank, meeting, tuple(slots[:2])) for rank in (0, 1)])[0]
+    if len(slots) > 1 and slots[0].kind == "cpu":
+        every = in_children([lambda: _device(take_device(tuple(slots), 0, num_ranks=1), precision)])[0]
+        parallel = every["flops_per_s"] / alone["flops_per_s"]
+    return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(slots) - 1, 1))
+
+
+def _device(device: torch.device, precision: str) -> dict[str, float]:
+    sizes, dtype = SIZES[device.type], getattr(torch, _dtype(precision))
+    matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=dtype)
+    vector = torch.ones(sizes.vector, device=device)
+    other = torch.empty_like(vector)
+    return {
+        "flops_per_s": 2 * sizes.matrix**3 / _best_s(lambda: matrix @ matrix, device),
+        "bytes_per_s": 3 * 4 * sizes.vector / _best_s(lambda: torch.add(vector, vector, out=other), device),
+        "operators_per_s": _operators_per_s("none", device),
+        "watched_operators_per_s": _operators_per_s("selective", device),
+    }
+
+
+def _operators_per_s(recompute: str, device: torch.device) -> float:
+    """Operators per second: the operators of a step without recomputation over its seconds with `recompute`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": SMALL, "intermediate_size": SMALL, "vocab_size": SMALL, "num_hidden_layers": NUM_LAYERS}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, use_cache=False)).train().to(device)
+    tokens = torch.zeros(1, SMALL, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        model(input_ids=tokens).logits.sum().backward()
+
+    step()
+    with LiveBytes() as counted:
+        step()
+    recompute_layers(model, recompute)
+    return counted.num_operators / _best_s(step, device)
+
+
+def _link(rank: int, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
+    device = take_device(slots, rank, num_ranks=2)
+    store, timeout, backend = FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S), BACKENDS[device.type]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timeout)
+    link_bytes = SIZES[device.type].link_bytes
+    large = torch.ones(link_bytes // 4, device=device)
+    message = large[:MESSAGE]
+    message_s = _best_s(lambda: [dist.all_reduce(message * 0.5) for _ in range(NUM_MESSAGES)], device) / NUM_MESSAGES
+    mesh, mine = init_device_mesh(device.type, (2,)), torch.ones(MESSAGE, device=device, requires_grad=True)
+    wrapped_message_s = _best_s(lambda: _exchange(mine, mesh), device) / NUM_MESSAGES
+    # An all-reduce over n = 2 ranks moves 2 (n - 1) / n of the tensor.
+    link_bytes_per_s = link_bytes / _best_s(lambda: dist.all_reduce(large), device)
+    return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
+
+
+def _exchange(mine: Tensor, mesh: DeviceMesh) -> None:
+    """Runs all-reduces one after another, wrapped as in tensor-parallel layers, and their backward."""
+    for _ in range(NUM_MESSAGES):
+        mine = DTensor.from_local(mine * 0.5, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local()
+    mine.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def undisturbed_s() -> float:
+    """Returns a time whose differences are the seconds in which this thread did not wait for a core.
+
+    It computed, or waited for a disk or another process. Where the kernel does not count, these are all seconds.
+    """
+    try:
+        waited_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        waited_ns = 0
+    return time.perf_counter() - waited_ns / 1e9
+
+
+def _best_s(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of the fastest of several runs: the device's rate when other processes disturb it least."""
+    seconds = []
+    for _ in range(REPEATS + 1):
+        started_s = undisturbed_s()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(undisturbed_s() - started_s)
+    return min(seconds[1:])

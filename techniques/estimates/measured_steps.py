@@ -1,0 +1,349 @@
+"""Measured seconds of a job's step on one device, from the job's own trainer with few layers and few rows.
+
+A model of many equal layers is built with a few of them. Marks before and after each layer, forward and backward, tell
+a layer's time from the rest's (embeddings, head, loss). With t_k the seconds of a layer of kind k, n_k their number in
+the whole model, and e the rest, a micro-batch of m rows takes
+
+    T(m) = e(m) + sum of n_k t_k(m) = launch + m row
+
+which two sizes m determine. What the trainer does is measured as it is: the precision, frozen and adapted weights, the
+reference of a loss, dropout, the optimizer, and samples padded to the data's mean width.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data.samples import Padded
+from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
+from ringmaster.techniques.estimates.step_times import StepTimes
+from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config, skeleton
+from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.probing.tiny import tiny_config
+from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
+from ringmaster.techniques.processes.ranks import alone, take_device
+from ringmaster.techniques.training import trainer as trainers
+
+VERSION = 1
+MOST_SLOTS = 8  # slots that are measured at the same time
+MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
+FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 12, 0.25
+SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
+PATIENCE_S = 10.0  # for what takes two; a step that hangs is left to a trial or a segment, which are watched
+SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
+MOST_SAMPLES = 1 << 20  # of which an order is drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """The mean widths, in tokens, to which global batches are padded; None where samples are not padded."""
+
+    training: float | None = None
+    held_out: float | None = None
+
+
+def mean_widths(job: Job, training: Dataset, held_out: Dataset) -> Widths:
+    """Returns the mean widths of global batches, as the job draws them from its samples."""
+    if job.data.padding != trainers.LONGEST or job.compile:
+        return Widths()
+    size = job.global_batch_size
+    num_batches = min(max(SAMPLED_ROWS // size, 1), SAMPLED_BATCHES)
+    drawn: list[Any] = []
+    if len(training) <= MOST_SAMPLES:
+        sampler = sampler_of(job, training)
+        drawn = [sampler.indices(step) for step in range(num_batches)]
+    else:
+        draws = torch.randint(len(training), (num_batches, size), generator=torch.Generator().manual_seed(job.seed))
+        drawn = list(draws.numpy())
+    last = min(len(held_out), job.evaluation.max_batches * size)
+    kept = [range(first, min(first + size, last)) for first in range(0, last, size)][:num_batches]
+    return Widths(training=_mean_width(training, drawn), held_out=_mean_width(held_out, kept))
+
+
+def _mean_width(dataset: Dataset, batches: Sequence[Any]) -> float | None:
+    widths = [width_of(dataset, batch, multiple_of=trainers.WIDTH_MULTIPLE) for batch in batches]
+    known = [width for width in widths if width]  # images have none
+    return fmean(known) if known else None
+
+
+def measured_step_times(
+    job: Job, *, data: PreparedData, facts: ModelFacts, width: float | None, slots: Sequence[Slot], cache_dir: Path
+) -> StepTimes | None:
+    """Returns the times of the job's steps, or None, with the reason in the log, where they cannot be measured.
+
+    width: the mean width of its batches.
+    slots: devices of one kind. All are measured at the same time, as all of them are busy in training.
+    """
+    slots = slots[:MOST_SLOTS]
+    machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
+    what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width]
+    file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
+    if (known := kept(StepTimes, file)) is not None:
+        return known
+    with TemporaryDirectory(dir=cache_dir) as folder:
+        measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
+        try:
+            found = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
+        except RuntimeError as error:
+            print(f"steps are predicted by operations: {error}", file=sys.stderr)
+            return None
+    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in found) for key in found[0]})
+    keep(times, file)
+    return times
+
+
+def _measurable(job: Job) -> Job:
+    """The job without the weights of other models, which need not be there yet and do not matter to times."""
+    adapter = None if job.adapter is None else replace(resolved(job.adapter), from_pretrained=None)
+    return replace(job, base=None, adaptation=None, compile=False, adapter=adapter, components=None)
+
+
+def _measured(
+    job: Job,
+    *,
+    data: PreparedData,
+    facts: ModelFacts,
+    width: float | None,
+    slot: Slot,
+    cache_dir: Path,
+    folder: str,
+) -> dict[str, Any]:
+    device = take_device((slot,), 0, num_ranks=1)
+    kinds = Counter(kind_of(layer) for layer in _layers(skeleton(job.model, data)))
+    few = _few_layers(job, data, kinds)
+    kinds_of_few = [kind_of(layer) for layer in _layers(few)]  # before they are adapted
+    vars(trainers)["build_model"] = lambda *_, **__: few
+    path = registry.BUILTIN["single"]
+    order = GangOrder(
+        purpose=TRIAL,
+        job=_measurable(job),
+        technique=path,
+        config={"micro_batch": 1, "recompute": "none"},
+        slots=(slot,),
+        folder=folder,
+        cache_dir=str(cache_dir),
+        data=to_json(data),
+    )
+    trainer = _TimedTrainer(order, width=width, device=device)
+    more = {kind: number - kinds_of_few.count(kind) for kind, number in kinds.items()}
+    small, large = trainer.times(kinds_of_few, more=more)
+    row_s = max((large.total_s - small.total_s) / (large.num_rows - small.num_rows), 0.0)
+    launch_s = max(large.total_s - large.num_rows * row_s, 0.0)
+    row_s = (large.total_s - launch_s) / large.num_rows
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    padded = 1.0 if trainer.width is None or width is None else width / trainer.width
+    times = StepTimes(
+        launch_s=launch_s,
+        row_s=row_s * padded,
+        update_s=min(small.update_s, large.update_s) * facts.num_updated / max(trained, 1),
+        forward_share=large.forward_s / large.total_s,
+        layers_share=large.layers_s / large.total_s,
+    )
+    return to_json(times)  # type: ignore[no-any-return]
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    return [model.get_submodule(name) for name in layer_names(model)]
+
+
+def _few_layers(job: Job, data: PreparedData, kinds: Mapping[str, int]) -> nn.Module:
+    """The model with random weights and a few layers of each kind; all layers where that cannot be."""
+    if job.model.factory is not None:
+        return build_model(job.model, data=data, seed=0)
+    config = model_config(job.model, data)
+    with torch.device("meta"):
+        few = instantiate(tiny_config(config, thin=False)).train()
+        layers = _layers(few)
+        if len(layers) >= sum(kinds.values()) or {*map(kind_of, layers)} != {*kinds}:
+            few = instantiate(config).train()
+    few.to_empty(device="cpu")
+    few.tie_weights()  # type: ignore[operator]
+    with torch.no_grad():
+        for parameter in few.parameters():
+            parameter.normal_(std=WEIGHTS_STD)
+        for buffer in few.buffers():
+            buffer.zero_()
+    return few.float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MicroBatch:
+    """Seconds of a micro-batch of the whole model: of all, of the forward, and of the layers' forward; of an update."""
+
+    num_rows: int
+    total_s: float
+    forward_s: float
+    layers_s: float
+    update_s: float
+
+
+class _TimedTrainer(trainers.Trainer):
+    """A trainer on one device that notes when its parts begin and end, and chooses the rows of a step itself."""
+
+    def __init__(self, order: GangOrder, *, width: float | None, device: torch.device) -> None:
+        technique = registry.load(order.technique)
+        super().__init__(order, technique, alone(device), beat=lambda: None)
+        self._clock = _CudaClock() if device.type == "cuda" else _CpuClock()
+        multiple = trainers.WIDTH_MULTIPLE
+        own = self._training.width if isinstance(self._training, Padded) else None
+        self.width = None if width is None or own is None else min(-(-int(width + 0.999) // multiple) * multiple, own)
+        self._chosen: list[int] = []
+        self._begun: dict[str, Any] = {}
+        self._spans: dict[str, list[tuple[Any, Any]]] = {}
+        reference = self.adapting.reference
+        for model in (self._plain, None if reference is None else reference.model):
+            if model is not None:
+                self._watch(model, _layers(model))
+
+    def _watch(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
+        model.register_forward_pre_hook(lambda *_: self._begin("forward"))
+        model.register_forward_hook(lambda *_: self._end("forward"))
+        for i, layer in enumerate(layers):
+            layer.register_forward_pre_hook(lambda _, args, kwargs, i=i: self._enter(i, args, kwargs), with_kwargs=True)
+            layer.register_forward_hook(lambda _, args, out, i=i: self._leave(i, out))
+
+    def times(self, kinds: Sequence[str], *, more: Mapping[str, int]) -> tuple[_MicroBatch, _MicroBatch]:
+        """Returns the times of a small and a larger micro-batch of the whole model.
+
+        kinds: of the layers that this model has. more: how many more of each kind the whole model has.
+        """
+        least = min(2, self.job.global_batch_size)  # batch normalisation refuses one row
+        small = self._time(least, kinds, more)
+        most = min(max(self.job.global_batch_size, least + 1), MOST_ROWS)
+        num_rows = least
+        while 2 * num_rows <= most and num_rows * small.total_s / least < LARGE_S:
+            num_rows *= 2
+        return small, self._time(max(num_rows, least + 1), kinds, more)
+
+    def _time(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
+        self._chosen = [*islice(cycle(self._fitting()), num_rows)]
+        self._micro_batch = num_rows
+        self.step()
+        rounds: list[_MicroBatch] = []
+        started_s = time.perf_counter()
+        while _goes_on(len(rounds), time.perf_counter() - started_s):
+            self._spans.clear()
+            self._begin("step")
+            self.step()
+            rounds.append(self._micro_batch_of(num_rows, kinds, more))
+        fields = ("total_s", "forward_s", "layers_s", "update_s")
+        return _MicroBatch(num_rows=num_rows, **{name: min(getattr(one, name) for one in rounds) for name in fields})
+
+    def _fitting(self) -> list[int]:
+        """Returns samples that are no longer than the width of the measured batches, the longest ones first."""
+        training = self._training
+        number = min(len(training), SAMPLED_ROWS)
+        if self.width is None or not isinstance(training, Padded):
+            return [*range(number)]
+        lengths = [(training.longest([row]), row) for row in range(min(number, 256))]
+        fitting = sorted((pair for pair in lengths if pair[0] <= self.width), reverse=True)
+        return [row for _, row in fitting] or [min(lengths)[1]]
+
+    def _micro_batch_of(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
+        total_s, forward_s = self._seconds("step"), self._seconds("forward")
+        layers_s = sum(self._seconds(f"ahead {i}") for i in range(len(kinds)))
+        for kind, number in more.items():
+            # The first layer's backward has no end where nothing before it is trained.
+            alike = [i for i, each in enumerate(kinds) if each == kind]
+            seen = [i for i in alike if i > 0] or alike
+            ahead_s = fmean(self._seconds(f"ahead {i}") for i in seen)
+            total_s += number * (ahead_s + fmean(self._seconds(f"back {i}") for i in seen))
+            forward_s += number * ahead_s
+            layers_s += number * ahead_s
+        return _MicroBatch(
+            num_rows=num_rows,
+            total_s=total_s,
+            forward_s=forward_s,
+            layers_s=min(layers_s, forward_s),
+            update_s=self._seconds("update"),
+        )
+
+    def _begin(self, name: str) -> None:
+        self._begun[name] = self._clock.now()
+
+    def _end(self, name: str) -> None:
+        if name in self._begun:
+            self._spans.setdefault(name, []).append((self._begun.pop(name), self._clock.now()))
+
+    def _seconds(self, name: str) -> float:
+        """All seconds of a part in this step; 0 of one that was not run, as no gradient arrives in frozen layers."""
+        return sum(max(self._clock.seconds(*span), 0.0) for span in self._spans.get(name, ()))
+
+    def _enter(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        _on_gradient([*args, *kwargs.values()], lambda: self._end(f"back {i}"))
+        self._begin(f"ahead {i}")
+
+    def _leave(self, i: int, out: Any) -> None:
+        self._end(f"ahead {i}")
+        _on_gradient(out, lambda: self._begin(f"back {i}"))
+
+    def _rows(self) -> tuple[list[int], int | None]:
+        return self._chosen, self.width
+
+    def _update(self, count: float) -> None:
+        self._end("step")
+        self._begin("update")
+        super()._update(count)
+        self._end("update")
+
+
+def _goes_on(num_rounds: int, seconds: float) -> bool:
+    """Whether another round is measured after some. A slow model's rounds are long, and need no repetition."""
+    if num_rounds < FEWEST_ROUNDS:
+        return not num_rounds or seconds < SLOW_S
+    return num_rounds < MOST_ROUNDS and seconds < ENOUGH_S
+
+
+class _CpuClock:
+    """The processor time of this process, which other programs on the same cores do not lengthen."""
+
+    def now(self) -> float:
+        return time.process_time()
+
+    def seconds(self, first: float, last: float) -> float:
+        return last - first
+
+
+class _CudaClock:
+    """Events in the stream of operators; reading them waits for the last one."""
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
+
+def _on_gradient(out: Any, mark: Callable[[], None]) -> None:
+    for leaf in tree_leaves(out):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(lambda _: mark())  # type: ignore[no-untyped-call]
+            return

@@ -1,0 +1,183 @@
+"""Predicted memory of an option: the peak of an estimated step of its ranks, before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringmaster.techniques import registry
+from ringmaster.techniques.estimates.memory_cache import Fault, estimate_ranks
+from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
+from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
+
+# Rough share of the activations that is stored under each kind of recomputation.
+KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
+# Along these axes ranks hold different state; along others they are alike.
+UNEQUAL_AXES = ("pp", "cp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A job with the results of its preflight.
+
+    data: the JSON form of the prepared data.
+    techniques: dotted paths by name.
+    at_once: number of memory estimates that run in parallel.
+    until_s: CLOCK_MONOTONIC time after which no estimate is started.
+    """
+
+    job: Job
+    data: Mapping[str, Any]
+    facts: ModelFacts
+    techniques: Mapping[str, str]
+    cache_dir: str
+    at_once: int = 1
+    until_s: float = math.inf
+
+
+Choice = tuple[Technique, Config, GangShape]
+
+
+def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forecast]:
+    """Returns the bytes of device and host memory that each choice will need, and how they were determined.
+
+    Where the step of a technique or model cannot be estimated, the technique's own arithmetic gives the state. The
+    activations are then those of one device alone, times the share that this device computes.
+    """
+    scenes = [list(_scenes(workload, choice)) for choice in choices]
+    whole = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if not _few_do(workload, choice)]
+    few = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if _few_do(workload, choice)]
+    results: dict[int, RankEstimate | Fault] = {}
+    for group, num_layers in ((whole, 0), (few, workload.facts.num_layers)):
+        found = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
+        results |= {id(scene): result for scene, result in zip(group, found, strict=True)}
+    return [
+        _forecast(workload, choice, [results[id(scene)] for scene in mine])
+        for choice, mine in zip(choices, scenes, strict=True)
+    ]
+
+
+def single_scene(workload: Workload, *, num_rows: int) -> Scene:
+    """Returns the scene of the job on one device with `num_rows` rows: what its model computes and stores."""
+    shape = GangShape(kind="cpu", num_devices=1, memory_bytes=0)
+    config = {"micro_batch": num_rows, "recompute": "none"}
+    job = replace(workload.job, global_batch_size=num_rows)
+    path = registry.BUILTIN["single"]
+    return Scene(job=job, data=workload.data, technique=path, config=config, shape=shape, cache_dir=workload.cache_dir)
+
+
+def data_parallel(axes: Mapping[str, int]) -> int:
+    """Returns the number of slices into which ranks on these axes divide the global batch."""
+    return math.prod(size for axis, size in axes.items() if axis.startswith("dp"))
+
+
+def sharding(axes: Mapping[str, int]) -> int:
+    """Returns the number of parts into which ranks on these axes divide the weights and the optimizer's state."""
+    return axes.get("dp_shard", 1) * axes.get("tp", 1) * axes.get("pp", 1)
+
+
+def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate | Fault]) -> Forecast:
+    technique, config, shape = choice
+    host_bytes = technique.host_memory(workload.job, shape, config, workload.facts)
+    estimated = [result for result in results if isinstance(result, RankEstimate)]
+    if len(estimated) == len(results):
+        # The estimate runs on the CPU, where device and host memory are the same.
+        device_bytes = max(max(r.peaks.values()) for r in estimated) - (host_bytes if shape.kind == "gpu" else 0)
+        least = technique.estimate_memory(workload.job, shape, config, workload.facts) if host_bytes else 0
+        saved = [_copied_bytes(workload, choice) if r.saved_bytes is None else r.saved_bytes for r in estimated]
+        return Forecast(
+            device_bytes=max(device_bytes, least), host_bytes=host_bytes + max(saved), source=FROM_META_STEP
+        )
+    message = next(result.message for result in results if isinstance(result, Fault))
+    device_bytes, host_bytes = _by_arithmetic(workload, choice), host_bytes + _copied_bytes(workload, choice)
+    return Forecast(device_bytes=device_bytes, host_bytes=host_bytes, source=ARITHMETIC, message=message)
+
+
+def _copied_bytes(workload: Workload, choice: Choice) -> int:
+    """Upper limit of the copy for a checkpoint: weights and optimizer state, divided as the layout divides them."""
+    technique, config, shape = choice
+    of_trained = WEIGHT_BYTES + OPTIMIZER_STATE_BYTES[workload.job.optimizer.name]
+    state = workload.facts.num_updated * of_trained
+    return state // sharding(technique.mesh_shape(shape, config))
+
+
+def _by_arithmetic(workload: Workload, choice: Choice) -> int:
+    """The state, and this device's share of the activations of one device alone, for each micro-batch in flight."""
+    technique, config, shape = choice
+    state = technique.estimate_memory(workload.job, shape, config, workload.facts)
+    axes = technique.mesh_shape(shape, config)
+    if (kept := kept_bytes_a_row(workload)) is None or "micro_batch" not in config:
+        return state
+    share = KEPT.get(config.get("recompute", "none"), 1.0) * data_parallel(axes) / technique.num_ranks(shape)
+    return state + int(share * axes.get("pp", 1) * int(config["micro_batch"]) * kept)
+
+
+def kept_bytes_a_row(workload: Workload) -> float | None:
+    """Returns the bytes of activations that one device alone stores for a row, or None where the estimate failed."""
+    alone = estimate_alone(workload)
+    if isinstance(alone, Fault):
+        return None
+    return (max(alone.peaks.values()) - alone.peaks.get("step", 0)) / num_outlined_rows(workload)
+
+
+def estimate_alone(workload: Workload) -> RankEstimate | Fault:
+    """Estimates a few rows on one device: what the model itself computes and stores."""
+    facts, num_rows = workload.facts, num_outlined_rows(workload)
+    scene = single_scene(workload, num_rows=num_rows)
+    num_layers = facts.num_layers if facts.decoder and not workload.job.freeze else 0
+    return estimate_ranks([scene], num_layers=num_layers, at_once=workload.at_once)[0]
+
+
+def num_outlined_rows(workload: Workload) -> int:
+    """Returns the number of rows in `estimate_alone`: two if possible, as batch normalisation refuses one."""
+    return min(2, workload.job.global_batch_size)
+
+
+def _scenes(workload: Workload, choice: Choice) -> Iterable[Scene]:
+    """Yields the scenes of the ranks that may need the most memory.
+
+    They have as many micro-batches as are necessary to show what more would need.
+    """
+    technique, config, shape = choice
+    axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
+    job = workload.job
+    if config.get("schedule") != "gpipe":
+        num_slices = data_parallel(axes)
+        fill = _to_fill(axes.get("pp", 1), schedule=config.get("schedule", "1f1b"))
+        rows = min(job.global_batch_size // num_slices, fill * int(config["micro_batch"]))
+        job = replace(job, global_batch_size=rows * num_slices)
+    ranks = {0, num_ranks - 1} if set(axes) & set(UNEQUAL_AXES) else {0}
+    for rank in sorted(ranks):
+        yield Scene(
+            job=job,
+            data=workload.data,
+            technique=workload.techniques[technique.name],
+            config=config,
+            shape=shape,
+            cache_dir=workload.cache_dir,
+            rank=rank,
+        )
+
+
+def _to_fill(num_stages: int, *, schedule: str) -> int:
+    """The number of micro-batches after which more of them do not change the peak.
+
+    Two show how gradients accumulate. Under `1f1b` the first stage stores as many as there are stages, and also what it
+    sends and receives of the next ones.
+    """
+    if num_stages == 1:
+        return 2
+    return num_stages + 2 if schedule == "1f1b" else 2 * num_stages
+
+
+def _few_do(workload: Workload, choice: Choice) -> bool:
+    """Whether estimates with a few layers determine the memory of all layers."""
+    technique, config, _ = choice
+    divides = technique.divides_layers and config.get("pp", 2) > 1
+    # Patterns of frozen parameters may name a layer.
+    return workload.facts.decoder is not None and not divides and not workload.job.freeze

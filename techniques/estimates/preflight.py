@@ -1,0 +1,187 @@
+"""Preflight of jobs: prepares their data, sizes their models, and lists the options that could train them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.errors import StepError
+from ringmaster.techniques import registry
+from ringmaster.techniques.attention import why_no_attention
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.stored_source import progress_to
+from ringmaster.techniques.estimates.time_estimate import Estimator, describe
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
+from ringmaster.techniques.models.adapters import attach
+from ringmaster.techniques.models.build import check_weights, skeleton
+from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
+from ringmaster.techniques.probing import Probe, explained, probe
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import (
+    DataProgress,
+    PreflightDone,
+    PreflightFailed,
+    PreflightStarted,
+    event_to_json,
+)
+from ringmaster.techniques.technique import GangShape, Technique, why_no_optimizer
+from ringmaster.techniques.training.optimizers import check_options
+from ringmaster.techniques.training.parameters import freeze, parameter_settings
+
+ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
+
+
+def main(channel: Channel, argument: dict[str, Any]) -> int:
+    """Sends PreflightDone or PreflightFailed for each job; the entry point of a worker process."""
+    order = from_json(PreflightOrder, argument)
+    sys.path.extend(path for path in order.import_paths if path not in sys.path)
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    for job in order.jobs:
+        channel.send(event_to_json(PreflightStarted(job=job.name)))
+        try:
+            with progress_to(partial(_report, channel, job)):
+                preflight = preflight_job(job, order)
+        except StepError as fault:
+            channel.send(event_to_json(PreflightFailed(job=job.name, message=str(fault))))
+        except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
+            traceback.print_exc()
+            why = f"{type(error).__name__}: {error}"
+            channel.send(event_to_json(PreflightFailed(job=job.name, message=why)))
+        else:
+            channel.send(event_to_json(PreflightDone(survey=preflight)))
+    return 0
+
+
+def _report(channel: Channel, job: Job, said: str) -> None:
+    channel.send(event_to_json(DataProgress(job=job.name, progress=said)))
+
+
+def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
+    """Returns the candidates and refusals of one job. Raises StepError where it cannot take a step."""
+    with explained("data: it cannot be read", "correct data"):
+        described = describe(job) if order.describe_data else None
+        data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
+    if job.trains and job.name not in order.evaluated and data.training_faults:
+        raise StepError([*data.training_faults])
+    tried: Probe | None = None
+    if job.trains and job.model.command is None:
+        tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
+        _check_training(job, data)
+        _check_weights(job, data, order.weights)
+    facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze)
+    if tried is not None:
+        facts = with_probe(facts, tried)
+    if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
+        facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
+    estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
+    candidates: list[Candidate] = []
+    refusals: list[Refusal] = []
+    names = job.techniques or order.techniques
+    # A technique that only the job names is one for groups, and gives that as its reason.
+    techniques = {name: registry.load(order.techniques.get(name) or registry.dotted_path(name)) for name in names}
+    if not job.trains and job.techniques is None:  # reasons of techniques that train would be useless
+        techniques = {name: technique for name, technique in techniques.items() if isinstance(technique, BlackBox)}
+    for shape in order.shapes:
+        if job.num_devices is not None and shape.num_devices not in job.num_devices:
+            continue
+        found: dict[str, list[Candidate]] = {}
+        for name, technique in techniques.items():
+            reason = _black_box(technique, job) or why_no_adaptation(technique, job) or why_no_attention(job, shape)
+            reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
+            reason = reason or technique.supports(job, shape, facts)
+            if not order.forecast_all:
+                reason = reason or _needless(technique, found, shape)
+            found[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
+            if not found[name]:
+                least = _least_too_large(too_large, shape)
+                refusals.append(
+                    Refusal(
+                        technique=name,
+                        num_devices=shape.num_devices,
+                        reason=reason or least,
+                        is_too_large=reason is None,
+                    )
+                )
+            refusals += [refusal for refusal, _ in too_large]
+        candidates += [candidate for group in found.values() for candidate in group]
+    return Preflight(
+        job=job.name,
+        data=to_json(data),
+        facts=to_json(facts),
+        candidates=tuple(candidates),
+        refusals=tuple(refusals),
+    )
+
+
+def with_probe(facts: ModelFacts, found: Probe) -> ModelFacts:
+    """Returns the facts of a model with the results of a tiny step."""
+    return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws)
+
+
+def _check_training(job: Job, data: PreparedData) -> None:
+    """Raises StepError where the model has no parameters as `freeze` and the optimizer name them."""
+    with explained(f"optimizer {job.optimizer.name}: it cannot be built", "correct its options"):
+        check_options(job)
+    said = job.optimizer
+    if not job.freeze and not said.groups and said.layer_decay is None and said.name != "muon":
+        return
+    with explained("optimizer: it does not suit the model", "correct its settings"):
+        model = skeleton(job.model, data)
+        if job.adapter is not None:
+            attach(model, job.adapter, seed=0)
+        if job.freeze:
+            freeze(model, job.freeze)
+        parameter_settings(job, model)
+
+
+def _check_weights(job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
+    """Raises StepError where the files of the job's model, its base or its teacher do not have the model's tensors."""
+    base, how = folders.get(job.name), job.adaptation
+    with explained("model: its weights cannot be read", "save the model again"):
+        check_weights(job.model, data=data, weights_from=None if base is None else Path(base))
+        if how is not None and how.teacher is not None and how.teacher_model is not None and how.teacher in folders:
+            check_weights(how.teacher_model, data=data, weights_from=Path(folders[how.teacher]))
+
+
+def _beside_tokens(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:
+    """Names of sample columns beside tokens and labels, such as a padding mask.
+
+    A technique that packs samples does not pass these columns to the model.
+    """
+    names = {tensor.name for tensor in data.tensors}
+    if not names and not order.describe_data:  # otherwise the data need not be there
+        training, _ = open_data(job.data, cache_dir=Path(order.cache_dir), prepared=data)
+        names = set(fetch(training, [0]))
+    return sorted(names - {"input_ids", "labels"})
+
+
+def _black_box(technique: Technique, job: Job) -> str | None:
+    """Why a technique that lays models out cannot train the model of a command, or None."""
+    if job.model.command is None or isinstance(technique, BlackBox):
+        return None
+    return "the model is a command's, which trains it on its own"
+
+
+def _needless(technique: Technique, found: Mapping[str, list[Candidate]], shape: GangShape) -> str | None:
+    """Why a technique whose only benefit is less memory needs no trial, or None."""
+    plainer = found.get(technique.saves_memory_of or "")
+    if plainer and ROOM_TO_SPARE * plainer[0].least_bytes <= shape.memory_bytes:
+        return f"{technique.saves_memory_of} fits with memory to spare, and this one communicates no less"
+    return None
+
+
+def _least_too_large(too_large: Sequence[tuple[Refusal, int]], shape: GangShape) -> str:
+    least = min((num_bytes for _, num_bytes in too_large), default=0)
+    return f"needs {least / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device at the least"

@@ -1,0 +1,346 @@
+"""Estimates one rank's step, without a device, on tensors that have shapes but no values.
+
+The result is the memory that the rank would hold and the work that it would do. The trainer, the technique and the
+model are the real ones, so that they need no second description. The peers are a process group that sends nothing.
+Sources: PyTorch's FakeTensorMode and FakeProcessGroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_leaves
+
+from ringmaster.codec import from_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.data import PreparedData
+from ringmaster.techniques.data_source import SampleTensor
+from ringmaster.techniques.estimates.live_bytes import LiveBytes, watch_layers
+from ringmaster.techniques.job import Adapter, Job
+from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
+from ringmaster.techniques.models import layer_names
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config
+from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.probing import known_draws
+from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
+from ringmaster.techniques.processes.ranks import Ranks
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.training import trainer as trainers
+from ringmaster.techniques.training.dropout import DrawSites
+from ringmaster.techniques.training.gradients import local
+from ringmaster.techniques.training.trainer import WIDTH_MULTIPLE
+
+NUM_STEPS = 2  # the optimizer's state, and all else that stays, exists from the second step on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One rank of a gang that trains `job`.
+
+    data: the JSON form of the prepared data; only its shapes are used, unless a factory makes the samples.
+    technique: the dotted path of its class.
+    num_layers: the number of layers to build; None for all.
+    """
+
+    job: Job
+    data: Mapping[str, Any]
+    technique: str
+    config: Mapping[str, Any]
+    shape: GangShape
+    cache_dir: str
+    rank: int = 0
+    num_layers: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEstimate:
+    """The memory and the work of one rank's step.
+
+    peaks: peak bytes by phase (see `live_bytes.watch_layers`).
+    saved_bytes: bytes that the rank writes into a checkpoint; None where ranks must communicate to determine them.
+    num_flops, num_bytes, num_operators: floating-point operations, bytes read and written, and operators.
+    """
+
+    peaks: Mapping[str, int]
+    saved_bytes: int | None
+    num_flops: int
+    num_bytes: int
+    num_operators: int
+
+
+def estimate_rank(scene: Scene) -> RankEstimate:
+    """Runs two steps and reports the second one.
+
+    Its process must end afterwards, because parts of torch are replaced in it. Raises whatever a model or technique
+    raises where it reads values, as there are none.
+    """
+    technique = registry.load(scene.technique)
+    axes, num_ranks = technique.mesh_shape(scene.shape, scene.config), technique.num_ranks(scene.shape)
+    slots = tuple(Slot(kind="cpu", index=i) for i in range(scene.shape.num_devices))
+    order = GangOrder(
+        purpose=TRIAL,
+        job=replace(scene.job, compile=False, adapter=_fresh(scene.job.adapter)),
+        technique=scene.technique,
+        config=scene.config,
+        slots=slots,
+        folder=scene.cache_dir,
+        cache_dir=scene.cache_dir,
+        data=scene.data,
+    )
+    _stand_in(scene)
+    ranks = _ranks(scene.rank, num_ranks, axes)
+    with FakeTensorMode(allow_non_fake_inputs=True), _MetaOperators() as live:
+        trainer = trainers.Trainer(order, technique, ranks, beat=lambda: None)
+        layers = [trainer._plain.get_submodule(name) for name in layer_names(trainer._plain)]
+        if "pp" not in axes:  # pipeline stages have their own layer modules
+            watch_layers(live, layers)
+        trainer.optimizer.register_step_pre_hook(lambda *_: live.enter("update"))
+        for _ in range(NUM_STEPS):
+            live.enter("step")
+            live.reset()
+            trainer.step()
+        peaks = dict(live.peaks)
+        saved_bytes = _saved_bytes(trainer)
+    return RankEstimate(
+        peaks=peaks,
+        saved_bytes=saved_bytes,
+        num_flops=live.num_flops,
+        num_bytes=live.num_bytes,
+        num_operators=live.num_operators,
+    )
+
+
+def _fresh(adapter: Adapter | None) -> Adapter | None:
+    """The same adapter, without the files of a pretrained one."""
+    return None if adapter is None else replace(resolved(adapter), from_pretrained=None)
+
+
+def _saved_bytes(trainer: trainers.Trainer) -> int | None:
+    try:
+        written = trainer.written()
+    except RuntimeError:  # the fake process group returns no values
+        return None
+    return sum(part.numel() * part.element_size() for part in map(local, written.values()))
+
+
+class _MetaOperators(LiveBytes):  # type: ignore[no-untyped-call]
+    """Returns constants for operators that read values; operators on real tensors (meshes, samples) run unchanged."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if tensors and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **kwargs)
+
+
+class _Ranks(Ranks):
+    """Ranks whose peers send nothing; sums are never zero, since counts are used as divisors."""
+
+    def sum(self, values: list[float]) -> list[float]:
+        return [value or 1.0 for value in values]
+
+
+def _ranks(rank: int, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
+    device = torch.device("cpu")
+    if num_ranks == 1:
+        return _Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=num_ranks, store=FakeStore())
+    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))  # outside of the fake mode
+    return _Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)
+
+
+def _stand_in(scene: Scene) -> None:
+    """Replaces functions of this process that cannot work without values."""
+    import torch.distributed._functional_collectives as collectives
+    import torch.nn.parallel
+    import transformers.masking_utils
+
+    from ringmaster.techniques.parallel import sequences
+    from ringmaster.techniques.training import dropout
+
+    prepared = from_json(PreparedData, scene.data)
+    # A model that was not probed, because its data is not there, may draw random numbers.
+    known = known_draws(scene.job, data=prepared, cache_dir=Path(scene.cache_dir)) or DrawSites(draws=True)
+    replaced: list[tuple[Any, str, Any]] = [
+        (nn.Module, "_apply", _apply),
+        (torch.nn.parallel, "DistributedDataParallel", _Replicas),
+        (sequences, "causal_lower_right", _lower_right_mask),
+        # Both take a fake tensor for a tracer's own, and their callers behave differently under tracing.
+        (transformers.masking_utils, "is_tracing", lambda *_: False),
+        (collectives, "_are_we_tracing", lambda: False),
+        (trainers, "draws_of", lambda job, *, data, cache_dir: known),
+        (dropout, "kept", _mask),
+        (trainers, "prepare", lambda *_, pinned, **__: pinned),
+        (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
+        (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
+    ]
+    if prepared.tensors or prepared.kind in ("tokens", "images"):
+        samples = _Samples(prepared)
+        replaced.append((trainers, "open_data", lambda *_, **__: (samples, samples)))
+    for place, name, value in replaced:
+        if hasattr(place, name):
+            setattr(place, name, value)
+
+
+def _mask(keys: Any, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+    return torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
+
+
+def _model(scene: Scene, data: PreparedData, seed: int) -> nn.Module:
+    """The model with fresh weights that have no values; pretrained weights are not read."""
+    spec = scene.job.model
+    if spec.factory is not None:
+        return build_model(spec, data=data, seed=seed)
+    config = model_config(spec, data)
+    if scene.num_layers is not None:
+        config.num_hidden_layers = scene.num_layers
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = config.layer_types[: scene.num_layers]
+    with unset_fake_temporarily(), torch.device("meta"):  # initialisation draws no values, nor redraws them
+        model = instantiate(config).train()
+    return _apply(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+
+
+class _Samples:
+    """Any number of samples with the shapes of the data."""
+
+    def __init__(self, prepared: PreparedData) -> None:
+        self._prepared = prepared
+
+    def __len__(self) -> int:
+        return max(self._prepared.num_samples, 1)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: column[0] for name, column in self.rows([index]).items()}
+
+    def rows(self, indices: Any) -> dict[str, Tensor]:
+        data, num_rows = self._prepared, len(indices)
+        with unset_fake_temporarily():
+            if data.tensors:
+                return {t.name: _ones(t, num_rows) for t in data.tensors}
+            if data.kind == "tokens":
+                tokens = torch.ones(num_rows, data.seq_len or 1, dtype=torch.int64)
+                return {"input_ids": tokens, "labels": tokens}
+            size = data.image_size or 1
+            labels = torch.ones(num_rows, dtype=torch.int64)
+            return {"pixel_values": torch.zeros(num_rows, data.num_channels or 1, size, size), "labels": labels}
+
+
+def _ones(described: SampleTensor, num_rows: int) -> Tensor:
+    """Tensors of a batch. Its samples are padded: for batches without padding, models may make no attention masks."""
+    tensor = torch.ones(num_rows, *described.shape, dtype=getattr(torch, described.dtype))
+    if described.name == "attention_mask":
+        tensor[..., -1] = 0
+    return tensor
+
+
+def _rollout(function: LossFunction | None, model: nn.Module) -> _Completions | None:
+    return None if function is None or function.generation is None else _Completions(function.generation, model)
+
+
+class _Completions:
+    """Completions of the greatest length, as if a `Rollout` had written them with a cache of keys and values."""
+
+    def __init__(self, generation: Generation, model: nn.Module) -> None:
+        self._generation, self._config = generation, getattr(model, "config", None)
+
+    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """Returns a batch without values."""
+        number = self._generation.num_generations
+        rows, width = prompts["input_ids"].shape
+        longest = -(-(width + self._generation.max_new_tokens) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+        cache = torch.empty(self._cache_bytes(rows * number * longest), dtype=torch.uint8)
+        del cache  # its peak is counted
+        with unset_fake_temporarily():
+            tokens = torch.ones(rows, number, longest, dtype=torch.int64)
+            return {"input_ids": tokens, "labels": tokens, REWARDS: torch.zeros(rows, number)}
+
+    def with_advantages(self, batches: Sequence[dict[str, Tensor]], **_: Any) -> list[dict[str, Tensor]]:
+        """Returns batches with advantages."""
+        return [{**batch, ADVANTAGES: batch[REWARDS]} for batch in batches]
+
+    def _cache_bytes(self, num_tokens: int) -> int:
+        """The bytes of keys and values in fp32, 0 for models whose config does not name their sizes."""
+        config = self._config
+        heads = getattr(config, "num_attention_heads", None)
+        if config is None or not isinstance(heads, int):
+            return 0
+        kept = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return 2 * 4 * int(config.num_hidden_layers) * int(kept) * int(width) * num_tokens
+
+
+class _Replicas(nn.Module):
+    """Stand-in for DistributedDataParallel, whose reducer copies bytes.
+
+    Its buckets are as large as all gradients, and the gradients lie in them.
+    """
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **_: Any) -> None:
+        super().__init__()
+        self.module, self.process_group, self._exchanges = module, process_group, True
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                bucket = torch.empty_like(parameter, requires_grad=False)
+                parameter.register_post_accumulate_grad_hook(self._hook(bucket))  # type: ignore[no-untyped-call]
+
+    def _hook(self, bucket: Tensor) -> Callable[[Tensor], None]:
+        def arrived(parameter: Tensor) -> None:
+            if self._exchanges:
+                assert parameter.grad is not None
+                bucket.copy_(parameter.grad)
+                parameter.grad = bucket
+
+        return arrived
+
+    def register_comm_hook(self, *_: Any) -> None:
+        """Ignores the hook, which rounds one bucket at a time and so needs little memory."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Lets gradients accumulate outside of the buckets."""
+        self._exchanges = False
+        yield
+        self._exchanges = True
+
+
+def _lower_right_mask(num_queries: int, num_keys: int) -> Tensor:
+    return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(diagonal=num_keys - num_queries)
+
+
+def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """Replaces nn.Module._apply, which swaps tensors in a way that fake tensors do not support.
+
+    A changed tensor is assigned in place of the old one; a shared tensor is converted once.
+    """
+    changed: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for module in self.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in list(tensors.items()):
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in changed:
+                        new = fn(tensor)
+                        is_parameter = isinstance(tensor, nn.Parameter) and new is not tensor
+                        changed[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                    tensors[name] = changed[id(tensor)]  # type: ignore[assignment]
+    return self

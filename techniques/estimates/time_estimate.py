@@ -1,0 +1,313 @@
+"""Estimates for one job: which configs fit in memory, and how long a step takes under each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import digest, from_json
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.data import PreparedData, open_data
+from ringmaster.techniques.data_source import LANGUAGE_MODELING, SampleTensor
+from ringmaster.techniques.estimates.device_rates import Rates, rates
+from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
+from ringmaster.techniques.estimates.measured_steps import Widths, mean_widths, measured_step_times
+from ringmaster.techniques.estimates.memory import Workload, data_parallel, forecast_memory
+from ringmaster.techniques.estimates.segment_costs import disk_rates, segment_costs
+from ringmaster.techniques.estimates.step_times import (
+    Outline,
+    StepTimes,
+    outline,
+    predicted_step_s,
+    times_by_operations,
+)
+from ringmaster.techniques.job import DISTILLED, Job
+from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models import model_facts
+from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
+from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
+from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.technique import Config, GangShape, Technique
+from ringmaster.techniques.training.adaptation import teacher_model
+
+MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner
+# A config needs no memory estimate if its state fits beside so many times the activations of its rows and the weights.
+ACTIVATIONS, WEIGHTS = 1.5, 3.0
+MEASURED_LAYERS = 6  # largest layers, their gradients included, that a device holds while layers are measured on it
+SURELY_KEPT = 0.7  # of the activations that one device alone stores: divided, slightly less is stored
+TEXT_SAMPLES = 1 << 20
+
+
+class Estimator:
+    """Estimates memory and step times of techniques' configs for one job."""
+
+    def __init__(self, job: Job, *, facts: ModelFacts, data: Mapping[str, Any], order: PreflightOrder) -> None:
+        self._job, self._facts, self._order = job, facts, order
+        self._times_by_rows: dict[int, LayerTimes | None] = {}
+        self._workload = Workload(
+            job=job,
+            data=data,
+            facts=facts,
+            techniques=order.techniques,
+            cache_dir=order.cache_dir,
+            at_once=max(len(order.cores), 1),
+            until_s=math.inf if order.patience_s is None else time.monotonic() + order.patience_s,
+        )
+
+    def weigh(self, technique: Technique, shape: GangShape) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
+        """Returns the configs that fit, and the refusals of the others with the bytes that they need.
+
+        At most `MOST_CONFIGS` configs are listed. Stages that take equally long may not fit where others do: if none of
+        them fits, the stages are balanced by parameters.
+        """
+        configs = list(self._configs(technique, shape))
+        candidates, too_large = self._weigh(technique, shape, configs)
+        uncut = [{k: v for k, v in config.items() if k != "stage_layers"} for config in configs]
+        if candidates or uncut == configs:
+            return candidates, too_large
+        candidates, others = self._weigh(technique, shape, uncut)
+        return candidates, too_large + others
+
+    def _weigh(
+        self, technique: Technique, shape: GangShape, configs: Sequence[Config]
+    ) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
+        every = [(config, self._at_least(technique, config, shape)) for config in configs]
+        listed = [row for row in every if row[1] <= shape.memory_bytes][:MOST_CONFIGS]
+        too_large = [(self._refusal(technique, shape, c, n), n) for c, n in every if n > shape.memory_bytes]
+        in_doubt = [config for config, least in listed if self._is_doubtful(technique, config, shape, least)]
+        choices = [(technique, config, shape) for config in in_doubt]
+        forecasts = dict(zip(map(digest, in_doubt), forecast_memory(self._workload, choices), strict=True))
+        candidates = []
+        for config, least in listed:
+            forecast = forecasts.get(digest(config))
+            if forecast is not None:  # the estimate is of the job without its adaptation
+                beside = self._beside_bytes(config) + (self._reference_bytes if forecast.source == ARITHMETIC else 0)
+                forecast = replace(forecast, device_bytes=forecast.device_bytes + beside)
+            if forecast is not None and forecast.device_bytes > shape.memory_bytes:
+                needed = forecast.device_bytes
+                too_large.append((self._refusal(technique, shape, config, needed), needed))
+            else:
+                candidates.append(self._candidate(technique, config, shape, least, forecast))
+        return candidates, too_large
+
+    def _configs(self, technique: Technique, shape: GangShape) -> Iterator[Config]:
+        """The technique's configs, with stages balanced by measured times if a device is available to measure on."""
+        for config in technique.configs(self._job, shape, self._facts):
+            num_stages = technique.num_stages(shape, config)
+            times = self._times(config) if num_stages > 1 else None
+            if times is None:
+                yield config
+            else:
+                cut = times.cut(num_stages, recompute=config.get("recompute", "none"))
+                yield {**config, "stage_layers": cut}
+
+    def _times(self, config: Config) -> LayerTimes | None:
+        """The times of the layers for micro-batches of this config."""
+        if not self._slots or self._facts.decoder is None or self._is_large:
+            return None  # stages are then balanced by parameters
+        num_rows = int(config["micro_batch"])
+        if num_rows not in self._times_by_rows:
+            self._times_by_rows[num_rows] = layer_times(
+                self._job,
+                data=self._data,
+                facts=self._facts,
+                num_rows=num_rows,
+                slots=self._busy_together,
+                cache_dir=Path(self._order.cache_dir),
+            )
+        return self._times_by_rows[num_rows]
+
+    def _at_least(self, technique: Technique, config: Config, shape: GangShape) -> int:
+        """The state and, if all of them are stored, most of the activations that one device alone would have."""
+        state = technique.estimate_memory(self._job, shape, config, self._facts) + self._beside_bytes(config)
+        state += self._reference_bytes
+        if state > shape.memory_bytes:
+            return state  # too large already: no step of such a model is run, not even on meta tensors
+        if config.get("recompute") != "none" or "micro_batch" not in config or self._outline is None:
+            return state
+        return state + int(SURELY_KEPT * self._activations(technique, config, shape))
+
+    @property
+    def _reference_bytes(self) -> int:
+        """Bytes of the frozen copy that the job's loss compares with."""
+        return self._facts.parameter_bytes if copies_reference(self._job) else 0
+
+    def _beside_bytes(self, config: Config) -> int:
+        """Bytes that the job's adaptation needs beside the training state."""
+        if self._job.adaptation is None:
+            return 0
+        num_rows = int(config.get("micro_batch", self._job.global_batch_size))
+        return bytes_beside(self._job, num_rows=num_rows, data=self._data)
+
+    def _activations(self, technique: Technique, config: Config, shape: GangShape) -> float:
+        """Bytes of a micro-batch's activations: this device's share of what one device alone would store."""
+        assert self._outline is not None
+        share = data_parallel(technique.mesh_shape(shape, config)) / technique.num_ranks(shape)
+        return share * int(config["micro_batch"]) * self._outline.kept_bytes
+
+    def _candidate(
+        self, technique: Technique, config: Config, shape: GangShape, least_bytes: int, forecast: Forecast | None
+    ) -> Candidate:
+        step_s, num_ranks = self._step_s(technique, config, shape), technique.num_ranks(shape)
+        return Candidate(
+            technique=technique.name,
+            config=config,
+            num_devices=shape.num_devices,
+            num_ranks=num_ranks,
+            least_bytes=least_bytes,
+            forecast=forecast,
+            step_s=step_s,
+            **self._beside_steps(technique, num_ranks=num_ranks, step_s=step_s),
+        )
+
+    def _beside_steps(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
+        """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
+        if isinstance(technique, BlackBox) or not self._slots:
+            return {}
+        alone, widths = self._alone, self._widths
+        wider = widths.held_out / widths.training if widths.held_out and widths.training else 1.0
+        costs = segment_costs(
+            self._job,
+            facts=self._facts,
+            num_held_out=self._data.num_held_out,
+            num_ranks=num_ranks,
+            step_s=step_s or 0.0,
+            forward_share=0.0 if alone is None else alone.forward_share * wider,
+            disk=disk_rates(Path(self._order.cache_dir)),
+        )
+        return vars(costs)
+
+    def _refusal(self, technique: Technique, shape: GangShape, config: Config, num_bytes: int) -> Refusal:
+        reason = f"needs {num_bytes / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device"
+        return Refusal(
+            technique=technique.name, num_devices=shape.num_devices, reason=reason, config=config, is_too_large=True
+        )
+
+    def _is_doubtful(self, technique: Technique, config: Config, shape: GangShape, least_bytes: int) -> bool:
+        if isinstance(technique, BlackBox) or "micro_batch" not in config:
+            return False
+        if self._order.forecast_all or self._outline is None:
+            return self._order.forecast_all
+        in_flight = technique.mesh_shape(shape, config).get("pp", 1)
+        activations = ACTIVATIONS * in_flight * self._activations(technique, config, shape)
+        return least_bytes + activations + WEIGHTS * self._facts.parameter_bytes > shape.memory_bytes
+
+    def _step_s(self, technique: Technique, config: Config, shape: GangShape) -> float | None:
+        if self._rates is None or isinstance(technique, BlackBox) or self._alone is None:
+            return None
+        return predicted_step_s(
+            technique,
+            config,
+            shape,
+            workload=self._workload,
+            alone=self._alone,
+            num_operators=0.0 if self._outline is None else self._outline.num_operators,
+            rates=self._rates,
+            times=self._times(config) if "stage_layers" in config else None,
+        )
+
+    @cached_property
+    def _slots(self) -> tuple[Slot, ...]:
+        """The available devices."""
+        gpus = tuple(Slot(kind="gpu", index=i, uuid=uuid) for i, uuid in enumerate(self._order.gpus))
+        return gpus or tuple(Slot(kind="cpu", index=i, cores=cores) for i, cores in enumerate(self._order.slots))
+
+    @cached_property
+    def _busy_together(self) -> tuple[Slot, ...]:
+        """The devices on which a job's layers are measured: slots share their memory's bandwidth, GPUs nothing."""
+        return self._slots[:1] if self._order.gpus else self._slots
+
+    @cached_property
+    def _alone(self) -> StepTimes | None:
+        """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
+        if reward_names(self._job.loss, self._job.loss_options) or self._job.model.command is not None:
+            return None  # most of a step is generation, or a command's own
+        alone = None
+        if not self._is_large and not self._order.describe_data:
+            alone = measured_step_times(
+                self._job,
+                data=self._data,
+                facts=self._facts,
+                width=self._widths.training,
+                slots=self._busy_together,
+                cache_dir=Path(self._order.cache_dir),
+            )
+        if alone is None and self._outline is not None and self._rates is not None:
+            alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
+        return alone if alone is None else alone.with_forward_beside(self._teacher_size)
+
+    @property
+    def _teacher_size(self) -> float:
+        """The size of a distilled job's teacher, which runs a forward for each row, in sizes of the job's model."""
+        how = self._job.adaptation
+        if how is None or how.kind != DISTILLED:
+            return 0.0
+        teacher = model_facts(teacher_model(self._job, None), data=self._data)
+        return teacher.num_parameters / max(self._facts.num_parameters, 1)
+
+    @cached_property
+    def _widths(self) -> Widths:
+        if self._order.describe_data:
+            return Widths()
+        training, held_out = open_data(self._job.data, cache_dir=Path(self._order.cache_dir), prepared=self._data)
+        return mean_widths(self._job, training, held_out)
+
+    @cached_property
+    def _data(self) -> PreparedData:
+        return from_json(PreparedData, self._workload.data)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether the model's layers are too large to be measured on a device."""
+        memory_bytes = min(shape.memory_bytes for shape in self._order.shapes)
+        return MEASURED_LAYERS * self._facts.largest_layer_bytes > memory_bytes
+
+    @cached_property
+    def _outline(self) -> Outline | None:
+        return None if self._job.model.command is not None else outline(self._workload)
+
+    @cached_property
+    def _rates(self) -> Rates | None:
+        if not self._slots:
+            return None
+        return rates(self._slots, precision=self._job.precision, cache_dir=Path(self._order.cache_dir))
+
+
+def describe(job: Job) -> PreparedData | None:
+    """Returns a description of a job's data, as far as memory depends on it, without preparing the data.
+
+    Returns None where only preparation can determine it.
+    """
+    spec = job.data
+    is_text = spec.kind in (None, LANGUAGE_MODELING)
+    if spec.seq_len is None or spec.factory is not None or not is_text:
+        return None
+    of_model = {**job.model.config}.get("vocab_size")
+    return PreparedData(
+        name=spec.source or spec.path or spec.dataset or "text",
+        digest="",
+        num_samples=TEXT_SAMPLES,
+        num_held_out=TEXT_SAMPLES,
+        kind="tokens",
+        vocab_size=of_model if isinstance(of_model, int) else None if job.model.from_pretrained else spec.vocab_size,
+        seq_len=spec.seq_len,
+        source="",
+        tensors=_of_pairs(job),
+    )
+
+
+def _of_pairs(job: Job) -> tuple[SampleTensor, ...]:
+    """The tensors of a sample, for a loss of pairs of sequences; () for other losses, as the kind tells them."""
+    loss = loss_function_of(job.loss, job.loss_options)
+    if loss is None or not loss.in_pairs or job.data.seq_len is None:
+        return ()
+    names = ("input_ids", "labels" if CAUSAL in loss.kinds and len(loss.kinds) == 1 else "attention_mask")
+    return tuple(
+        SampleTensor(name=name, dtype="int64", shape=(loss.num_sequences or 2, job.data.seq_len)) for name in names
+    )

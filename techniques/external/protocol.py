@@ -1,0 +1,151 @@
+"""The protocol of commands: the order in one JSON file, and the events in JSON lines.
+
+docs/commands.md describes the protocol for authors of commands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import to_json
+from ringmaster.techniques.external.events import MOST_IN_LINE, CommandEvent, parse_event
+from ringmaster.techniques.processes.order import GangOrder, Slot
+
+VERSION = 1
+ORDER, REPORT = "RINGMASTER_ORDER", "RINGMASTER_REPORT"  # environment variables with the paths of the two files
+PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h
+
+RUN, PROFILE = "run", "profile"
+PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
+
+
+def write_order(
+    file: Path,
+    order: GangOrder,
+    *,
+    mode: str,
+    port: int,
+    first_step: int,
+    restore_from: Path | None,
+    folders: Mapping[str, Path],
+) -> None:
+    """Writes the order file of a command.
+
+    port: a free port for the rendezvous of the command's processes.
+    folders: `save_to` and `export_to`.
+    """
+    said = {
+        "protocol": VERSION,
+        "mode": mode,
+        "job": to_json(order.job),
+        "config": to_json(order.config),
+        "devices": [_device(slot) for slot in order.slots],
+        "rendezvous": {"address": "127.0.0.1", "port": port},
+        "first_step": first_step,
+        "last_step": order.last_step if mode == RUN else None,
+        "num_steps": order.job.num_steps,
+        "checkpoint_every_s": order.checkpoint_every_s,
+        "restore_from": None if restore_from is None else str(restore_from),
+        "weights_from": order.weights_from,
+        "data": to_json(order.data),
+        **{name: str(folder.resolve()) for name, folder in folders.items()},
+    }
+    file.write_text(json.dumps(said, indent=1))
+
+
+def _device(slot: Slot) -> dict[str, Any]:
+    return {"kind": slot.kind, "index": slot.index, "uuid": slot.uuid, "cores": list(slot.cores)}
+
+
+def free_port() -> int:
+    """Returns a port of this machine on which nothing listens.
+
+    Linux assigns none of these ports to connections, so that it stays free until the command listens. Raises OSError
+    where no port is free.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no port of {PORTS.start} to {PORTS.stop} is free")
+
+
+def words_of(order: GangOrder, *, port: int) -> list[str]:
+    """Returns the words of the command, with the placeholders in braces replaced."""
+    assert order.job.model.command is not None
+    values = {"{num_devices}": str(len(order.slots)), "{port}": str(port), "{python}": sys.executable}
+    words = []
+    for word in order.job.model.command:
+        for name, value in values.items():
+            word = word.replace(name, value)
+        words.append(word)
+    return words
+
+
+def environment(order: GangOrder, *, port: int, order_file: Path, report_file: Path) -> dict[str, str]:
+    """Returns this process's environment without what only workers need, and with only the devices of the gang."""
+    ours = str(Path(__file__).absolute().parents[4])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
+    cores = {core for slot in order.slots for core in slot.cores}
+    gpus = [slot.uuid or str(slot.index) for slot in order.slots if slot.kind == "gpu"]
+    found = {
+        **os.environ,
+        ORDER: str(order_file),
+        REPORT: str(report_file),
+        # This interpreter, and the torchrun beside it, come before any other.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "OMP_NUM_THREADS": str(max(len(cores) // len(order.slots), 1)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # Seconds that torchrun gives its workers to write a checkpoint before it kills them.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600"),
+    }
+    if not paths:
+        del found["PYTHONPATH"]
+    return found
+
+
+class Report:
+    """The named pipe for the command's events, one JSON object per line; any process of the command may open it."""
+
+    def __init__(self, file: Path) -> None:
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+        # Opened for writing too, so that reading never hits the end while no other process has it open.
+        self._fd = os.open(file, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pending = b""
+
+    def fileno(self) -> int:
+        """Returns the file descriptor, for selectors."""
+        return self._fd
+
+    def events(self) -> Iterator[CommandEvent]:
+        """Yields the events since the last call. Raises ValueError on a line that violates the protocol."""
+        while len(self._pending) <= MOST_IN_LINE:
+            try:
+                self._pending += os.read(self._fd, 65536)
+            except BlockingIOError:
+                break
+        *lines, self._pending = self._pending.split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield parse_event(line)
+        if len(self._pending) > MOST_IN_LINE:
+            yield parse_event(self._pending)
+
+    def close(self) -> None:
+        """Closes this end of the pipe."""
+        os.close(self._fd)

@@ -1,1 +1,0 @@
-"""Types that describe techniques: jobs, profiles, the `Technique` interface and its registry. Imports no torch."""

@@ -1,0 +1,420 @@
+"""Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringmaster.codec import SINCE_LATER
+
+PRECISIONS = ("fp32", "bf16", "bf16-params")
+COMMUNICATIONS = ("fp32", "bf16")
+PADDINGS = ("longest", "max_length")
+SAMPLINGS = ("random", "length-grouped")
+OPTIMIZER_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "adafactor": ("beta2_decay", "d", "eps", "weight_decay"),
+    "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
+    "lion": ("betas", "weight_decay"),
+    "muon": (
+        *("adamw_betas", "adamw_eps", "adamw_lr", "adamw_weight_decay"),
+        *("adjust_lr_fn", "eps", "momentum", "nesterov", "ns_coefficients", "ns_steps", "weight_decay"),
+    ),
+    "sgd": ("dampening", "momentum", "nesterov", "weight_decay"),
+}
+"""The options of each optimizer."""
+OPTIMIZERS = tuple(OPTIMIZER_OPTIONS)
+OF_WHOLE_TENSORS = frozenset({"adafactor", "muon"})
+"""The optimizers that need whole tensors; the others update each element by itself."""
+SCHEDULES = ("constant", "linear", "cosine", "wsd")
+DECAY_RATIO = 0.1
+"""The default of `decay_ratio`."""
+ATTENTIONS = ("auto", "sdpa", "flash", "flex")
+ADAPTERS = ("lora", "prefix", "ia3")
+DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
+ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
+    DISTILLED: (),
+    PRUNED: ("magnitude", "2:4"),
+    QUANTIZED: ("dynamic-int8", "weight-only-int8"),
+    MERGED: ("average", "task-arithmetic"),
+}
+"""The kinds of adaptation besides plain training, and the methods of each."""
+FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
+"""Keys of a pretrained model's `config` that may give it a head which its file lacks."""
+OF_SAMPLES = frozenset(
+    f"data.{name}"
+    for name in (
+        *("source", "path", "dataset", "name", "version", "window", "format", "labels", "seq_len", "vocab_size"),
+        *("tokenizer", "split", "held_out_split", "held_out", "held_out_path", "time_column", "text_column"),
+        *("text_pair_column", "label_column", "tokens_column", "input_column", "target_column", "messages_column"),
+        *("tools_column", "prompt_column", "completion_column", "chosen_column", "rejected_column", "anchor_column"),
+        *("positive_column", "negative_column", "image_column"),
+    )
+)
+"""The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
+BESIDE_ONE_STEP = frozenset(
+    {
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
+        *("evaluation.every_steps", "evaluation.at_steps"),
+    }
+)
+"""The fields of a job on which neither what a step needs nor what it costs depends."""
+BESIDE_MODEL_AND_LOSS = (
+    OF_SAMPLES
+    | BESIDE_ONE_STEP
+    | {
+        *("techniques", "num_devices", "components", "optimizer", "clip_grad_norm", "global_batch_size"),
+        *("communication", "compile", "exact", "adapter", "freeze", "adaptation", "evaluation.max_batches"),
+    }
+)
+"""The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Where a model comes from: `architecture`, `from_pretrained` or both, a `factory`, or a `command`.
+
+    Attributes:
+        architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM". With
+            `from_pretrained`, the class into which those weights are loaded; what they lack, such as a head, is fresh.
+        from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
+        kwargs: the arguments of the factory, or of the command.
+        factory: "package.module:function", called with `kwargs`, which returns a torch module.
+        attention: the implementation in a Hugging Face model, which changes the last digits: "auto" (transformers'
+            default, "sdpa" where the model has it), "sdpa" (PyTorch's, whose kernels on a GPU are FlashAttention's or
+            memory-efficient), "flash" (the package flash-attn: a GPU, bf16) or "flex" (PyTorch's FlexAttention: a GPU).
+        command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command
+            gets `kwargs` in its order.
+        configs: the configs that the command accepts; one of them is selected by measurement.
+    """
+
+    architecture: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    from_pretrained: str | None = None
+    factory: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    attention: str = "auto"
+    command: tuple[str, ...] | None = None
+    configs: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether initial weights depend on a seed where the job has no base: all weights, or those of a fresh head."""
+        return self.from_pretrained is None or self.has_fresh_head
+
+    @property
+    def has_fresh_head(self) -> bool:
+        """Whether the weights of a pretrained model may lack the head."""
+        return self.from_pretrained is not None and (
+            self.architecture is not None or not FRESH_HEAD.isdisjoint(self.config)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """Where samples come from: one of `source`, `path`, `dataset` and `factory`, and how they are made: `kind`.
+
+    Attributes:
+        source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes); or
+            "command", for a model's command that reads its own data.
+        path: a glob of text, JSONL or Parquet files.
+        dataset: a Hugging Face `datasets` name or folder.
+        kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
+        factory: "package.module:function", called with `kwargs`, which returns (training, held_out): two objects with
+            `__len__` and `__getitem__(index) -> dict of tensors`.
+        seq_len: tokens of a text sample.
+        vocab_size: size of the byte-level BPE vocabulary that is trained on the text where no `tokenizer` is given.
+        tokenizer: a folder or hub name.
+        text_column: the field or column that holds the text.
+        split, held_out_split: splits of a `datasets` data set.
+        held_out: the share reserved for evaluation where there is no split.
+        name, version: of a data set in a catalogue (docs/datasets.md). `path` and `held_out_path` then name its files.
+        held_out_path: globs or fsspec URLs of the files reserved for evaluation.
+        format: the format of files whose names do not show it.
+        window: the rows of `path` to use: {"last_days": n}, {"last_rows": n} or {"since": time, "until": time}.
+        time_column: the column with a row's time.
+        kind: the name of the data source (`data_source.DataSource`) that makes the samples; None for the one that fits:
+            text for language models from a `path`, and a `dataset` as it is.
+        labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
+        padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
+        sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
+        packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not
+            cross them. A job's global batch size then counts rows. Held-out samples are not packed.
+
+    The other columns hold what their names say; None for the usual names, which each kind of data documents.
+    """
+
+    source: str | None = None
+    path: str | None = None
+    dataset: str | None = None
+    factory: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    seq_len: int | None = None
+    vocab_size: int = 2048
+    tokenizer: str | None = None
+    text_column: str = "text"
+    split: str = "train"
+    held_out_split: str | None = None
+    held_out: float = 0.1
+    name: str | None = field(default=None, metadata=SINCE_LATER)
+    version: str | None = field(default=None, metadata=SINCE_LATER)
+    held_out_path: str | None = field(default=None, metadata=SINCE_LATER)
+    format: str | None = field(default=None, metadata=SINCE_LATER)
+    window: Mapping[str, Any] | None = field(default=None, metadata=SINCE_LATER)
+    time_column: str | None = field(default=None, metadata=SINCE_LATER)
+    kind: str | None = field(default=None, metadata=SINCE_LATER)
+    labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    padding: str = field(default="longest", metadata=SINCE_LATER)
+    sampling: str = field(default="random", metadata=SINCE_LATER)
+    packing: bool = field(default=False, metadata=SINCE_LATER)
+    text_pair_column: str | None = field(default=None, metadata=SINCE_LATER)
+    label_column: str | None = field(default=None, metadata=SINCE_LATER)
+    tokens_column: str | None = field(default=None, metadata=SINCE_LATER)
+    input_column: str | None = field(default=None, metadata=SINCE_LATER)
+    target_column: str | None = field(default=None, metadata=SINCE_LATER)
+    messages_column: str | None = field(default=None, metadata=SINCE_LATER)
+    tools_column: str | None = field(default=None, metadata=SINCE_LATER)
+    prompt_column: str | None = field(default=None, metadata=SINCE_LATER)
+    completion_column: str | None = field(default=None, metadata=SINCE_LATER)
+    chosen_column: str | None = field(default=None, metadata=SINCE_LATER)
+    rejected_column: str | None = field(default=None, metadata=SINCE_LATER)
+    anchor_column: str | None = field(default=None, metadata=SINCE_LATER)
+    positive_column: str | None = field(default=None, metadata=SINCE_LATER)
+    negative_column: str | None = field(default=None, metadata=SINCE_LATER)
+    image_column: str | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Parameters that are trained in place of the model's own weights, which stay frozen.
+
+    Attributes:
+        kind: "lora" (products of two thin matrices added to the targets: Hu et al., arXiv:2106.09685), "prefix" (keys
+            and values before each layer's own: Li and Liang, arXiv:2101.00190) or "ia3" (factors of the targets'
+            outputs, or of their inputs: Liu et al., arXiv:2205.05638).
+        rank, alpha: a LoRA adds alpha / rank * B A to a weight, where A is [rank, in] and B is [out, rank].
+        rank_stabilised: use alpha / sqrt(rank) instead (Kalajdzievski, arXiv:2312.03732).
+        targets: suffixes of the names of the linear modules to adapt, such as q_proj; () for all of them inside the
+            repeated layers, or for "ia3" those that peft chooses for the architecture.
+        feedforward: the targets of an "ia3" whose inputs are scaled; () for those that peft chooses for the
+            architecture.
+        num_virtual_tokens: length of a "prefix", in every layer.
+        modules_to_save: suffixes of the names of modules that are trained directly, such as a fresh head.
+        from_pretrained: a folder written by peft or by Ringmaster. Its adapter is trained further, and determines all
+            of the fields above.
+    """
+
+    kind: str = "lora"
+    rank: int = 8
+    alpha: float = 16.0
+    rank_stabilised: bool = False
+    targets: tuple[str, ...] = ()
+    feedforward: tuple[str, ...] = ()
+    num_virtual_tokens: int = 20
+    modules_to_save: tuple[str, ...] = ()
+    from_pretrained: str | None = None
+
+    @property
+    def begins_as_base(self) -> bool:
+        """Whether the model without the adapter is what its training begins with.
+
+        It is not where modules are trained directly, or where an earlier adapter is trained further.
+        """
+        return not self.modules_to_save and self.from_pretrained is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Settings of the parameters whose names match the glob pattern `match`, such as "*.bias" or "classifier.*".
+
+    lr, weight_decay: in place of the optimizer's; None leaves them.
+    """
+
+    match: str
+    lr: float | None = None
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """The optimizer `name` with learning rate `lr`; `options` are its other arguments.
+
+    Attributes:
+        name: "adamw" and "sgd" of PyTorch; "adafactor" of PyTorch (Shazeer and Stern, arXiv:1804.04235); "lion" (Chen
+            et al., arXiv:2302.06675); or "muon" (Jordan, kellerjordan.github.io/posts/muon) of PyTorch for the matrices
+            of the repeated layers, with AdamW for all other parameters.
+        options: those of `OPTIMIZER_OPTIONS`, for example weight_decay, betas, eps and momentum. Of "muon", those of
+            AdamW begin with adamw_; the learning rate of AdamW is `lr` unless adamw_lr is given.
+        layer_decay: d, for the learning rate lr * d^(L + 1 - depth) of each of L layers, as BEiT fine-tunes (Bao et
+            al., arXiv:2106.08254): what is before the layers (embeddings) has depth 0, the layers have depths 1 to L,
+            and what is after them (the last norm, the head) has depth L + 1.
+        groups: settings of parameters by name; a later group overrides an earlier one, and `layer_decay`.
+        decay_norms_and_biases: False for no weight decay of parameters with fewer than two dimensions.
+    """
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    options: Mapping[str, Any] = field(default_factory=dict)
+    layer_decay: float | None = field(default=None, metadata=SINCE_LATER)
+    groups: tuple[ParameterGroup, ...] = field(default=(), metadata=SINCE_LATER)
+    decay_norms_and_biases: bool = field(default=True, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """Learning rate over steps: a linear warm-up, then constant or decaying.
+
+    Attributes:
+        name: "constant"; "linear" or "cosine", which decay from the warm-up to the last step; or "wsd" (warm-up,
+            stable, decay: Hu et al., MiniCPM, arXiv:2404.06395), which is constant and then decays linearly.
+        warmup_steps, warmup_ratio: the steps of the warm-up, or their share of all steps, rounded up; not both.
+        min_lr_ratio: the share of the learning rate at which a decay ends.
+        decay_ratio: the share of the steps in which "wsd" decays, rounded up; None for `DECAY_RATIO`.
+    """
+
+    name: str = "constant"
+    warmup_steps: int = 0
+    warmup_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+    min_lr_ratio: float = field(default=0.0, metadata=SINCE_LATER)
+    decay_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+
+    def num_warmup_steps(self, num_steps: int) -> int:
+        """Returns the steps of the warm-up of a job of `num_steps` steps."""
+        return self.warmup_steps if self.warmup_ratio is None else math.ceil(self.warmup_ratio * num_steps)
+
+    def num_decay_steps(self, num_steps: int) -> int:
+        """Returns the steps in which "wsd" decays, of a job of `num_steps` steps."""
+        return math.ceil((DECAY_RATIO if self.decay_ratio is None else self.decay_ratio) * num_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSpec:
+    """Evaluation on held-out data: at the end, every `every_steps` steps where that is set, and after `at_steps`.
+
+    Attributes:
+        metrics: names of `ringmaster.techniques.metric`; models are compared by the first one.
+        max_batches: upper limit of one evaluation, in global batches.
+    """
+
+    every_steps: int | None = None
+    at_steps: tuple[int, ...] = ()
+    metrics: tuple[str, ...] = ("loss",)
+    max_batches: int = 16
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether an evaluation is due after `step` steps, apart from that at the end."""
+        return step in self.at_steps or (self.every_steps is not None and step % self.every_steps == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationSpec:
+    """How a model is derived from other models, besides plain training.
+
+    Other models are named as a base is: a job of the batch, "models:/NAME@ALIAS", or a folder.
+
+    Attributes:
+        kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
+            base without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its
+            linear layers in 8 bits. "merged": several models in one. The last two kinds do not train.
+        method: one of `ADAPTATIONS[kind]`.
+        teacher: the teacher of a distilled model.
+        teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.
+        temperature, weight: with T and w, the loss is (1 - w) times the job's loss plus w T^2 times the KL divergence
+            of the teacher's softened distribution softmax(logits / T) from the student's.
+        sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
+        parents: the models that are merged.
+        weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
+    """
+
+    kind: str
+    method: str | None = None
+    teacher: str | None = None
+    teacher_model: ModelSpec | None = field(default=None, metadata=SINCE_LATER)
+    temperature: float = 2.0
+    weight: float = 0.5
+    sparsity: float = 0.5
+    parents: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One model to train.
+
+    Attributes:
+        name: unique in its batch, made of letters, digits, "-", "_" and ".".
+        base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS". Training starts from its
+            weights.
+        adapter: parameters that are trained in place of the model's weights, which stay frozen; None trains all
+            weights.
+        loss: None for the model's own loss; the name of one (docs/losses.md), such as "dpo"; or
+            "package.module:function", called as f(model_output, batch), which returns (sum, count), so that the mean
+            over a global batch does not depend on how the batch was divided.
+        loss_options: the options of a loss that is given by name, such as {"beta": 0.1}.
+        precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is
+            computed with weights rounded to bf16, which the optimizer stores and updates in fp32).
+        communication: the precision in which gradients are sent between devices, "fp32" or "bf16". They are summed in
+            fp32 where the technique can do so; a single device rounds nothing.
+        compile: whether the model's repeated layers are compiled (`torch.compile`); needs a C++ compiler on every node.
+        clip_grad_norm: the largest global L2 norm of the gradient, or None.
+        global_batch_size: samples of one step, over all devices.
+        num_steps, num_epochs: exactly one is given; epochs are converted to steps once the data's size is known.
+        techniques, num_devices: what the planner may choose from; None for everything.
+        exact: restricts the layout to one process, one slot and an undivided batch, for weights that repeat bit by bit.
+            Other layouts sum in another order.
+        adaptation: how the model is derived from other models besides training; None for plain training.
+        components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
+            "vision_model"}. The lineage recognizes them in every model that contains them.
+        freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
+            parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
+    """
+
+    name: str
+    model: ModelSpec
+    data: DataSpec
+    base: str | None = None
+    adapter: Adapter | None = None
+    loss: str | None = None
+    precision: str = "fp32"
+    communication: str = "fp32"
+    compile: bool = False
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    clip_grad_norm: float | None = None
+    global_batch_size: int = 16
+    num_steps: int | None = None
+    num_epochs: float | None = None
+    evaluation: EvaluationSpec = EvaluationSpec()
+    seed: int = 0
+    techniques: tuple[str, ...] | None = None
+    num_devices: tuple[int, ...] | None = None
+    exact: bool = False
+    adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
+    components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
+    freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
+    loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The names of the models that this one is derived from: the base, then its teacher or the merged models."""
+        said = self.adaptation
+        named = (self.base, *(() if said is None else (said.teacher, *said.parents)))
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job has steps; a job without steps only rewrites its parents' weights."""
+        return self.num_steps != 0
+
+    def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
+        """Returns the same job under the name `name`, with `rename` applied to the names of its parents."""
+        base, said = self.base and rename(self.base), self.adaptation
+        if said is not None:
+            teacher = said.teacher and rename(said.teacher)
+            said = replace(said, teacher=teacher, parents=tuple(map(rename, said.parents)))
+        return replace(self, name=name, base=base, adaptation=said)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps. A job given in epochs must have been resolved against its data before."""
+        assert self.num_steps is not None, f"job {self.name}: epochs were not resolved into steps"
+        return self.num_steps

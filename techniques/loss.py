@@ -1,0 +1,325 @@
+"""The `LossFunction` interface: a loss that jobs select by its name, with options. No file imports torch on import.
+
+A loss is a sum over what it averages and the number of these, so that the mean over a global batch does not depend on
+how ranks and micro-batches divide the batch. Each row gives its own summand, or says that rows are mixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.registry import find, installed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER = "causal", "classifier", "sequence-to-sequence", "other"
+MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
+"""What a model predicts: the next token, a class of each row or token, the decoder's labels, or anything else."""
+
+ADVANTAGES, REWARDS = "advantages", "rewards"
+"""The entries [rows, completions] of a batch of completions that a model has written, for losses with `generation`."""
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LossInputs:
+    """What a loss reads of one batch.
+
+    output: the return value of the model's `forward`.
+    batch: the rows, tensors [rows, ...] by name.
+    logits: [rows, ..., classes], of pairs [rows, 2, tokens, classes]; None if the model returns none.
+    labels: the label that each position predicts, [rows, ...] (for language models the next token); None without any.
+    totals: the totals of `LossFunction.total_names` over the global batch; tensors [rows] where rows are scored alone.
+    reference: what `compared` returns under the initial weights, or the log-probabilities of a pair's labelled tokens,
+        [rows, 2]; None unless the loss has `needs_reference`.
+    """
+
+    output: Any
+    batch: Mapping[str, Tensor]
+    logits: Tensor | None
+    labels: Tensor | None
+    totals: Mapping[str, float | Tensor]
+    reference: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The completions that a model writes to the prompts of each step, on which its loss is computed.
+
+    rewards: dotted names of functions f(prompts, completions, **columns) that return a number for each completion.
+    weights: the factor of each function's rewards in their sum.
+    num_generations: completions of each prompt.
+    max_new_tokens: the most tokens of a completion.
+    temperature: completions are sampled from softmax(logits / temperature).
+    """
+
+    rewards: tuple[str, ...]
+    weights: tuple[float, ...]
+    num_generations: int
+    max_new_tokens: int
+    temperature: float
+
+
+class LossFunction(ABC):
+    """A loss, a frozen dataclass in one file whose fields are its options, each made by `option`.
+
+    name: the name in batch files. An entry point has the same name.
+    kinds: the `MODEL_KINDS` that it is for.
+    in_pairs: whether a sample holds several sequences, mostly a pair: its tensors are [`num_sequences`, ...], and the
+        model gets as many times the rows.
+    needs_reference: whether it compares the model with its initial weights.
+    drops_out: whether the model's dropout stays on in training.
+    mixes_rows: whether a row's summand depends on the other rows of the global batch, which then is not divided.
+    per_token: whether each position's summand depends on its own logits and label alone.
+    total_names: numbers of the global batch that must be known before its first forward, such as of tokens.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = MODEL_KINDS
+    in_pairs: ClassVar[bool] = False
+    needs_reference: ClassVar[bool] = False
+    drops_out: ClassVar[bool] = True
+    mixes_rows: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
+    total_names: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def generation(self) -> Generation | None:
+        """The completions that the model writes in each step; None for losses of the samples as they are.
+
+        The samples are then prompts, and the loss gets the completions' tensors: `input_ids` and `labels` are [rows,
+        completions, tokens], `ADVANTAGES` and `REWARDS` are [rows, completions].
+        """
+        return None
+
+    @property
+    def compares(self) -> bool:
+        """Whether, under its options, it compares the model with its initial weights."""
+        return self.needs_reference
+
+    @property
+    def num_sequences(self) -> int | None:
+        """The number of sequences of a sample, whose tensors are [sequences, ...]; None where they are [...]."""
+        generation = self.generation
+        return 2 if self.in_pairs else None if generation is None else generation.num_generations
+
+    @abstractmethod
+    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Returns each row's sum, in fp32, and its number of averaged elements: [rows] and [rows].
+
+        Raises ValueError, with a remedy, where the outputs or the labels do not suit the loss.
+        """
+
+    def totals(self, labels: Tensor) -> Mapping[str, Tensor]:
+        """Returns each row's summand of each of `total_names`, [rows]. labels: as in `LossInputs`."""
+        return {}
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """Returns what the loss compares with the initial weights; None for log-probabilities of whole sequences.
+
+        logits: [rows, sequences, tokens, vocabulary]. labels: the token that each position predicts, [rows, sequences,
+        tokens].
+        """
+        return None
+
+    def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
+        """Returns how much better each completion is than the others, [prompts, completions]. NaN is no reward.
+
+        rewards: of some prompts, [prompts, completions]. of_batch: those of the whole global batch.
+        """
+        raise NotImplementedError(f"{self.name} has no completions; a loss with `generation` implements this")
+
+    def rewards_of(self, inputs: LossInputs) -> Tensor | None:
+        """Returns the reward of both sequences of each pair, [rows, 2]; None for losses without rewards."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionFault:
+    """A wrong option: its name, what is wrong, and what to do."""
+
+    option: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.problem}. To fix: {self.remedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The allowed values of an option: strings of `among`, or numbers (or a list of them) between limits.
+
+    required: whether the option has no default.
+    """
+
+    among: tuple[str, ...] = ()
+    above: float = -math.inf
+    least: float = -math.inf
+    below: float = math.inf
+    is_list: bool = False
+    required: bool = False
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is allowed."""
+        if self.among:
+            return value in self.among
+        if self.is_list:
+            return isinstance(value, (list, tuple)) and bool(value) and all(map(self._allows_number, value))
+        return self._allows_number(value)
+
+    def __str__(self) -> str:
+        if self.among:
+            return f"one of {', '.join(self.among)}"
+        said = [
+            f"{word} {limit:g}"
+            for word, limit in (("above", self.above), ("at least", self.least), ("below", self.below))
+            if math.isfinite(limit)
+        ]
+        return " ".join(["a list of numbers" if self.is_list else "a number", " and ".join(said)]).strip()
+
+    def _allows_number(self, value: Any) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return is_number and self.above < value and self.least <= value < self.below
+
+
+@dataclass(frozen=True, kw_only=True)
+class YesOrNo(Values):
+    """True and false."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is a boolean."""
+        return isinstance(value, bool)
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeNumbers(Values):
+    """Whole numbers from `least` on."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is such a number."""
+        return isinstance(value, int) and self._allows_number(value)
+
+    def __str__(self) -> str:
+        return f"a whole number, at least {self.least:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DottedNames(Values):
+    """A list of functions by their dotted names."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is a list of dotted names."""
+        is_list = isinstance(value, (list, tuple)) and bool(value)
+        return is_list and all(isinstance(each, str) and DOTTED_NAME.fullmatch(each) for each in value)
+
+    def __str__(self) -> str:
+        return 'a list of functions such as ["my_module:my_function"]'
+
+
+def option(default: Any, values: Values) -> Any:
+    """Returns the dataclass field of an option."""
+    return field(default=default, metadata={"values": values})
+
+
+def options_of(loss: type[LossFunction]) -> dict[str, Values]:
+    """Returns the options of a loss by name."""
+    return {each.name: each.metadata["values"] for each in dataclasses.fields(loss)}  # type: ignore[arg-type]
+
+
+def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Iterator[OptionFault]:
+    """Yields the faults of a loss's options: missing and unknown ones, and wrong values."""
+    known = options_of(loss)
+    for name, values in known.items():
+        if values.required and name not in options:
+            yield OptionFault(option=name, problem="is missing", remedy=f"give {values}")
+    for name, value in options.items():
+        if name not in known:
+            listed = f"it has {', '.join(known)}" if known else "it has none"
+            yield OptionFault(option=name, problem=f"is no option of {loss.name}", remedy=f"{listed}; or remove it")
+        elif not known[name].allow(value):
+            yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")
+
+
+LOSS_GROUP = "ringmaster.losses"
+
+BUILTIN_LOSSES: dict[str, str] = {
+    "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
+    "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
+    "dpo": "ringmaster.techniques.losses.preferences:Dpo",
+    "orpo": "ringmaster.techniques.losses.preferences:Orpo",
+    "simpo": "ringmaster.techniques.losses.preferences:Simpo",
+    "grpo": "ringmaster.techniques.losses.grpo:Grpo",
+    "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
+}
+
+
+def loss_names() -> tuple[str, ...]:
+    """Returns the names of all losses, built-in ones first."""
+    return tuple(_losses())
+
+
+def is_named(loss: str | None) -> bool:
+    """Returns whether a job's loss is the name of one, and not a dotted name or None."""
+    return loss is not None and ":" not in loss
+
+
+def loss_class(name: str) -> type[LossFunction]:
+    """Returns the class of a loss. Raises ValueError where no loss, or a faulty one, has the name."""
+    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
+    path = BUILTIN_LOSSES[name] if name in BUILTIN_LOSSES else find("loss", name, _losses())
+    found = resolve(path)
+    if not (isinstance(found, type) and issubclass(found, LossFunction)):
+        raise ValueError(f"{path} is not a subclass of {LossFunction.__module__}.{LossFunction.__qualname__}")
+    if found.name != name:
+        raise ValueError(f"entry point {name!r} has the loss {found.name!r} ({path}). To fix: give both one name")
+    return found
+
+
+def loss_named(name: str, options: Mapping[str, Any]) -> LossFunction:
+    """Returns a loss with options. Raises ValueError on an unknown loss, an unknown option or a wrong value."""
+    found = loss_class(name)
+    faults = list(option_faults(found, options))
+    if faults:
+        raise ValueError("; ".join(f"loss: {fault}" for fault in faults))
+    return found(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+
+
+def class_of(loss: str | None) -> type[LossFunction] | None:
+    """Returns the class of a job's loss where the job names one; None for its model's own loss and dotted names."""
+    return loss_class(loss) if loss is not None and is_named(loss) else None
+
+
+def loss_function_of(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:
+    """Returns a job's loss with its options where the job names one. Raises ValueError as `loss_named`."""
+    return loss_named(loss, options) if loss is not None and is_named(loss) else None
+
+
+def source_of(loss: str | None) -> str | None:
+    """Returns the dotted name whose source code computes a job's loss; None where it is one of Ringmaster's."""
+    if loss is None or loss in BUILTIN_LOSSES:
+        return None
+    return find("loss", loss, _losses()) if is_named(loss) else loss
+
+
+def reward_names(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the dotted names of the reward functions of a job's loss; () for losses without any."""
+    function = loss_function_of(loss, options)
+    return () if function is None or function.generation is None else function.generation.rewards
+
+
+def _losses() -> dict[str, str]:
+    # Built-in losses come first, and cannot be shadowed.
+    return {**BUILTIN_LOSSES, **installed(LOSS_GROUP), **BUILTIN_LOSSES}

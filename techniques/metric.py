@@ -1,0 +1,292 @@
+"""The `Metric` interface: a number that says how good a model is on held-out data.
+
+A metric is computed in two steps. Sums over rows are computed from a model's outputs, batch by batch. They are added up
+over batches and ranks, and the value of the metric is computed from the totals. An evaluation may therefore be divided
+over devices, and a bootstrap may draw the rows again without the model.
+
+A metric that is no function of sums, such as a ranking of all rows, is a `GatheredMetric`: its values of rows are
+gathered instead of added.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ringmaster.techniques.registry import find, installed, make
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+    Values = npt.NDArray[np.float64]
+
+
+IGNORED = -100  # as a label
+MOST_IN_NAME = 245  # characters: MLflow takes 250 in a key, and a metric of held-out rows has the key "eval/NAME"
+MOST_METRICS = 1000  # of one evaluation
+
+
+def name_fault(name: object) -> str | None:
+    """Returns why MLflow would not record a metric of that name, or None where it would."""
+    if not isinstance(name, str) or not name:
+        return "it is no text"
+    if len(name) > MOST_IN_NAME:
+        return f"it has {len(name)} characters, of which {MOST_IN_NAME} are recorded"
+    if not re.fullmatch(r"[/\w.\- :]+", name):
+        return "only letters, digits, '_', '-', '.', ':', '/' and spaces are recorded"
+    if posixpath.normpath(name) != name or name.startswith(("..", "/")) or name == ".":
+        return f"it is no plain path: {posixpath.normpath(name)!r} would be another name"
+    return None
+
+
+def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str, float]:
+    """Returns the values of metrics by name, as floats. Raises ValueError with every name or value that is none.
+
+    may_be_undefined: whether a value may be NaN or infinite, as the metric of nothing is.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"metrics {values!r:.100} are no object. To fix: give each metric's value by its name")
+    if len(values) > MOST_METRICS:
+        raise ValueError(f"{len(values)} metrics are given at once. To fix: give at most {MOST_METRICS}")
+    found, faults = dict[str, float](), list[str]()
+    for name, value in values.items():
+        if (fault := name_fault(name)) is not None:
+            faults.append(f"metric {name!r:.100} cannot have this name: {fault}. To fix: give it another name")
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            faults.append(f"metric {name!r} is {value!r:.100}. To fix: give a number")
+        elif abs(value) > sys.float_info.max and (isinstance(value, int) or not may_be_undefined):
+            faults.append(f"metric {name!r} is infinite or too large for 64 bits. To fix: give a finite number")
+        elif math.isnan(value) and not may_be_undefined:
+            faults.append(f"metric {name!r} is NaN. To fix: give a finite number, or leave it out")
+        else:
+            found[name] = float(value)
+    if faults:
+        more = f"; and {len(faults) - 5} others" if len(faults) > 5 else ""
+        raise ValueError("; ".join(faults[:5]) + more)
+    return found
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outputs:
+    """What a metric reads of one batch.
+
+    output: the return value of the model's `forward`.
+    batch: the rows, tensors [rows, ...] by name.
+    logits: [rows, ..., labels], or None if the model returns none.
+    labels: the label that each position predicts, [rows, ...]: for language models, the next token. None if the rows
+        have none. A position whose label is `IGNORED` does not count.
+    losses: (sums, counts) of the job's loss, None for rows without labels. The sums and the numbers of averaged
+        elements are given for each row, [rows]. The trainer, which needs no rows, gives scalars for the whole batch.
+    rewards_of: for a loss over pairs of answers, the function that computes `rewards` from (output, batch).
+    tokenizer_dir: the folder of the tokenizer that made the rows' tokens, if any.
+    class_names: the names of the classes, in the order of their numbers; () where they have none.
+    """
+
+    output: Any
+    batch: Mapping[str, Tensor]
+    logits: Tensor | None
+    labels: Tensor | None
+    losses: tuple[Tensor, Tensor] | None
+    rewards_of: Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None = None
+    tokenizer_dir: Path | None = None
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def rewards(self) -> Tensor | None:
+        """The rewards of the chosen and of the rejected answer of each row, [rows, 2], or None without such a loss."""
+        return None if self.rewards_of is None else self.rewards_of(self.output, self.batch)
+
+
+class Metric(ABC):
+    """A metric, a class without arguments in one file.
+
+    Attributes:
+        name: the name in batch files, tables and charts. An entry point has the same name.
+        higher_is_better: the direction in which models are compared.
+        sums: the names of its sums. Metrics that inherit one `compute_sums` share their sums.
+        needs: what it needs of the outputs, for people: "a label and a logit for each class". Part of error messages.
+        share_of: for a metric that is the share of counted elements, such as of labels, the sum with their number. Its
+            values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
+        reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides
+            sequences over devices then does not train a job that names the metric.
+        undefined_where: what rows have no value of the metric, which then is NaN, for people; "" where nothing is
+            known.
+        default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no
+            metric is named, each with the place of the metric in their order.
+    """
+
+    name: ClassVar[str]
+    higher_is_better: ClassVar[bool]
+    sums: ClassVar[tuple[str, ...]]
+    needs: ClassVar[str] = ""
+    share_of: ClassVar[str | None] = None
+    reads_whole_rows: ClassVar[bool] = False
+    undefined_where: ClassVar[str] = ""
+    default_for: ClassVar[Mapping[str, int]] = {}
+
+    @abstractmethod
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns each row's contribution to each of `sums`, whatever other rows the batch has.
+
+        A contribution is a number, [rows], or a vector, such as a number for each class, [rows, k] with k > 1 equal for
+        all rows. Returns None where the outputs or the labels do not suit the metric. A job that asks for it then
+        fails; the scoring of rows leaves the metric out.
+        """
+
+    @abstractmethod
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the metric of total sums: scalars, or arrays of one shape with totals of several sets of rows.
+
+        The total of vectors has one dimension more, the last one, [..., k]. Totals that are all multiplied by one
+        number have the same value, as several ranks may count the same rows. It may divide by zero: the metric of
+        nothing is NaN.
+        """
+
+    def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
+        """Returns the metric of samples of rows, [...].
+
+        rows: the contributions of all rows to `sums`, [rows] or [rows, k].
+        counts: how often each sample has each row, [..., rows].
+        """
+        return self.value({name: counts @ values for name, values in rows.items()})
+
+
+class GatheredMetric(Metric):
+    """A metric that is a function of all rows at once, such as of the order of their scores.
+
+    Its "sums" are values of rows, in fp64, that are gathered from batches and ranks instead of added. `relate` is
+    called once with those of all rows, in their order, each once by however many ranks it was computed. `value_of_rows`
+    is called with the result, of samples or of a part of the rows.
+    """
+
+    reads_whole_rows = True
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the metric of all rows, each once. sums: the values of the rows, [rows] or [rows, k]."""
+        import numpy as np
+
+        related = self.relate(sums)
+        return self.value_of_rows(related, np.ones(len(next(iter(related.values())))))
+
+    def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
+        """Returns values of rows, [rows] or [rows, k], that depend on all rows, such as ranks; by default `rows`."""
+        return rows
+
+    @abstractmethod
+    def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
+        """Returns the metric of samples of rows, as in `Metric`. rows: some of the values that `relate` returned."""
+
+
+METRIC_GROUP = "ringmaster.metrics"
+
+BUILTIN_METRICS: dict[str, str] = {
+    "loss": "ringmaster.techniques.metrics.loss_values:MeanLoss",
+    "perplexity": "ringmaster.techniques.metrics.loss_values:Perplexity",
+    "accuracy": "ringmaster.techniques.metrics.classification:Accuracy",
+    "f1": "ringmaster.techniques.metrics.classification:F1",
+    "f1_macro": "ringmaster.techniques.metrics.classification:F1Macro",
+    "f1_micro": "ringmaster.techniques.metrics.classification:F1Micro",
+    "f1_weighted": "ringmaster.techniques.metrics.classification:F1Weighted",
+    "entity_f1": "ringmaster.techniques.metrics.token_sequences:EntityF1",
+    "entity_precision": "ringmaster.techniques.metrics.token_sequences:EntityPrecision",
+    "entity_recall": "ringmaster.techniques.metrics.token_sequences:EntityRecall",
+    "precision": "ringmaster.techniques.metrics.classification:Precision",
+    "recall": "ringmaster.techniques.metrics.classification:Recall",
+    "matthews": "ringmaster.techniques.metrics.classification:Matthews",
+    "auroc": "ringmaster.techniques.metrics.classification:Auroc",
+    "mse": "ringmaster.techniques.metrics.loss_values:Mse",
+    "mae": "ringmaster.techniques.metrics.loss_values:Mae",
+    "r2": "ringmaster.techniques.metrics.loss_values:R2",
+    "exact_match": "ringmaster.techniques.metrics.token_sequences:ExactMatch",
+    "rouge_l": "ringmaster.techniques.metrics.token_sequences:RougeL",
+    "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
+    "reward": "ringmaster.techniques.metrics.comparisons:Reward",
+    "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
+    "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
+}
+
+
+def metric_names() -> tuple[str, ...]:
+    """Returns the names of all metrics, built-in ones first."""
+    return tuple(_metrics())
+
+
+def metric_named(name: str) -> Metric:
+    """Returns a metric. Raises ValueError where no metric, or a faulty one, has the name."""
+    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
+    path = BUILTIN_METRICS[name] if name in BUILTIN_METRICS else find("metric", name, _metrics())
+    metric: Metric = make(Metric, path)
+    if metric.name != name:
+        raise ValueError(f"entry point {name!r} has the metric {metric.name!r} ({path}). To fix: give both one name")
+    if (fault := name_fault(name)) is not None:
+        raise ValueError(f"metric {name!r} ({path}) cannot have this name: {fault}. To fix: give it another name")
+    return metric
+
+
+def installed_metric(name: str) -> str | None:
+    """Returns the dotted path of the class of an installed metric; None for built-in ones."""
+    return None if name in BUILTIN_METRICS else find("metric", name, _metrics())
+
+
+def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
+    """Returns metrics that are computed together, each once. Raises ValueError as `metric_named`.
+
+    Also raises ValueError where two of them compute sums of one name in different ways.
+    """
+    found = tuple(metric_named(name) for name in dict.fromkeys(names))
+    owners: dict[str, Metric] = {}
+    for metric in found:
+        for name in metric.sums:
+            owner = owners.setdefault(name, metric)
+            if type(owner).compute_sums is not type(metric).compute_sums:
+                raise ValueError(
+                    f"the metrics {owner.name} and {metric.name} both have a sum {name!r}. To fix: rename one of the "
+                    "sums, or measure only one of the metrics"
+                )
+    return found
+
+
+def scored_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
+    """Returns the metrics that are computed of scored rows: the defaults of every kind of model, and those named."""
+    defaults = [name for name in BUILTIN_METRICS if metric_named(name).default_for]
+    return metrics_named([*defaults, *names])
+
+
+def why_not_divided(names: Iterable[str]) -> str | None:
+    """Returns why the tokens of a row must not be divided over devices where these metrics are measured, or None."""
+    for metric in metrics_named(names):
+        if metric.reads_whole_rows:
+            return f"the metric {metric.name} reads whole rows, and here each rank has some tokens of them"
+    return None
+
+
+def why_undefined(values: Mapping[str, float]) -> list[str]:
+    """Returns why metrics, by name, have no value (NaN), as far as it is known; each with a remedy."""
+    causes = {name: metric_named(name).undefined_where for name, value in values.items() if name in _metrics()}
+    return [
+        f"{name} has no value, as {cause}. To fix: evaluate more rows"
+        for name, cause in causes.items()
+        if cause and math.isnan(values[name])
+    ]
+
+
+def default_metrics(kind: str) -> tuple[str, ...]:
+    """Returns the built-in metrics by which a model of a kind is measured where none is named."""
+    places = {name: metric_named(name).default_for for name in BUILTIN_METRICS}
+    return tuple(
+        sorted((name for name in BUILTIN_METRICS if kind in places[name]), key=lambda name: places[name][kind])
+    )
+
+
+def _metrics() -> dict[str, str]:
+    # Built-in metrics come first, and cannot be shadowed.
+    return {**BUILTIN_METRICS, **installed(METRIC_GROUP), **BUILTIN_METRICS}

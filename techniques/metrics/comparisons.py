@@ -1,0 +1,142 @@
+"""Recall at k of embeddings of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ringmaster.techniques.loss import REWARDS
+from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ringmaster.techniques.metric import Values
+
+
+NUM_ANCHORS = 1024  # compared with all positives at a time
+NUM_DECIMALS = 6  # of similarities: what differs less differs by the rounding of fp32, and is a tie
+
+
+class RecallAt1(GatheredMetric):
+    """The share of anchors to which their own positive is more similar than the positives of all other rows.
+
+    A row has two sequences, anchor and positive; a third one, such as a hard negative, is left out. The embedding of a
+    sequence is the mean of the last hidden states of its tokens, divided by its length, and the similarity is the
+    cosine (Reimers & Gurevych, Sentence-BERT, 2019). The order of positives that are equally similar is drawn, and the
+    expected share is returned: if all embeddings are equal, it is k / rows. A sample, or a slice, is one of anchors;
+    the positives are always those of all rows.
+    """
+
+    name = "recall_at_1"
+    higher_is_better = True
+    sums = ("anchors", "positives", "embedded_pairs")
+    needs = "last_hidden_state [2 * rows, tokens, features], and an attention_mask [rows, 2, tokens] of pairs"
+    share_of = "embedded_pairs"
+    num_best: ClassVar[int] = 1
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns the embeddings of anchors and positives, [rows, features] each."""
+        states, mask = last_hidden_state(outputs.output), outputs.batch.get("attention_mask")
+        if states is None or mask is None or mask.ndim != 3 or mask.shape[1] < 2:
+            return None
+        if states.ndim != 3 or states.shape[:2] != mask.flatten(0, 1).shape:
+            return None
+        pairs = embeddings(states, mask.flatten(0, 1)).reshape(*mask.shape[:2], -1).cpu()
+        return {"anchors": pairs[:, 0], "positives": pairs[:, 1], "embedded_pairs": pairs[:, 0, 0] * 0 + 1}
+
+    def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
+        """Returns whether each anchor's positive is found, and that it counts, [rows] each."""
+        found = self._found(rows["anchors"], rows["positives"])
+        return {"found_pairs": found, "embedded_pairs": rows["embedded_pairs"]}
+
+    def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
+        """Returns the recall of samples of anchors."""
+        return np.asarray((counts @ rows["found_pairs"]) / (counts @ rows["embedded_pairs"]))
+
+    def _found(self, anchors: Values, positives: Values) -> Values:
+        """Returns the probability that the positive of each anchor is among the k most similar ones, [rows]."""
+        found = [np.zeros(0)]
+        for first in range(0, len(anchors), NUM_ANCHORS):
+            similarity = np.round(anchors[first : first + NUM_ANCHORS] @ positives.T, NUM_DECIMALS)
+            own = similarity[np.arange(len(similarity)), first + np.arange(len(similarity))][:, None]
+            num_better, num_equal = (similarity > own).sum(1), (similarity == own).sum(1)
+            found.append(np.clip((self.num_best - num_better) / num_equal, 0.0, 1.0))
+        return np.concatenate(found)
+
+
+class RecallAt5(RecallAt1):
+    """The share of anchors whose own positive is among the five most similar positives."""
+
+    name = "recall_at_5"
+    num_best = 5
+
+
+def last_hidden_state(output: Any) -> Tensor | None:
+    """Returns the hidden states of a model's last layer, or None where its output has none."""
+    name = "last_hidden_state"
+    states: Tensor | None = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return states
+
+
+def embeddings(states: Tensor, mask: Tensor) -> Tensor:
+    """Returns the normalised mean of the unmasked states, [sequences, features], in fp64.
+
+    states: [sequences, tokens, features]. mask: [sequences, tokens].
+    """
+    weights = mask.double()[..., None]
+    means: Tensor = (states.double() * weights).sum(1) / weights.sum(1).clamp(min=1.0)
+    unit: Tensor = means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return unit
+
+
+class PreferenceAccuracy(Metric):
+    """The share of pairs whose chosen answer has the larger reward; equal rewards do not count as right.
+
+    The job's loss defines the rewards (Rafailov et al., Direct Preference Optimization, 2023, section 5).
+    """
+
+    name = "preference_accuracy"
+    higher_is_better = True
+    sums = ("preferred_pairs", "pairs")
+    needs = "a loss over pairs of a chosen and a rejected answer"
+    share_of = "pairs"
+    reads_whole_rows = True
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns whether each pair is in order, [rows]; None where the loss has no rewards."""
+        rewards = outputs.rewards
+        if rewards is None:
+            return None
+        in_order = rewards[:, 0] > rewards[:, 1]
+        return {"preferred_pairs": in_order, "pairs": in_order | True}
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the share."""
+        return sums["preferred_pairs"] / sums["pairs"]
+
+
+class Reward(Metric):
+    """The mean reward of completions that the model samples to held-out prompts, by the functions of the job's loss.
+
+    Completions for which every function returned None do not count.
+    """
+
+    name = "reward"
+    higher_is_better = True
+    sums = ("reward_sums", "rewarded")
+    needs = "a loss that generates completions, such as grpo"
+    reads_whole_rows = True
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns the rewards of each prompt's completions and their number, [rows]; None without completions."""
+        rewards = outputs.batch.get(REWARDS)
+        if rewards is None:
+            return None
+        return {"reward_sums": rewards.nansum(-1), "rewarded": (~rewards.isnan()).sum(-1)}
+
+    def value(self, sums: Mapping[str, Values]) -> Values:
+        """Returns the mean."""
+        return sums["reward_sums"] / sums["rewarded"]

@@ -1,0 +1,234 @@
+"""Probes of jobs: one tiny training step on the CPU that examines the model and finds faults early."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from torch import Tensor
+
+from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.errors import StepError
+from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.data_source import installed_source
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
+from ringmaster.techniques.loss import class_of, reward_names, source_of
+from ringmaster.techniques.metric import installed_metric
+from ringmaster.techniques.models.architectures import misspelt, undeclared_fields
+from ringmaster.techniques.models.build import seeded
+from ringmaster.techniques.probing.batches import cropped, made_up, ragged, rows_of
+from ringmaster.techniques.probing.division import NUM_SAMPLES, why_undivided
+from ringmaster.techniques.probing.faults import (
+    explained,
+    faults_of_labels,
+    faults_of_samples,
+    shapes_of,
+    why_tokens_are_foreign,
+)
+from ringmaster.techniques.probing.models import probed_model
+from ringmaster.techniques.probing.packing import why_never_packed, why_not_apart
+from ringmaster.techniques.probing.prompts import completions_of
+from ringmaster.techniques.training.dropout import DrawSites, find_sites, name_modules
+from ringmaster.techniques.training.losses import disable_dropout, loss_of, with_made_up_reference
+from ringmaster.techniques.training.metrics import Metrics
+
+FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
+REMEDY = "make the samples' shapes and the model's config agree"
+MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """The result of a tiny step of a job.
+
+    sites: the model's random draws.
+    undivided: the reason why a batch must not be divided; empty if it may be.
+    """
+
+    sites: DrawSites
+    undivided: str = ""
+
+
+def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = True) -> Probe:
+    """Takes a tiny step of `job`; the result is cached for all processes of a machine and all equivalent jobs.
+
+    data: the job's prepared data.
+    is_there: whether the data can be read; else samples of its shapes are made up.
+    Raises StepError if the model, the data, the loss or a metric does not work.
+    """
+
+    with explained("a function of the job cannot be imported", "correct its module, or install what that imports"):
+        source_states(job)
+    if reason := why_never_packed(job) or why_tokens_are_foreign(job, data):
+        raise StepError([reason])
+
+    def found() -> Probe:
+        step = _TinyStep(job, data, cache_dir, is_there=is_there)
+        sites = step.check()
+        return Probe(sites=sites, undivided=step.why_undivided(sites))
+
+    if not is_there:
+        return _once(Probe, _file("described", job, data, cache_dir), found)
+    shown = _once(Probe, _file("step", job, data, cache_dir), found)
+    _once(DrawSites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # for the ranks' `draws_of`
+    return shown
+
+
+def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites:
+    """The model's random draws, the part of a probe that a rank needs. Cached likewise."""
+    return _once(DrawSites, _file("draws", job, data, cache_dir), lambda: _TinyStep(job, data, cache_dir).sites())
+
+
+def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites | None:
+    """The cached result of `draws_of` on this machine; None if there is none."""
+    return _read(DrawSites, _file("draws", job, data, cache_dir))
+
+
+class _TinyStep:
+    """A job's small model, its loss, and a few samples. Its methods raise StepError with all faults that they find."""
+
+    def __init__(self, job: Job, data: PreparedData, cache_dir: Path, *, is_there: bool = True) -> None:
+        self._job, self._read, self._data = job, set[str](), data
+        self._undeclared = [] if job.model.factory else undeclared_fields(job.model)
+        try:
+            with explained("model: it cannot be built", "correct model"):
+                self._model = probed_model(job.model, data, read=self._read)
+        except StepError as fault:
+            suspects = [misspelt(job.model, self._undeclared)] if self._undeclared else []
+            raise StepError([*fault.faults, *suspects]) from fault
+        with explained("data: samples cannot be read", "give samples that are dicts of tensors, all of equal shapes"):
+            invented = None if is_there else made_up(data, MORE_LABELS)
+            self._training: Dataset = (
+                open_data(job.data, cache_dir=cache_dir, prepared=data)[0] if invented is None else _Rows(invented)
+            )
+            samples = self._samples(range(NUM_SAMPLES))
+        with explained("loss: it does not suit the model", "correct loss"):
+            self._loss = loss_of(job.loss, self._model, job.model, options=job.loss_options)
+        disable_dropout(self._model, self._loss)
+        if self._loss.function is not None and self._loss.function.generation is not None:
+            samples = completions_of(samples, model=self._model, function=self._loss.function, job=job, data=data)
+        else:
+            samples = cropped(samples, seq_len=data.seq_len)
+        self._batch = with_made_up_reference(self._loss, samples)
+        name_modules(self._model)
+
+    def check(self) -> DrawSites:
+        """Checks samples, labels, config, loss and metrics; returns the model's random draws."""
+        faults = list(faults_of_samples(self._job, self._model, self._loss, self._batch))
+        if not faults and self._job.data.packing:
+            with explained("data: packing: the model takes no packed samples", "set data.packing to false"):
+                faults = [fault for fault in [why_not_apart(self._model, self._batch)] if fault]
+        if faults:
+            raise StepError(faults)
+        sites = self.sites()
+        output = self._forward(self._batch)
+        more = [i * len(self._training) // MORE_LABELS for i in range(MORE_LABELS)]
+        faults = list(
+            faults_of_labels(self._job, output, self._loss, self._batch, others=lambda: self._samples(more)["labels"])
+        )
+        if unread := [name for name in self._undeclared if name not in self._read]:
+            faults.append(misspelt(self._job.model, unread))
+        if faults:
+            raise StepError(faults)
+        with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
+            self._loss(output, self._batch)
+        with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
+            metrics = Metrics(self._job.evaluation.metrics, loss=self._loss, data=self._data)
+            metrics.add(output, self._batch)
+            metrics.result()
+        with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
+            self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
+        self._model.zero_grad(set_to_none=True)
+        return sites
+
+    def _samples(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return fetch(self._training, [row % len(self._training) for row in rows])
+
+    def sites(self) -> DrawSites:
+        with seeded(0):
+            return find_sites(lambda num: self._forward(rows_of(self._batch, range(num))))
+
+    def why_undivided(self, sites: DrawSites) -> str:
+        with seeded(0):
+            return why_undivided(self._model, self._loss, self._uneven(), sites)
+
+    def _forward(self, batch: Mapping[str, Tensor]) -> Any:
+        with explained(f"model: its forward fails on samples with {shapes_of(batch)}", REMEDY), torch.no_grad():
+            return self._model(**self._loss.forward_inputs(batch))
+
+    def _uneven(self) -> dict[str, Tensor]:
+        """Samples with uneven numbers of labels, unless a user's loss does not support ignored labels."""
+        uneven = ragged(self._batch)
+        try:
+            self._loss(self._forward(uneven), uneven)
+        except (IndexError, RuntimeError, ValueError):
+            return dict(self._batch)
+        return uneven
+
+
+class _Rows:
+    """Made-up samples."""
+
+    def __init__(self, batch: dict[str, Tensor]) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return MORE_LABELS
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self._batch.items()}
+
+
+def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
+    """The value in the file; if there is no file, finds the value and writes it."""
+    if (known := _read(cls, file)) is not None:
+        return known
+    found = find()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(to_json(found)))
+    aside.replace(file)
+    return found
+
+
+def _read(cls: type[T], file: Path) -> T | None:
+    return from_json(cls, json.loads(file.read_text())) if file.exists() else None
+
+
+def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
+    """The cache file of a result, with a digest of all inputs in its name: all of the job that the model may feel."""
+    named, but = class_of(job.loss), BESIDE_MODEL_AND_LOSS | {"precision"}  # a probe computes in fp32
+    if what == "draws":
+        but |= {"evaluation"}
+        if named is None or (named.drops_out and not named.in_pairs):  # the same for every loss
+            job = replace(job, loss=None, loss_options={})
+    versions = (torch.__version__, transformers.__version__)
+    said = [FORMAT, set_fields(job, but=but), replace(data, folder=""), source_states(job), versions]
+    return cache_dir.absolute() / "probes" / f"{what}-{digest(said, length=32)}.json"
+
+
+def source_states(job: Job) -> list[Any]:
+    """Returns the names of a job's functions and classes that are a user's, with the states of their source files."""
+    rewards = reward_names(job.loss, job.loss_options)
+    names = (job.model.factory, job.data.factory, source_of(job.loss), installed_source(job.data), *rewards)
+    return [source_state(name) for name in (*names, *map(installed_metric, job.evaluation.metrics)) if name is not None]
+
+
+def source_state(name: str) -> Any:
+    """Returns the name of a user's function or class, with the size and modification time of its source file."""
+    target = inspect.unwrap(resolve(name))
+    try:
+        file = inspect.getsourcefile(target)
+    except TypeError:  # a function or class that is compiled into Python or an extension
+        file = None
+    stat = Path(file).stat() if file else None
+    return [name, stat and stat.st_size, stat and stat.st_mtime_ns]

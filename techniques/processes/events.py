@@ -1,0 +1,458 @@
+"""The events that gangs and the workers of a preflight report, and their JSON form, in which they are sent and stored.
+
+Ranks send events to their supervisor, which passes on those of rank 0. A node adds the telemetry of its devices and the
+outcome of its part of the gang. `event_from_json` is called where an event enters a process; from there on it is a
+value of one of these classes. They check themselves, as a user's trainer may send any: ValueError says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+from ringmaster.codec import SINCE_LATER, from_json, to_json
+from ringmaster.techniques.metric import checked_values
+from ringmaster.techniques.preflight import Preflight
+from ringmaster.text import printable_lines, storable_values
+
+MOST_STEPS = 2**53  # JSON's whole numbers; a job has fewer
+MOST_IN_REFUSED = 200  # characters of a refused event that a message quotes
+
+
+class OutcomeStatus(StrEnum):
+    """How a gang, or one job of a group, ended."""
+
+    DONE = "done"
+    PREEMPTED = "preempted"  # stopped by a command, and checkpointed
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASHED = "crashed"  # a rank died, hung or raised: another try may succeed
+    INVALID = "invalid"  # the user has to correct something: another try would end the same way
+    LOST = "lost"  # its node is lost, or the fork server's fence ended the ranks: this machine's part was given up
+    LEFT = "left"  # of one job of a group: it left the group, whose other jobs continue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An event of a gang. NAME: the value of "event" in its JSON form."""
+
+    NAME: ClassVar[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEvent(Event):
+    """An event about one job. job: its name within the batch; None for the job of the gang's order."""
+
+    job: str | None = field(default=None, metadata=SINCE_LATER)
+
+
+def _check_step(step: object) -> None:
+    if type(step) is not int or not 0 <= step <= MOST_STEPS:
+        raise ValueError(f"a step is a whole number from 0, not {step!r:.100}")
+
+
+def _check_seconds(*values: object) -> None:
+    for value in values:
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise ValueError(f"seconds are a number from 0, not {value!r:.100}")
+
+
+def _check_result(result: object) -> None:
+    """Checks what a rank returns for its job, and for each member of a group."""
+    if not isinstance(result, Mapping):
+        raise ValueError(f"the result of a rank is an object, not {result!r:.100}")
+    if "status" in result:
+        OutcomeStatus(result["status"])
+    for key in ("step", "first_step"):
+        if result.get(key) is not None:
+            _check_step(result[key])
+    if result.get("metrics") is not None:
+        checked_values(result["metrics"])
+    for each in dict(result.get("fellows") or {}).values():
+        _check_result(each)
+
+
+# -- for the supervisor of a rank ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStarted(Event):
+    """The process of a rank has started."""
+
+    NAME = "started"
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat(Event):
+    """The rank is alive."""
+
+    NAME = "beat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseStarted(Event):
+    """The rank has started a phase, in which it may be silent for `patience_s` seconds."""
+
+    NAME = "phase"
+    phase: str
+    patience_s: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed(Event):
+    """The rank is about to end because of an error."""
+
+    NAME = "failed"
+    kind: OutcomeStatus
+    message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult(Event):
+    """The rank has completed its order. result: status, step, metrics and seconds, or a trial's status."""
+
+    NAME = "result"
+    result: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_result(self.result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExited(Event):
+    """The process of a rank has ended. status: its exit status, negative for a signal.
+
+    fenced: whether the fork server's fence ended it.
+    """
+
+    NAME = "exit"
+    status: int
+    fenced: bool = False
+
+
+# -- of a preflight --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightStarted(JobEvent):
+    """The preflight of a job has started."""
+
+    NAME = "surveying"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataProgress(JobEvent):
+    """The data of a job is being prepared. progress: what is read and written so far, for people."""
+
+    NAME = "preparing"
+    progress: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightDone(Event):
+    """The preflight of a job is done. survey: its result."""
+
+    NAME = "survey"
+    survey: Preflight
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightFailed(JobEvent):
+    """A job cannot be trained. message: the cause, and what to correct."""
+
+    NAME = "fault"
+    message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
+
+# -- of a trial ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Event):
+    """A trial has been measured.
+
+    profile: the measured fields of `Profile`.
+    mean_step_s: the mean seconds of the measured steps, of which the profile has the median; None where it is unknown.
+    """
+
+    NAME = "measured"
+    profile: Mapping[str, Any]
+    mean_step_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceTimed(Event):
+    """The reference kernel was timed on the devices of a gang, before or after a trial.
+
+    kind: the kind of device, and the number of threads that used it.
+    mean_s, fastest_s: mean and least seconds of a repetition.
+    spread: the standard error of the mean, relative to it.
+    """
+
+    NAME = "reference"
+    kind: str
+    mean_s: float
+    fastest_s: float
+    spread: float = 0.0
+
+
+# -- of the jobs of a gang -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(JobEvent):
+    """The job is about to take its first step, from `step` on. startup_s: the seconds since it was ordered."""
+
+    NAME = "ready"
+    step: int = 0
+    startup_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        _check_seconds(self.startup_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(JobEvent):
+    """Steps were done, from `first_step` on.
+
+    losses, seconds: of each step; the losses are empty where only the progress is stored.
+    rewards: the mean reward of each step's completions; empty for losses that generate none.
+    wall_s: the time of the report in seconds since the epoch.
+    num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
+    peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
+    """
+
+    NAME = "steps"
+    first_step: int
+    seconds: tuple[float, ...]
+    losses: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
+    rewards: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
+    wall_s: float = field(default=0.0, metadata=SINCE_LATER)
+    num_samples: int = field(default=0, metadata=SINCE_LATER)
+    num_tokens: int = field(default=0, metadata=SINCE_LATER)
+    peak_bytes: int = field(default=0, metadata=SINCE_LATER)
+
+    def __post_init__(self) -> None:
+        _check_step(self.first_step)
+        _check_seconds(*self.seconds, self.wall_s)
+        for number in (self.num_samples, self.num_tokens, self.peak_bytes):
+            if type(number) is not int or number < 0:
+                raise ValueError(f"numbers of samples, tokens and bytes are whole numbers from 0, not {number!r:.100}")
+        if self.losses and len(self.losses) != len(self.seconds):
+            raise ValueError(f"{len(self.losses)} losses are of {len(self.seconds)} steps")
+        if not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in self.losses):
+            raise ValueError("a loss is a finite number")
+
+    @property
+    def step(self) -> int:
+        """The step that the job has reached."""
+        return self.first_step + len(self.seconds)
+
+    def newest(self, most: int) -> Self:
+        """Returns the report of its newest steps, at most so many, without their rewards."""
+        num_left_out = max(0, len(self.seconds) - most)
+        share = 1 - num_left_out / max(1, len(self.seconds))
+        return replace(
+            self,
+            first_step=self.first_step + num_left_out,
+            seconds=self.seconds[num_left_out:],
+            losses=self.losses[num_left_out:],
+            rewards=(),
+            num_samples=round(self.num_samples * share),
+            num_tokens=round(self.num_tokens * share),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics(JobEvent):
+    """The job was evaluated after a step. wall_s: the time of the report in seconds since the epoch."""
+
+    NAME = "metrics"
+    step: int
+    metrics: Mapping[str, float]
+    wall_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        _check_seconds(self.wall_s)
+        checked_values(self.metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(JobEvent):
+    """A checkpoint was published. seconds: the duration of the save; stall_s: how long training waited for it."""
+
+    NAME = "checkpoint"
+    step: int
+    seconds: float | None = field(default=None, metadata=SINCE_LATER)
+    stall_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        _check_seconds(self.seconds, self.stall_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(JobEvent):
+    """A checkpoint could not be saved, or is damaged. waits: whether training stands still until it can be saved."""
+
+    NAME = "checkpoint_failed"
+    step: int
+    message: str
+    waits: bool = field(default=False, metadata=SINCE_LATER)
+
+    def __post_init__(self) -> None:
+        _check_step(self.step)
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOfGroupEnded(JobEvent):
+    """One job of a group has ended, and the gang continues. outcome: in the form of a `RankResult.result`."""
+
+    NAME = "ended"
+    outcome: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_result(self.outcome)
+
+
+# -- of a node -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTelemetry(Event):
+    """The use of a gang's devices, which `tasks/device_monitor.py` describes. devices: by number on the node.
+
+    node: the name of the node for a gang over several nodes, and empty otherwise.
+    """
+
+    NAME = "telemetry"
+    wall_s: float
+    node: str
+    devices: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareEnded(Event):
+    """The last event of a node's share of a gang: its outcome, with the fields of `Outcome`."""
+
+    NAME = "outcome"
+    status: OutcomeStatus
+    message: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    was_killed: bool = False
+
+    def __post_init__(self) -> None:
+        _check_result(self.result)
+
+
+# -- of scoring and evaluation on request ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsScored(Event):
+    """A model has been scored. kind: of the model; file: an .npz file with its arrays of rows."""
+
+    NAME = "scores"
+    model: str
+    kind: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringProgress(Event):
+    """Rows that are scored so far, summed over all models."""
+
+    NAME = "scoring_progress"
+    num_done: int
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFailed(Event):
+    """A model cannot be scored or evaluated. message: the cause."""
+
+    NAME = "model_failed"
+    model: str
+    message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
+
+# -- of others -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherEvent(Event):
+    """An event that only the trainer that sent it knows: it is stored and passed on as it is."""
+
+    NAME = ""
+    content: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedEvent(Event):
+    """Stands for what a gang has sent and is no event. message: what is wrong with it. name: of the event it was to be.
+
+    It is never sent or stored: whoever reads the event makes it anew.
+    """
+
+    NAME = "refused"
+    message: str
+    name: str = ""
+
+
+_CLASSES: Mapping[str, type[Event]] = {
+    cls.NAME: cls
+    for cls in (
+        *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited),
+        *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured, ReferenceTimed),
+        *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
+        *(DeviceTelemetry, ShareEnded),
+        *(RowsScored, ScoringProgress, ModelFailed),
+    )
+}
+_KEYS = {cls: frozenset(f.name for f in fields(cls)) for cls in _CLASSES.values()}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Returns the JSON form of an event: its name as "event", and its fields."""
+    if isinstance(event, OtherEvent):
+        return dict(event.content)
+    return {"event": event.NAME, **to_json(event)}
+
+
+def event_from_json(content: Mapping[str, Any]) -> Event:
+    """Returns the event whose JSON form is `content`. Ignores fields that the event does not have.
+
+    Raises ValueError where a field is missing or has a wrong shape or value.
+    """
+    name = content.get("event") if isinstance(content, Mapping) else None
+    if not isinstance(name, str):
+        raise ValueError(f"an event is an object with its name as 'event', not {content!r:.{MOST_IN_REFUSED}}")
+    cls = _CLASSES.get(name)
+    if cls is None:
+        return OtherEvent(content=storable_values(dict(content)))
+    return from_json(cls, {key: storable_values(value) for key, value in content.items() if key in _KEYS[cls]})
+
+
+def event_or_refusal(content: Any) -> Event:
+    """Returns the event whose JSON form is `content`, or a `RefusedEvent` that says why there is none."""
+    try:
+        return event_from_json(content)
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        name = str(content.get("event", "")) if isinstance(content, Mapping) else ""
+        message = f"an event of its gang was refused: {error} (it was {content!r:.{MOST_IN_REFUSED}})"
+        return RefusedEvent(message=printable_lines(message), name=name)

@@ -1,0 +1,22 @@
+"""Classification of exceptions: out of memory, invalid input, or a crash."""
+
+from __future__ import annotations
+
+import torch
+
+from ringmaster.techniques.processes.events import OutcomeStatus
+
+# Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
+
+
+def failure_kind(error: Exception) -> OutcomeStatus:
+    """Returns the kind of a failure, by its remedy: out of memory, invalid or crashed."""
+    text = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return OutcomeStatus.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
+        return OutcomeStatus.OUT_OF_MEMORY
+    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError)):
+        return OutcomeStatus.INVALID
+    return OutcomeStatus.CRASHED

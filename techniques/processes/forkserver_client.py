@@ -1,0 +1,270 @@
+"""Clients of the fork server: one starts and ends it, others request worker processes of it. Both are `Launcher`s."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ringmaster.errors import ChannelClosed
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.fence import TICK, seconds_since_boot
+from ringmaster.techniques.processes.launcher import rank_argument, rank_environment
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.stopped import StoppedProcesses
+
+WORKER = "ringmaster.techniques.processes.worker:main"
+# Imports of every worker. Optimizers import torch._dynamo at their first step, which takes seconds if not preloaded.
+PRELOAD = (
+    "torch.distributed:init_process_group",
+    "torch.distributed.fsdp:fully_shard",
+    "torch.distributed.tensor:DTensor",
+    "torch._dynamo:disable",
+    "transformers:PreTrainedModel",
+    WORKER,
+)
+START_TIMEOUT_S = 300.0
+IDLE_AFTER_S = 600.0  # without workers, after which a server that starts when it is needed ends, for its memory
+
+
+@contextlib.contextmanager
+def _address_of(path: Path) -> Iterator[str]:
+    """Yields the address of a socket: it has at most 107 characters, and a temporary folder's path may have more."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class ForkServerClient:
+    """A client of a fork server that another process owns, such as the one of this machine's node.
+
+    The workers of this client end when it does, and with the server. socket_path: the server's socket.
+    """
+
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
+
+    def start(self) -> Self:
+        """Makes a server that waits for its first client start to import torch."""
+        with contextlib.suppress(OSError):
+            self._connect().close()
+        return self
+
+    def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
+        """Starts a process that calls `target(channel, argument)`; returns the channel to it.
+
+        The process writes its output to the file `log`. Raises OSError where the server has ended for good.
+        """
+        channel = Channel(self._connect())
+        with contextlib.suppress(ChannelClosed):  # a closed fence refuses the child: receiving raises ChannelClosed
+            channel.send({"target": target, "argument": argument, "log": str(log)})
+        return channel
+
+    def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
+        """Starts one rank of an order; returns the channel to it.
+
+        Raises OSError or RuntimeError where no process can be started.
+        """
+        return self.spawn(target=WORKER, argument=rank_argument(order, rank=rank), log=log)
+
+    def close(self) -> None:
+        """Does nothing: the server is another process's."""
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            with _address_of(self._socket_path) as address:
+                connection.connect(address)
+        except OSError:  # the server has just ended
+            connection.close()
+            raise
+        return connection
+
+
+class ForkServer(ForkServerClient):
+    """A fork server that this process owns: it and all its workers end when this process does.
+
+    fence_after_s: seconds after the last `tick` when its workers end; none is started until another tick. None for no
+        fence.
+
+    `start` and `spawn` raise RuntimeError, with the end of the server's log, where the server cannot start.
+    """
+
+    def __init__(
+        self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
+    ) -> None:
+        self._folder = ScratchFolder()
+        super().__init__(self._folder.path / "forkserver")
+        self._log = log or self._folder.path / "log"
+        self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
+        self._fence_after_s = fence_after_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+        self._listener: socket.socket | None = None  # of a server that starts when it is needed
+
+    def start(self) -> Self:
+        """Starts the server where it is not running; returns when it is ready to fork."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._hang_up()
+                self._process = self._launch()
+        return self
+
+    def start_when_needed(self, *, link: Path) -> None:
+        """Has the server start once it is connected to, and end after a while without workers.
+
+        link: a link to the server's socket, by which other processes of this machine find it.
+        """
+        self._listener = self._listen()
+        link.unlink(missing_ok=True)
+        link.symlink_to(self._socket_path)
+        threading.Thread(target=self._keep, args=(self._listener,), name="forkserver", daemon=True).start()
+
+    def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
+        """Starts a process, and the server where it is not running. See `ForkServerClient.spawn`."""
+        self.start()
+        return super().spawn(target=target, argument=argument, log=log)
+
+    def tick(self, heard_s: float | None = None) -> None:
+        """Reports to the server that its workers may continue. Never waits: a server that is starting needs no tick.
+
+        `heard_s` is the moment at which this process was known to own its devices, by `seconds_since_boot`; now by
+        default.
+        """
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # the server has ended; the next `spawn` starts it again
+                os.write(process.stdin.fileno(), TICK.pack(seconds_since_boot() if heard_s is None else heard_s))
+
+    def close(self) -> None:
+        """Ends the server and all its workers; a server that is still starting is killed."""
+        if (starting := self._starting) is not None:
+            starting.kill()
+        with self._lock:
+            self._is_closed = True
+            if self._listener is not None:
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
+                self._listener.close()
+                self._listener = None
+            self._hang_up()
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _listen(self) -> socket.socket:
+        self._socket_path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        with _address_of(self._socket_path) as address:
+            listener.bind(address)
+        listener.listen(64)
+        return listener
+
+    def _keep(self, listener: socket.socket) -> None:
+        """Starts the server whenever it does not run and a connection waits."""
+        waiting = select.poll()
+        waiting.register(listener, select.POLLIN)
+        while waiting.poll() and not self._is_closed:
+            try:
+                process = self.start()._process
+            except RuntimeError as error:  # its log says more; the next connection is another try
+                sys.stderr.write(f"{error}\n")
+                with contextlib.suppress(OSError, ValueError):  # it is closed meanwhile
+                    while select.select([listener], [], [], 0)[0]:
+                        listener.accept()[0].close()
+            else:
+                assert process is not None
+                process.wait()
+
+    def _hang_up(self) -> None:
+        """Closes the server's standard input, which ends it, and waits for its end."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        # -P: a file in the working folder with the name of a library must not be imported instead of the library.
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "ringmaster.techniques.processes.forkserver",
+        ]
+        listener = self._listener or self._listen()
+        idle_after_s = math.inf if self._listener is None else IDLE_AFTER_S
+        command += [str(listener.fileno()), str(self._fence_after_s or math.inf), str(idle_after_s), *self._preload]
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # Some libraries create files of fixed names in the temporary folder, which other users share.
+                env={**rank_environment(), "TMPDIR": str(self._folder.path)},
+                preexec_fn=_restore_signals,
+                pass_fds=[listener.fileno()],
+            )
+        if self._listener is None:
+            listener.close()  # so that nobody can connect once the server has ended
+        assert process.stdin is not None and process.stdout is not None
+        self._starting = process
+        killer = threading.Timer(START_TIMEOUT_S, process.kill)
+        killer.start()
+        line = process.stdout.readline()
+        killer.cancel()
+        self._starting = None
+        process.stdout.close()
+        threading.Thread(target=_end_if_stopped, args=(process,), name="stopped", daemon=True).start()
+        if line != b"ready\n":
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            with contextlib.suppress(OSError):
+                tail = self._log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
+        return process
+
+
+def _end_if_stopped(process: subprocess.Popen[bytes]) -> None:
+    """Kills a server that stays stopped: it starts nothing, and does not report the ends of its workers."""
+    stopped = StoppedProcesses()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=stopped.look_every_s)
+            return
+        if stopped.among([process.pid]):
+            sys.stderr.write(f"the fork server was stopped for {stopped.after_s:.0f} s: taken for hung and killed\n")
+            process.kill()
+
+
+def _restore_signals() -> None:
+    """Starts a new session, so that Ctrl-C at a terminal reaches only the owner, which then stops its gangs."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,133 @@
+"""One rank of a gang: its device, its peers, and the collective calls between them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store  # the source of torch.distributed's, with types
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ringmaster.techniques.processes.order import GangOrder, Slot, rendezvous
+from ringmaster.techniques.processes.rendezvous import meet
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""The backend of collective calls by type of device; sums of losses are exchanged on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """One process among those of its gang.
+
+    device: where its tensors are.
+    mesh: the gang's devices; None for a single process.
+    first_bytes: what the process held when it joined: Python and libraries, which all ranks of a machine share.
+    """
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    mesh: DeviceMesh | None
+    first_bytes: int = 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Returns the element-wise sum over all ranks."""
+        if self.num_ranks == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        summed: list[float] = total.tolist()
+        return summed
+
+    def gather(self, values: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Returns each of `values` of every rank, in the order of the ranks.
+
+        values: vectors in fp64 on the CPU, equally many on all ranks, of any lengths.
+        """
+        if self.num_ranks == 1:
+            return [[value] for value in values]
+        lengths = torch.zeros(self.num_ranks, len(values), dtype=torch.int64)
+        lengths[self.rank] = torch.tensor([len(value) for value in values])
+        dist.all_reduce(lengths)
+        own = torch.zeros(int(lengths.sum(1).max()), dtype=torch.float64)
+        own[: int(lengths[self.rank].sum())] = torch.cat(list(values))
+        every = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        dist.all_gather(every, own)
+        by_rank = [torch.split(each[: sum(sizes)], sizes) for each, sizes in zip(every, lengths.tolist(), strict=True)]
+        return [[parts[i] for parts in by_rank] for i in range(len(values))]
+
+    def max(self, value: float) -> float:
+        """Returns the largest of the ranks' values."""
+        if self.num_ranks == 1:
+            return value
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return float(largest)
+
+    def peak_bytes(self) -> int:
+        """Returns the most bytes that this rank has held: of a GPU's allocator, or of a CPU rank's process.
+
+        What the process held before it joined does not count, as it does not in predictions.
+        """
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return max(0, _held_bytes() - self.first_bytes)
+
+    def agree(self, yes: bool) -> bool:
+        """Returns whether all ranks pass True; it is also a barrier."""
+        return self.sum([float(not yes)])[0] == 0
+
+
+def _held_bytes() -> int:
+    """Returns the most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def alone(device: torch.device) -> Ranks:
+    """Returns the `Ranks` of a process without peers."""
+    return Ranks(rank=0, num_ranks=1, device=device, mesh=None, first_bytes=_held_bytes())
+
+
+def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
+    """Binds this process to its slots, before it uses a device: a GPU, or cores with one thread each."""
+    mine = slots if num_ranks == 1 else (slots[rank],)
+    cores = sorted({core for slot in mine for core in slot.cores})
+    if cores:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(max(len(cores), 1))
+    if mine[0].kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = mine[0].uuid or str(mine[0].index)
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
+    return torch.device("cpu")
+
+
+def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
+    """Connects to the other ranks and builds the device mesh over them.
+
+    The ranks meet through a file in the gang's folder, or at an address where they are on several machines.
+    """
+    device = take_device(order.slots, rank - order.first_rank, num_ranks=num_ranks)
+    if num_ranks == 1:
+        return alone(device)
+    timeout = timedelta(seconds=order.collective_timeout_s)
+    store: Store = (
+        meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout)
+        if order.meeting
+        else FileStore(str(rendezvous(order)), num_ranks)
+    )
+    dist.init_process_group(
+        backend=BACKENDS[device.type],
+        store=store,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timeout,
+    )
+    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh, first_bytes=_held_bytes())

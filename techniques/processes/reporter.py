@@ -1,0 +1,193 @@
+"""Events that a rank sends to its supervisor, and commands that it receives."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.events import (
+    Beat,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    JobEvent,
+    JobOfGroupEnded,
+    Metrics,
+    PhaseStarted,
+    RankResult,
+    Ready,
+    Steps,
+    event_to_json,
+)
+from ringmaster.text import printable
+
+BEAT_EVERY_S = 0.25
+LOG_EVERY_S = 10.0  # between the lines about steps in a rank's log
+
+STOP, MEASURE = "stop", "measure"
+UNTIL, LEAVE = "until ", "leave "
+
+
+def until(last_step: int) -> str:
+    """Returns the command to continue up to a later step than ordered."""
+    return f"{UNTIL}{last_step}"
+
+
+def leave(job: str) -> str:
+    """Returns the command that a job of a group checkpoints and ends, while the other jobs continue."""
+    return f"{LEAVE}{job}"
+
+
+class EventSender(Protocol):
+    """Receiver of a rank's reports."""
+
+    def beat(self) -> None:
+        """Reports that the rank is alive."""
+
+    def send(self, event: JobEvent) -> None:
+        """Sends one event about a job."""
+
+
+class RankLog:
+    """Prints what a rank reports as lines of its log, which `ringmaster logs` shows.
+
+    clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        self._logger = logging.Logger("rank", logging.INFO)
+        self._logger.addHandler(handler)
+        self._phase = ""
+        self._steps_s = -LOG_EVERY_S
+        self._unprinted: dict[str | None, Steps] = {}  # by job: the newest report, where it has no line yet
+
+    def note(self, event: Event) -> None:
+        """Prints a line about the event, if it is worth one."""
+        if isinstance(event, Steps):
+            self._unprinted[event.job] = event
+            if self._clock() - self._steps_s >= LOG_EVERY_S:
+                self._print_steps()
+        elif isinstance(event, PhaseStarted):
+            if event.phase != self._phase:  # else it goes on, with another timeout
+                self._print_steps()
+                self._phase = event.phase
+                self._print(event.phase)
+        elif (line := _log_line(event)) is not None:
+            self._print_steps()
+            self._print(line)
+
+    def _print_steps(self) -> None:
+        if self._unprinted:
+            self._steps_s = self._clock()
+        while self._unprinted:
+            job, steps = self._unprinted.popitem()
+            seconds, rates = sum(steps.seconds), ""
+            for number, what in ((steps.num_samples, "samples/s"), (steps.num_tokens, "tokens/s")):
+                rates += f", {number / seconds:.4g} {what}" if number and seconds else ""
+            loss = f", loss {steps.losses[-1]:.4g}" if steps.losses else ""
+            self._print(f"{_of(job)}step {steps.step}{loss}{rates}")
+
+    def _print(self, line: str) -> None:
+        self._logger.info("%s", printable(line))
+
+
+def _log_line(event: Event) -> str | None:
+    match event:
+        case Ready(step=step):
+            return f"{_of(event.job)}goes on from step {step}" if step else f"{_of(event.job)}begins"
+        case Metrics(step=step, metrics=metrics):
+            return f"{_of(event.job)}evaluated at step {step}: {_metrics_text(metrics)}"
+        case CheckpointSaved(step=step):
+            return f"{_of(event.job)}saved a checkpoint of step {step}"
+        case CheckpointFailed(message=message):
+            return f"{_of(event.job)}{message}"
+        case JobOfGroupEnded(outcome=outcome) | RankResult(result=outcome) if "step" in outcome:
+            job = event.job if isinstance(event, JobOfGroupEnded) else None
+            ended = f"{_of(job)}{outcome['status']} at step {outcome['step']}"
+            return f"{ended}: {text}" if (text := _metrics_text(outcome.get("metrics") or {})) else ended
+    return None
+
+
+def _of(job: str | None) -> str:
+    return "" if job is None else f"{job}: "
+
+
+def _metrics_text(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+class Reporter:
+    """Sends events (phases, beats, progress), and receives commands over the channel; SIGTERM means stop.
+
+    log: prints the events into the rank's log; None for a rank without lines of its own.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.log: RankLog | None = None
+        self._said_s = 0.0
+        self._commands: set[str] = set()
+        signal.signal(signal.SIGTERM, lambda *_: self._commands.add(STOP))
+
+    def fileno(self) -> int:
+        """Returns the channel's file descriptor, for selectors; it is readable when a command has arrived."""
+        return self._channel.fileno()
+
+    def phase(self, name: str, *, patience_s: float) -> None:
+        """Starts a phase in which this rank may be silent for `patience_s` seconds before it counts as hung."""
+        self.send(PhaseStarted(phase=name, patience_s=patience_s))
+
+    def beat(self) -> None:
+        """Reports that the rank is alive, a few times a second at most."""
+        if time.monotonic() - self._said_s >= BEAT_EVERY_S:
+            self.send(Beat())
+
+    def send(self, event: Event) -> None:
+        """Sends one event."""
+        self._said_s = time.monotonic()
+        self._channel.send(event_to_json(event))
+        if self.log is not None:
+            self.log.note(event)
+
+    def about(self, job: str) -> EventSender:
+        """Returns a reporter for one of several jobs, which adds the job's name to each event."""
+        return _JobReporter(self, job)
+
+    def told(self, command: str) -> bool:
+        """Returns whether this rank has received the command so far."""
+        self._listen()
+        return command in self._commands
+
+    def told_until(self) -> int:
+        """Returns the latest step up to which this rank was commanded to continue; 0 without such a command."""
+        self._listen()
+        return max((int(c.removeprefix(UNTIL)) for c in self._commands if c.startswith(UNTIL)), default=0)
+
+    def told_to_leave(self) -> set[str]:
+        """Returns the jobs of a group that were commanded to leave it."""
+        self._listen()
+        return {command.removeprefix(LEAVE) for command in self._commands if command.startswith(LEAVE)}
+
+    def _listen(self) -> None:
+        while (message := self._channel.poll()) is not None:
+            self._commands.add(message["command"])
+
+
+class _JobReporter:
+    def __init__(self, reporter: Reporter, job: str) -> None:
+        self._reporter, self._job = reporter, job
+
+    def beat(self) -> None:
+        self._reporter.beat()
+
+    def send(self, event: JobEvent) -> None:
+        self._reporter.send(replace(event, job=self._job))

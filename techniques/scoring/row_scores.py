@@ -1,0 +1,308 @@
+"""Scores of rows from a model's outputs, and the scoring of a single model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutput
+
+from ringmaster.errors import NoCommonBase
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.loss import reward_names
+from ringmaster.techniques.metric import Metric, scored_metrics
+from ringmaster.techniques.models import build_model
+from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.facts import has_experts
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter
+from ringmaster.techniques.scoring.order import SCORES, model_spec
+from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, Rows, max_tokens
+from ringmaster.techniques.training.fused.adapter_batches import Part
+from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
+from ringmaster.techniques.training.fused.shared_base_model import Stem
+from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
+from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.losses import (
+    Loss,
+    classification_loss,
+    logits_of,
+    loss_of,
+    losses_by_row,
+    next_token_loss,
+)
+from ringmaster.techniques.training.metrics import outputs_of, sums_of
+
+LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Question:
+    """The input of one model.
+
+    model: the model's name.
+    inputs: the arguments of `forward`.
+    about: any value of the caller, returned with the output.
+    """
+
+    model: str
+    inputs: dict[str, Tensor]
+    about: Any = None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of samples."""
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all samples; 0 if the inputs are not tokens."""
+        tokens = self.inputs.get("input_ids")
+        return 0 if tokens is None else tokens.numel()
+
+
+class CommonBase:
+    """A base and the adapters on it.
+
+    model: the base without an adapter; it is changed in place.
+    loss: the loss that will be computed from the outputs.
+    Raises NoCommonBase if the model cannot serve several adapters at once.
+    """
+
+    def __init__(self, model: nn.Module, *, loss: Loss) -> None:
+        if loss.compute not in (next_token_loss, classification_loss):
+            raise NoCommonBase(f"the loss of {type(model).__name__} needs more than logits")
+        config: Any = getattr(model, "config", None)
+        if has_experts(model):
+            raise NoCommonBase(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
+        self._device = next(model.parameters()).device
+        self._num_logits = (getattr(config, "vocab_size", None) or 1) if loss.shifted else 0
+        self._stem = Stem(model.eval())
+        self._causal, self._packs = loss.shifted, self._stem.packs
+        self._adapter_modules: dict[str, AdapterModules] = {}
+
+    def add(self, name: str, folder: Path) -> None:
+        """Adds the adapter in `folder` under a name. A folder without an adapter stands for the base itself.
+
+        Raises ValueError if the adapter does not fit the base.
+        """
+        if not is_adapter(folder):
+            self._adapter_modules[name] = AdapterModules()
+            return
+        adapter, model = read_adapter(folder), self._stem.model
+        at = sites(model, adapter)
+        state = pretrained_state(folder, first_state(model, adapter, at, seed=0))
+        own = own_leaves(model, adapter)
+        self._stem.open(at, own)
+        placed = {key: value.to(self._device) for key, value in state.items()}
+        self._adapter_modules[name] = adapter_modules_of(adapter, at, own, placed)
+
+    @torch.no_grad()
+    def answers(self, questions: Iterable[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
+        """Yields each question with its logits, in order; reads ahead by no more than one forward pass.
+
+        Raises NoCommonBase if the base packs samples and a question has padded rows.
+        """
+        waiting: list[Question] = []
+        for question in questions:
+            if waiting and not self._fits(waiting, question):
+                yield from self._asked(waiting)
+                waiting = []
+            waiting.append(question)
+        if waiting:
+            yield from self._asked(waiting)
+
+    def _asked(self, questions: list[Question]) -> Iterator[tuple[Question, CausalLMOutput]]:
+        parts = [
+            Part(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
+            for question in questions
+        ]
+        yield from zip(questions, self._stem.forward(parts), strict=True)
+
+    def _fits(self, waiting: list[Question], question: Question) -> bool:
+        """Whether one more question fits into the same forward pass without changing any output."""
+        together = [*waiting, question]
+        if min(self._product_rows(waiting[-1]), self._product_rows(question)) < LEAST_ROWS:
+            return False
+        if not self._packs and _is_padded(waiting[-1]) != _is_padded(question):
+            return False
+        num_tokens = sum(each.num_tokens for each in together)
+        if num_tokens:
+            return num_tokens <= max_tokens(self._device) and num_tokens * self._num_logits <= MAX_LOGITS
+        return sum(each.num_rows for each in together) <= MAX_ROWS
+
+    def _product_rows(self, question: Question) -> int:
+        """The number of rows of the smallest product: a classifier's head has one row per sample."""
+        return question.num_tokens if self._causal else question.num_rows
+
+    def _inputs(self, question: Question) -> dict[str, Tensor]:
+        if not self._packs:
+            return question.inputs
+        if not question.inputs.keys() <= {"input_ids", "attention_mask"} or _is_padded(question):
+            raise NoCommonBase("rows that are padded, or more than tokens, cannot be packed")
+        return {"input_ids": question.inputs["input_ids"]}
+
+
+def _is_padded(question: Question) -> bool:
+    mask = question.inputs.get("attention_mask")
+    return mask is not None and not bool(mask.all())
+
+
+CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
+
+Array = np.ndarray[Any, Any]
+Count = Callable[[int], None]
+"""A callback that is called with the number of rows scored since its last call."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowScores:
+    """The scores of one model on some rows.
+
+    kind: "causal", "classifier" or "other".
+    arrays: arrays with one entry per row, by name: the sums of metrics, such as loss_sums, loss_counts, hits and
+        labelled; num_tokens (rows of tokens); log_probabilities of whole rows (causal); predictions, and probabilities
+        [rows, labels] (classifiers); column.NAME (integer columns); slice.NAME; input.NAME.
+    """
+
+    kind: str
+    arrays: Mapping[str, Array]
+
+
+class Collected:
+    """A collection of values of rows, which may be added in any order."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[int, Any]] = {}
+
+    def add(self, numbers: Sequence[int], values: Mapping[str, Sequence[Any]]) -> None:
+        """Adds values, by name, of the rows with these numbers."""
+        for key, of in values.items():
+            self._rows.setdefault(key, {}).update(zip(numbers, of, strict=True))
+
+    def scores(self, *, shifted: bool) -> RowScores:
+        """The scores from all values, in the order of the rows. shifted: whether the model is a language model."""
+        num_rows = max((len(values) for values in self._rows.values()), default=0)
+        arrays = {key: _stacked([of[i] for i in range(num_rows)]) for key, of in self._rows.items()}
+        return RowScores(kind=CAUSAL if shifted else CLASSIFIER if "predictions" in arrays else OTHER, arrays=arrays)
+
+
+def build_scored_model(model_dir: Path, rows: Rows) -> tuple[nn.Module, ModelSpec]:
+    """The model in a folder (if it holds an adapter, its base) on the CPU, and its spec. Raises ValueError."""
+    spec = model_spec(model_dir)
+    if spec.factory is None:
+        spec = replace(spec, attention=rows.job.model.attention)
+    weights = base_of(model_dir) if is_adapter(model_dir) else model_dir
+    model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=weights and weights.absolute())
+    return model, spec
+
+
+@torch.no_grad()
+def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count) -> RowScores:
+    """The scores of one model, computed on its own. count: called with the number of rows of each batch."""
+    model, spec = build_scored_model(model_dir, rows)
+    if is_adapter(model_dir):
+        attach(model, Adapter(from_pretrained=str(model_dir)), seed=rows.job.seed)
+    model = model.eval().to(device)
+    named = rows.job.loss
+    if rows.cases is not None and reward_names(named, rows.job.loss_options):
+        named = None  # literal cases are no prompts
+    loss = loss_of(named, model, spec, options=rows.job.loss_options)
+    if rows.job.precision == "bf16-params":
+        compute_in_half(model)
+    rollout = rollout_of(
+        loss.function,
+        model=model,
+        tokenizer_dir=rows.prepared.tokenizer_dir,
+        device=device,
+        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
+    )
+    collected, config, metrics = Collected(), getattr(model, "config", None), metrics_of(rows.job)
+    for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
+        known = rows.known(batch)
+        if rollout is not None:
+            seeds = [prompt_seed(rows.job.seed, HELD_OUT, number) for number in numbers]
+            (batch,) = rollout.with_advantages([rollout.completed(model, batch, seeds=seeds)])
+        output, losses = _forward(model, loss, batch, rows), None
+        if rows.are_labelled(batch) and loss.function is None:
+            losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
+        elif rows.are_labelled(batch) and loss.is_known(batch):
+            losses = losses_by_row(loss, output, batch)
+        found = said(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
+        collected.add(numbers, {**found, **known})
+        count(len(numbers))
+    return collected.scores(shifted=loss.shifted)
+
+
+def metrics_of(job: Job) -> tuple[Metric, ...]:
+    """The metrics whose sums are computed: the defaults, and those of the job's evaluation. Raises ValueError."""
+    metrics = scored_metrics(job.evaluation.metrics)
+    for metric in metrics:
+        if taken := SCORES.intersection(metric.sums):
+            raise ValueError(f"metric {metric.name} may not name a sum {', '.join(taken)}. To fix: rename the sum")
+    return metrics
+
+
+def said(
+    loss: Loss,
+    output: Any,
+    batch: Mapping[str, Tensor],
+    *,
+    losses: tuple[Tensor, Tensor] | None,
+    metrics: Sequence[Metric],
+    data: PreparedData,
+) -> dict[str, list[Any]]:
+    """The scores of a batch's rows, a value (or vector) per row, by name.
+
+    losses: the loss by row as (sums, counts), [rows] each; None for rows without labels.
+    metrics: those that do not suit the model or the labels are left out.
+    data: the prepared rows, for metrics that read their tokenizer or the names of their classes.
+    """
+    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses, data=data))
+    logits = logits_of(output)
+    if loss.shifted:
+        # The next-token loss is the negative log-probability already.
+        if losses is not None and loss.compute is next_token_loss:
+            found["log_probabilities"] = -found["loss_sums"]
+        elif logits is not None and "labels" in batch and logits.shape[:-1] == batch["labels"].shape:
+            found["log_probabilities"] = _log_probabilities(output, batch)
+    elif logits is not None and logits.ndim == 2 and logits.shape[-1] > 1:
+        found["probabilities"] = logits.float().softmax(-1)
+        found["predictions"] = logits.argmax(-1)
+    return {key: list(tensor.double().cpu().numpy()) for key, tensor in found.items()}
+
+
+def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Rows) -> Any:
+    kind = next(iter(batch.values())).device.type
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"):
+        return model(**loss.forward_inputs(batch))
+
+
+def _losses_one_by_one(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Rows) -> tuple[Tensor, Tensor]:
+    """The losses by row of a loss that supports only whole batches, from batches of one row."""
+    pairs = []
+    for i in range(len(next(iter(batch.values())))):
+        row = {key: tensor[i : i + 1] for key, tensor in batch.items()}
+        pairs.append([float(value) for value in loss(_forward(model, loss, row, rows), row)])
+    sums, counts = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+    return sums, counts
+
+
+def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """The natural log-probability of each row's tokens after the first, given the tokens before them: [rows]."""
+    told = losses_by_row(Loss(compute=next_token_loss, inputs=None, shifted=True), output, batch)
+    assert told is not None
+    return -told[0]
+
+
+def _stacked(values: list[Any]) -> Array:
+    """Rows as one array; rows of different lengths (of tokens) are padded with -1 at the end."""
+    if isinstance(values[0], np.ndarray) and len({value.shape for value in values}) > 1:
+        width = max(len(value) for value in values)
+        return np.stack([np.pad(value, (0, width - len(value)), constant_values=-1) for value in values])
+    return np.asarray(values)

@@ -1,0 +1,278 @@
+"""The rows that models are scored on: prepared and opened once for all models, then read in chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmaster.codec import from_json
+from ringmaster.techniques.dotted_names import resolve
+from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.scoring.order import TrainingData, tokenizer_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ringmaster.techniques.data import PreparedData
+
+# Limits of one forward pass.
+MAX_ROWS = 64
+MAX_TOKENS = 1 << 13
+MAX_TOKENS_CPU = 1 << 10  # a fifth faster than eight times as many, which do not fit into a core's cache
+MAX_LOGITS = 1 << 26  # so that a large vocabulary does not take all memory
+
+Chunk = tuple[list[int], "dict[str, Tensor]"]
+"""The numbers of some rows, and the batch of these rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Literal cases as texts.
+
+    labels: the label of each text, or None.
+    encode: a dotted function that converts texts to columns of tensors; else each model's tokenizer is used.
+    """
+
+    texts: Sequence[str]
+    labels: Sequence[int] | None = None
+    encode: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rows:
+    """Held-out rows of `job`, or literal `cases` (texts, or columns of arrays) in their place.
+
+    reader: the folder of a model whose tokenizer reads text if the job names none.
+    data, slicers, keep_inputs, max_rows, is_whole, trained_on: as in `ScoringOrder`.
+    """
+
+    job: Job
+    cache_dir: Path
+    reader: Path
+    data: Mapping[str, Any] | None = None
+    cases: Texts | Mapping[str, Any] | None = None
+    slicers: Mapping[str, str] = field(default_factory=dict)
+    keep_inputs: bool = False
+    max_rows: int | None = None
+    is_whole: bool = False
+    trained_on: TrainingData | None = None
+
+    @cached_property
+    def prepared(self) -> PreparedData:
+        """The prepared data; for literal cases a placeholder with only a name."""
+        from ringmaster.techniques.data import PreparedData, prepare
+
+        if self.data is not None:
+            return from_json(PreparedData, self.data)
+        if self.cases is None:
+            return prepare(self._spec, cache_dir=self.cache_dir)
+        return PreparedData(name="cases", digest="", num_samples=0, num_held_out=0, kind="other", source="cases")
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows. Raises ValueError if there are no held-out rows."""
+        if isinstance(self.cases, Texts):
+            return len(self.cases.texts)
+        if self.cases is not None:
+            return len(next(iter(self.cases.values())))
+        num_rows = sum(len(numbers) for _, numbers in self._parts)
+        if num_rows == 0 and self.trained_on is not None:
+            raise ValueError(
+                "all rows to compare on are among those that are trained on, and say nothing. To fix: name rows that "
+                "no model is trained on"
+            )
+        if num_rows == 0:
+            raise ValueError("there are no held-out rows. To fix: raise the data's held_out")
+        if self.max_rows is not None or self.is_whole:
+            return min(num_rows, self.max_rows or num_rows)
+        return min(num_rows, self.job.evaluation.max_batches * self.job.global_batch_size)
+
+    def chunks(self, model_dir: Path, *, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
+        """Yields all rows in chunks on the device, tokenized as the model in `model_dir` requires.
+
+        config: the model's config, if it has one.
+        shifted: whether the model is a language model.
+        """
+        for numbers, batch in self._chunks(model_dir, config, shifted, device):
+            yield numbers, {key: tensor.to(device) for key, tensor in batch.items()}
+
+    def _chunks(self, model_dir: Path, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
+        if isinstance(self.cases, Texts):
+            yield from self._texts(self.cases, model_dir, config, shifted, device)
+            return
+        if self.cases is not None:
+            yield from _columns(self.cases, config, device)
+            return
+        from ringmaster.techniques.data import fetch
+
+        size = _chunk_size(self.prepared.seq_len or 1, config, device)
+        before = 0  # the number of rows that were yielded
+        for part, numbers in self._parts:
+            wanted = numbers[: self.num_rows - before]
+            for first in range(0, len(wanted), size):
+                some = wanted[first : first + size]
+                yield list(range(before, before + len(some))), fetch(part, some)
+                before += len(some)
+
+    def known(self, batch: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """The values of rows that need no model: token counts, integer columns, slices, and the rows themselves."""
+        batch = {key: tensor.cpu() for key, tensor in batch.items()}
+        num_rows = len(next(iter(batch.values())))
+        found: dict[str, list[Any]] = {}
+        if "attention_mask" in batch:
+            found["num_tokens"] = batch["attention_mask"].flatten(1).sum(1).tolist()
+        elif "input_ids" in batch:
+            found["num_tokens"] = [batch["input_ids"][0].numel()] * num_rows
+        for key, tensor in batch.items():
+            if tensor.ndim == 1 and not tensor.is_floating_point():
+                found[f"column.{key}"] = tensor.tolist()
+            if self.keep_inputs:
+                found[f"input.{key}"] = list(tensor.numpy())
+        for name, dotted in self.slicers.items():
+            slicer = resolve(dotted)
+            rows = [{key: tensor[i] for key, tensor in batch.items()} for i in range(num_rows)]
+            found[f"slice.{name}"] = [str(slicer(row)) for row in rows]
+        return found
+
+    def are_labelled(self, batch: Mapping[str, Tensor]) -> bool:
+        """Whether a loss of the batch's rows can be computed: always of held-out rows, of cases that have labels."""
+        return self.cases is None or "labels" in batch
+
+    @property
+    def by_tokenizer(self) -> bool:
+        """Whether each model reads the rows with its own tokenizer."""
+        return isinstance(self.cases, Texts) and self.cases.encode is None
+
+    @cached_property
+    def _parts(self) -> list[tuple[Any, list[int]]]:
+        """The data sets that are scored, each with the numbers of its samples: the held-out ones alone, or all."""
+        from ringmaster.techniques.data import open_data
+
+        training, held_out = open_data(self._spec, cache_dir=self.cache_dir, prepared=self.prepared)
+        parts = (training, held_out) if self.is_whole else (held_out,)
+        trained = set() if self.trained_on is None else self._trained(self.trained_on)
+        return [
+            (part, [number for number in range(len(part)) if not trained or _digest(part[number]) not in trained])
+            for part in parts
+        ]
+
+    def _trained(self, data: TrainingData) -> set[bytes]:
+        """The digests of the samples that are trained on."""
+        from ringmaster.techniques.data import PreparedData, open_data
+
+        prepared = from_json(PreparedData, data.prepared)
+        training, _ = open_data(data.spec, cache_dir=self.cache_dir, prepared=prepared)
+        return {_digest(training[number]) for number in range(len(training))}
+
+    @property
+    def _spec(self) -> DataSpec:
+        """The job's data spec, with the reader's tokenizer if the job names none."""
+        spec = self.job.data
+        if self.data is not None or spec.tokenizer is not None or spec.factory is not None:
+            return spec
+        folder = Path(tokenizer_of(self.reader.absolute()))
+        return replace(spec, tokenizer=str(folder)) if (folder / "tokenizer.json").is_file() else spec
+
+    def _texts(
+        self, cases: Texts, model_dir: Path, config: Any, shifted: bool, device: torch.device
+    ) -> Iterator[Chunk]:
+        """Yields chunks of texts of equal length, so that no padding is needed."""
+        import torch
+
+        texts, labels = list(cases.texts), cases.labels
+        if cases.encode is not None:
+            columns = {**resolve(cases.encode)(texts), **({} if labels is None else {"labels": torch.tensor(labels)})}
+            yield from _columns(columns, config, device)
+            return
+        encoded = _tokenized(texts, tokenizer_of(model_dir), config=config, shifted=shifted)
+        by_length = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+        # Classifiers without a padding token take one row at a time.
+        alone = not shifted and getattr(config, "pad_token_id", None) is None
+        while by_length:
+            length = len(encoded[by_length[0]])
+            size = 1 if alone else _chunk_size(length, config, device)
+            numbers = [i for i in by_length[:size] if len(encoded[i]) == length]
+            by_length = by_length[len(numbers) :]
+            batch = {"input_ids": torch.tensor([encoded[i] for i in numbers])}
+            if shifted:
+                batch["labels"] = batch["input_ids"]
+            elif labels is not None:
+                batch["labels"] = torch.tensor([labels[i] for i in numbers])
+            yield numbers, batch
+
+
+def _digest(sample: Mapping[str, Tensor]) -> bytes:
+    """A digest of what a model reads of a sample: neither its labels nor its padding."""
+    found = hashlib.sha256()
+    for key, tensor in sorted(sample.items()):
+        if key.endswith(("labels", "attention_mask")):
+            continue
+        mask = sample.get(key.replace("input_ids", "attention_mask")) if "input_ids" in key else None
+        value = tensor if mask is None or mask.shape != tensor.shape else tensor[mask.bool()]
+        found.update(f"{key} {tuple(value.shape)} {value.dtype} ".encode())
+        found.update(value.contiguous().numpy().tobytes())
+    return found.digest()
+
+
+def cases_in(file: Path, *, encode: str | None) -> Texts | Mapping[str, Any]:
+    """The literal cases in a file of the format that `ScoringOrder` describes."""
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as columns:
+            return {name: columns[name] for name in columns.files}
+    said = json.loads(file.read_text(encoding="utf-8"))
+    return Texts(texts=said["texts"], labels=said.get("labels"), encode=encode)
+
+
+def _columns(columns: Mapping[str, Any], config: Any, device: torch.device) -> Iterator[Chunk]:
+    import torch
+
+    tensors = {name: torch.as_tensor(column) for name, column in columns.items()}
+    num_rows = len(next(iter(tensors.values())))
+    tokens = tensors.get("input_ids")
+    size = _chunk_size(1 if tokens is None else tokens.shape[-1], config, device)
+    for first in range(0, num_rows, size):
+        numbers = list(range(first, min(first + size, num_rows)))
+        batch = {name: column[first : first + size] for name, column in tensors.items()}
+        yield numbers, {key: c.float() if c.dtype.is_floating_point else c.long() for key, c in batch.items()}
+
+
+def _tokenized(texts: list[str], tokenizer_name: str, *, config: Any, shifted: bool) -> list[list[int]]:
+    """The token ids of each text. For a language model the token that separates documents precedes them."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{tokenizer_name} has no tokenizer to read texts with. To fix: name a function by `encode` that makes "
+            "them into tensors"
+        ) from error
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=not shifted, verbose=False)["input_ids"]
+    if shifted:
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        ids = [[*([] if start is None else [start]), *row] for row in ids]
+    longest, limit = max(map(len, ids)), getattr(config, "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise ValueError(f"a case has {longest} tokens, and the model reads {limit}. To fix: shorten it")
+    if min(map(len, ids)) < (2 if shifted else 1):
+        raise ValueError("a case has too few tokens to say anything of it. To fix: leave empty texts out")
+    return ids
+
+
+def max_tokens(device: torch.device) -> int:
+    """The maximum number of tokens of one forward pass."""
+    return MAX_TOKENS_CPU if device.type == "cpu" else MAX_TOKENS
+
+
+def _chunk_size(num_tokens: int, config: Any, device: torch.device) -> int:
+    num_tokens = max(num_tokens, 1)
+    per_row = num_tokens * (getattr(config, "vocab_size", None) or 1)
+    return max(1, min(MAX_ROWS, max_tokens(device) // num_tokens, MAX_LOGITS // per_row))
