@@ -19,7 +19,7 @@ from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result,
 from ringmaster.flows.batch.form import CheckpointEvery
 from ringmaster.flows.batch.form_fields import titled
 from ringmaster.flows.examples import located
-from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN

@@ -28,8 +28,8 @@ from ringmaster.flows.batch.records import RecordedRun, close_records, job_rows
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.pool.pool_run import IS_OVER
 from ringmaster.flows.pool.pooled_run import open_pooled_run
-from ringmaster.flows.pool.run import IS_OVER
 from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.page_links import show_records
 from ringmaster.flows.reports.progress import current_view

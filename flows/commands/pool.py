@@ -32,7 +32,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
-    from ringmaster.flows.pool.asking import pool_address
+    from ringmaster.flows.pool.batch_requests import pool_address
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 
@@ -52,9 +52,9 @@ def submit(
             end.result = train_batch(as_parameter(jobs), name=batch, checkpoint_every_s=checkpoint_every)
         raise typer.Exit(show_result(end.result, as_json=as_json))
     from ringmaster.flows.batch.context import batch_in_file
-    from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
-    from ringmaster.tasks.pool.handed_over import hand_over
+    from ringmaster.flows.pool.batch_requests import ANSWER_PATIENCE_S, in_time, open_database
     from ringmaster.tasks.pool.requests import Requests
+    from ringmaster.tasks.pool.submissions import hand_over
     from ringmaster.tasks.storage.releases import check_release
 
     with open_database(pool) as database:
@@ -106,7 +106,7 @@ def set_priority(
 
 def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
     """Asks, and prints what the controller answers; exit 1 where none has answered yet."""
-    from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+    from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
     from ringmaster.tasks.pool.requests import RequestKind
 
     with open_database(pool_address()) as database:

@@ -24,7 +24,7 @@ def controller(
 
     One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
     """
-    from ringmaster.flows.pool.asking import pool_address
+    from ringmaster.flows.pool.batch_requests import pool_address
 
     log_to_stderr(Role.CONTROLLER)
     settings.choose_engine(engine)
@@ -54,7 +54,7 @@ def worker(
     ] = LONGEST_DRAIN_S,
 ) -> None:
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
-    from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
+    from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
 
     log_to_stderr(Role.NODE)
     if devices == NO_DEVICES and not flows:

@@ -47,9 +47,8 @@ from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
 from ringmaster.flows.batch.form import ANSWER_WITHIN_S
 from ringmaster.flows.pool.segment_runs import OpenClient
 from ringmaster.flows.promotion.approval import silence_to_start
-from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, BatchMeasurement, measurements, name_of
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, SilenceMonitor
-from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.submissions import CANCELLED, MEASURING, BatchMeasurement, Submissions, measurements, name_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines

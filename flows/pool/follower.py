@@ -20,7 +20,7 @@ from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect
 from ringmaster.flows.batch.records import log_decision
 from ringmaster.flows.batch.waiting import notices
-from ringmaster.flows.pool.run import PoolRun
+from ringmaster.flows.pool.pool_run import PoolRun
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.page_links import flow_run_page
 from ringmaster.flows.reports.progress import current_view

@@ -1,8 +1,7 @@
 """The engine of this machine: runs gangs as its own processes.
 
-Leases of one machine's devices: a ledger on disk, so that processes that share the machine never share a device.
-
-A lease identifies its holder's process by pid and start time. The leases of a process that has ended are void. The
+`Leases` is a ledger of the machine's devices on disk, so that processes that share the machine never share a device. A
+lease identifies its holder's process by pid and start time. The leases of a process that has ended are void. The
 processes that a holder started cannot outlive it (the fork server ensures that), so the devices of a void lease are
 free.
 """

@@ -1,8 +1,7 @@
 """The plan manager of an executor: re-plans what is left when that is requested or may pay off.
 
-Predicts the ends of each batch that an executor runs, and of its jobs: at the first plan, and again as it runs.
-
-Batches that arrive later share the devices and may change what is predicted for a batch of a pool.
+`Forecaster` predicts the ends of each batch that an executor runs, and of its jobs: at the first plan, and again as it
+runs. Batches that arrive later share the devices and may change what is predicted for a batch of a pool.
 """
 
 from __future__ import annotations

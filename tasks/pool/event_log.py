@@ -1,8 +1,6 @@
 """The event log: the stored decisions of a pool's controller about its batches, and their plans.
 
-The events of gangs are in the message store; `batch_events` reads both.
-
-The events of one batch of a pool in one order: the executor's decisions, and what the batch's gangs report.
+The events of gangs are in the message store. `BatchEvents` reads both, and returns the events of a batch in one order.
 
 The executor writes its decisions into the event log; the nodes write the events of their gangs into the message store.
 Followers read both tables, so that no event is stored twice. The order between the two follows from two rules:
@@ -172,7 +170,7 @@ class _GangRow:
     time_s: float
 
 
-Row = TypeVar("Row", _Decision, _GangRow)
+Row = TypeVar("Row", bound="_Decision | _GangRow")
 
 
 class BatchEvents:

@@ -1,6 +1,4 @@
-"""The registry of a pool's nodes, to which their workers write.
-
-The ledger of device leases of all nodes of a pool, in the pool's database.
+"""The nodes of a pool: the registry to which their workers write, the leases of their devices, and their timeouts.
 
 A lease outlives the process that took it. The executor that takes over finds it, and ends it if its holder is gone.
 """

@@ -44,7 +44,7 @@ class RequestKind(StrEnum):
       withdrawn, or until the requester no longer `renew`s it.
     - `NODE` says that a batch needs a node to be profiled on, for as long as it is renewed.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
-      renews it (`ringmaster.tasks.pool.handed_over`).
+      renews it (`ringmaster.tasks.pool.submissions`).
     """
 
     CANCEL = "cancel"

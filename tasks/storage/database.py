@@ -3,11 +3,10 @@
 Write transactions are serialized, by an advisory lock on PostgreSQL and by SQLite itself. So a reader that has read a
 table's rows up to a number has read all rows up to it, and row locks are not needed.
 
-A database that carries out many writes of a thread in one transaction.
-
-A transaction costs round trips, the lock of all writers and a sync of the disk, and hundreds of segments may start or
-report at once. The writes that have no result are therefore put off while a thread is inside `together`. They are
-carried out in their order, all or none, before that thread reads or writes anything else.
+`BatchingDatabase` carries out many writes of a thread in one transaction. A transaction costs round trips, the lock of
+all writers and a sync of the disk, and hundreds of segments may start or report at once. The writes that have no result
+are therefore put off while a thread is inside `together`. They are carried out in their order, all or none, before that
+thread reads or writes anything else.
 """
 
 from __future__ import annotations

@@ -175,11 +175,6 @@ class Journal:
             connection.execute(update(JOBS).where(JOBS.c.number == bindparam("of")), known)
         return records
 
-    def start_segment(self, job: str, what: Mapping[str, Any]) -> int:
-        """Records that a segment is about to start. Returns its number."""
-        (number,) = self.start_segments([(job, what)])
-        return number
-
     def start_segments(self, started: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
         """Records that segments, each with its job, are about to start. Returns their numbers."""
         rows = []

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.pool.asking import pool_address
+from ringmaster.flows.pool.batch_requests import pool_address
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of

@@ -210,7 +210,8 @@ class PoolController:
                 clock=self._clock,
             )
         recovered_batches = self._new_batches()
-        self._end_strays({recovered.batch.id for recovered in recovered_batches})
+        # Segments of batches that are not active: there are none unless the database was edited by hand.
+        self._end_segments(SEGMENTS.c.batch.not_in(sorted(recovered.batch.id for recovered in recovered_batches)))
         unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
         self._give_back_leases({name for record in unsettled for name in record.what["devices"]})
         self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
@@ -228,7 +229,8 @@ class PoolController:
     def tick(self) -> None:
         """Checks nodes, batches and requests for changes, and acts on them."""
         self._look_at_nodes()
-        self._look_at_batches()
+        for recovered in self._new_batches():
+            self._take_on(recovered)
         standing = self._request_handler.standing()
         self._answer_requests(self._request_handler.about_batches(standing))
         self._request_handler.take_loans(standing, there=self._known_nodes.there)
@@ -267,10 +269,6 @@ class PoolController:
             logger.info("%d rows that nobody needs any more were dropped", num_dropped)
 
     # -- batches -----------------------------------------------------------------------------------------------------
-
-    def _look_at_batches(self) -> None:
-        for recovered in self._new_batches():
-            self._take_on(recovered)
 
     def _take_on(self, recovered: RecoveredState) -> None:
         id = recovered.batch.id
@@ -321,7 +319,7 @@ class PoolController:
         self._may_have_ended.discard(id)
         self._standing.pop(id, None)
         self._executor.forget(id)
-        self._ask_anew()
+        self._combine_terms()
         self._refuse(id, message)
         self._executor.call(lambda: self._give_back_leases(self._executor.leased()))  # once all others are adopted
 
@@ -344,7 +342,7 @@ class PoolController:
         batch = recovered.batch
         priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
         self._standing[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
-        self._ask_anew()
+        self._combine_terms()
         for name, job in recovered.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(name):
                 self._fail(batch.id, name, "it was submitted without a profile")
@@ -391,24 +389,20 @@ class PoolController:
         self._submissions.end(id)
         self._executor.forget(id)
         logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
-        self._ask_anew()
+        self._combine_terms()
         clear_messages(self._database)
 
     def _on_priority(self, standing: ActiveBatch, priorities: Mapping[str, float]) -> None:
         self._standing[standing.submission.id] = replace(standing, priorities=priorities)
-        self._ask_anew()
+        self._combine_terms()
         self._executor.replan_soon(why=f"the priorities of batch {standing.submission.name} changed")
 
-    def _ask_anew(self) -> None:
+    def _combine_terms(self) -> None:
         before, self._terms = self._terms.objective, combined_terms(self._standing.values())
         if self._terms.objective != before:
             self.on_objective(self._terms.objective)
 
     # -- taking over -------------------------------------------------------------------------------------------------
-
-    def _end_strays(self, standing: set[str]) -> None:
-        """Ends segments of batches that are not active; there are none unless the database was edited by hand."""
-        self._end_segments(SEGMENTS.c.batch.not_in(sorted(standing)))
 
     def _end_segments(self, where: ColumnElement[bool]) -> None:
         query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where)

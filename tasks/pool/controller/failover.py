@@ -3,12 +3,11 @@
 An executor writes the journal before it acts, and the event log last. The difference between the two shows the next
 executor which outcomes it must still decide on and which events it must still log. No event is logged twice.
 
-Leader election among the executor processes of a pool, which guarantees that at most one of them writes.
-
-The row in the database counts the changes of leader (the epoch) and the leader's heartbeats. No clocks are compared. A
-candidate takes over when it has seen no heartbeat for `SILENT_S` by its own clock. It takes over at once if it sees
-that the leader's process, on the same machine, has ended. A former leader that was only frozen or cut off for a minute
-finds another epoch in the transaction in which it wants to write, and writes nothing.
+`Leadership` elects a leader among the executor processes of a pool, so that at most one of them writes. The row in the
+database counts the changes of leader (the epoch) and the leader's heartbeats. No clocks are compared. A candidate takes
+over when it has seen no heartbeat for `SILENT_S` by its own clock. It takes over at once if it sees that the leader's
+process, on the same machine, has ended. A former leader that was only frozen or cut off for a minute finds another
+epoch in the transaction in which it wants to write, and writes nothing.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Pool:
 
     def start(self, devices=(("alpha", 0), ("alpha", 1), ("beta", 0))):
         planned = PlannedSegment(job="a", option=0, last_step=10, devices=devices, start_s=0, end_s=1)
-        number = self.journal.start_segment("a", {"technique": "ddp"})
+        number = self.journal.start_segments([("a", {"technique": "ddp"})])[0]
         started = SegmentStarted(
             number=number, segment=planned, technique="ddp", num_devices=3, first_step=4, attempt=1
         )

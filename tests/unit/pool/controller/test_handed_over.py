@@ -14,11 +14,13 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Runni
 
 from ringmaster.errors import InputError
 from ringmaster.flows.pool import batch_runs, controller
-from ringmaster.flows.pool.asking import meant
+from ringmaster.flows.pool.batch_requests import meant
 from ringmaster.flows.pool.batch_runs import MOST_RUNS, BatchRuns
-from ringmaster.tasks.pool.handed_over import (
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.submissions import (
     PROGRESS,
     BatchMeasurement,
+    Submissions,
     followed,
     hand_over,
     is_cancelled,
@@ -26,8 +28,6 @@ from ringmaster.tasks.pool.handed_over import (
     measurements,
     pending,
 )
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.pool.bench import Clock as PoolClock
 from tests.unit.pool.bench import PoolBench, submission
