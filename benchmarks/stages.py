@@ -30,7 +30,7 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.isolated_calls import in_children
 from ringmaster.techniques.models.build import skeleton
-from ringmaster.techniques.parallel.stages import parts_of
+from ringmaster.techniques.parallel.pipe import parts_of
 from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder

@@ -12,11 +12,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.ddp import Ddp
-from ringmaster.techniques.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import class_of
 from ringmaster.techniques.metric import why_not_divided
+from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,

@@ -218,7 +218,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
-    "factory": "ringmaster.techniques.data.sources.factories:Factory",
+    "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }
 
 SOURCES = ("python-stdlib", "digits", "command")

@@ -43,7 +43,7 @@ class FsdpStatic(Fsdp):
         """Shards the model as `fsdp`. All layers share one pool of gather buffers and one pool of reduce buffers."""
         from torch.distributed.fsdp import FSDPModule
 
-        from ringmaster.techniques.parallel.static_buffers import (
+        from ringmaster.techniques.parallel.buckets import (
             BufferPool,
             StaticAllGather,
             StaticReduceScatter,

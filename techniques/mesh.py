@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
 from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
 from ringmaster.techniques.technique import (
     Config,

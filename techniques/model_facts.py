@@ -3,8 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from ringmaster.codec import SINCE_LATER
+from ringmaster.techniques.job import Job, ModelSpec
+
+# Our names, and those of transformers.
+IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "flex": "flex_attention"}
+FLASH_PACKAGE = "flash_attn"
+
+
+def check_attention(spec: ModelSpec) -> None:
+    """Raises ValueError where a model on this machine cannot compute attention as `spec` says."""
+    if spec.attention not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(
+            f"model: attention {spec.attention!r} is unknown. To fix: take auto, {', '.join(IMPLEMENTATIONS)}"
+        )
+    if spec.attention != "auto" and (spec.factory is not None or spec.command is not None):
+        raise ValueError("model: attention is chosen for Hugging Face's models. To fix: leave it out")
+    if spec.attention != "auto" and "attn_implementation" in spec.config:
+        raise ValueError("model: attention and config.attn_implementation say it twice. To fix: leave one out")
+    if spec.attention == "flash" and find_spec(FLASH_PACKAGE) is None:
+        raise ValueError(
+            "model: attention: flash needs the package flash-attn, which is not installed. To fix: install it, or take "
+            "sdpa, which on a GPU runs PyTorch's own build of FlashAttention"
+        )
+
+
+def why_no_attention(job: Job, *, device_kind: str) -> str | None:
+    """Returns why devices of this kind cannot compute attention as the job says, or None."""
+    attention = job.model.attention
+    if attention in ("flash", "flex") and device_kind != "gpu":
+        reason = "is a GPU's" if attention == "flash" else "has no backward on CPUs"
+        return f"attention: {attention} {reason}; sdpa is for every device"
+    if attention == "flash" and job.precision == "fp32":
+        return "attention: flash computes in bf16 only, and the job's precision is fp32"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +118,35 @@ class ModelFacts:
     def num_updated(self) -> int:
         """The number of parameters that have a gradient and optimizer state."""
         return self.num_parameters if self.num_trained is None else self.num_trained
+
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Endings of the names of transformers' causal language models."""
+
+# The forward of these models accepts hidden states in place of embeddings, without further processing, and explicit
+# positions. Only attention mixes tokens.
+ARCHITECTURES = (
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+
+
+def why_unknown(decoder: Decoder | None) -> str | None:
+    """Returns why a model cannot be cut between layers or along tokens, or None."""
+    if decoder is None:
+        return "is for causal language models with attention layers, such as Llama"
+    if decoder.architecture not in ARCHITECTURES:
+        return f"does not know how to cut {decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
+    return None
+
+
+def why_positions_lost(decoder: Decoder | None) -> str | None:
+    """Returns why a technique that computes positions itself cannot train on these samples, or None."""
+    if decoder is not None and decoder.has_positions:
+        return "counts positions from the start of a row, and packed samples have positions of their own"
+    return None

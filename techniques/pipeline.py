@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.decoders import why_positions_lost, why_unknown
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,

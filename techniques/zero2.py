@@ -128,13 +128,13 @@ class Zero2(DataParallel):
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Returns whole parameters' state, each on one rank; the ranks gather the buckets one after another."""
-        from ringmaster.techniques.parallel.sharded_state import gathered_state
+        from ringmaster.techniques.parallel.sharded import gathered_state
 
         return gathered_state(_sharded(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Loads this rank's shares of the optimizer state."""
-        from ringmaster.techniques.parallel.sharded_state import restore_shares
+        from ringmaster.techniques.parallel.sharded import restore_shares
 
         restore_shares(reader, _sharded(model), optimizer)
 

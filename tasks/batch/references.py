@@ -24,7 +24,7 @@ from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import registry
-from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.files import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.rows import format_of

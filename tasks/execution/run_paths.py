@@ -9,8 +9,7 @@ from typing import Any
 
 from ringmaster.codec import digest
 from ringmaster.techniques import Job
-from ringmaster.techniques.checkpoints.remote_store import is_url
-from ringmaster.techniques.checkpoints.storage import join_root
+from ringmaster.techniques.checkpoints.storage import is_url, join_root
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.checkpoints.publish import publish
-from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.files import matching, opened
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")

@@ -17,7 +17,11 @@ manifest, is skipped, and the next older one is used.
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -25,8 +29,43 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.place import MANIFEST, Block, Place
-from ringmaster.techniques.checkpoints.storage import place_of
+from ringmaster.techniques.checkpoints.storage import MANIFEST, Block, Place, place_of
+
+
+@contextmanager
+def publish(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder, which replaces `folder` at the end; after an exception it does not.
+
+    Only one writer may run at a time. An existing `folder` is replaced; for a moment in between, `folder` does not
+    exist. A fault of the disk is raised as OSError, also where safetensors wraps it in an exception of its own.
+    """
+    from safetensors import SafetensorError
+
+    aside = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a writer that died
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), str(error), str(folder)) from error
+    for path in [*sorted(aside.rglob("*")), aside]:
+        _sync(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    """Syncs a file or folder, so that a power cut cannot undo its writing."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 FORMAT = 1
 

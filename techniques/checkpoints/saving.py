@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Pieces, WritePieces
-from ringmaster.techniques.checkpoints.place import Block
 from ringmaster.techniques.checkpoints.state import HostCopies
+from ringmaster.techniques.checkpoints.storage import Block
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, EventSender

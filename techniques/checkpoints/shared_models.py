@@ -17,13 +17,12 @@ from ringmaster.errors import ModelNotFound
 from ringmaster.techniques.checkpoints.checkpoint import (
     Manifest,
     StoredFile,
+    publish,
     read_manifest,
     stored_manifest,
     write_described,
 )
-from ringmaster.techniques.checkpoints.place import MANIFEST, Place
-from ringmaster.techniques.checkpoints.publish import publish
-from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace, Place, place_of
 from ringmaster.techniques.data.stored_source import locked
 
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, Piece, Pieces, StoredTensor, WritePieces
+from ringmaster.techniques.checkpoints.storage import UrlPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
-from ringmaster.techniques.checkpoints.url_place import UrlPlace
 from ringmaster.techniques.training.gradients import local
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]

@@ -7,15 +7,139 @@ place under unique names, and the manifest, which alone makes them a checkpoint,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, cast
 
-from ringmaster.techniques.checkpoints.place import LATEST, MANIFEST, READ_BYTES, STEP, Block, Place
-from ringmaster.techniques.checkpoints.remote_store import explained, is_url
-from ringmaster.techniques.checkpoints.url_place import UrlPlace
+from ringmaster.errors import ObjectStoreUnavailable
+from ringmaster.extras import install_command
+
+# Stores without folders. To make a folder there costs a request, and may create a bucket whose name is a mistake.
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "ocs", "r2", "memory"})
+
+CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, on every machine that uses the store"
+
+
+def is_url(path: str) -> bool:
+    """Returns whether fsspec is needed to read the path."""
+    return "://" in path
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """Returns the store of a URL, and the path in it; nothing is connected yet.
+
+    Raises ValueError where the library for its protocol is missing, or refuses the URL.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        store, path = url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        raise ValueError(f"{error}. To fix: {_install(url)}") from error
+    return store, str(path)
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Inside the context, every error of a store's library but FileNotFoundError becomes ObjectStoreUnavailable."""
+    try:
+        yield
+    except (FileNotFoundError, ObjectStoreUnavailable):
+        raise
+    except Exception as error:  # the libraries of stores have no common base class: refused, unknown host, ...
+        raise ObjectStoreUnavailable(_cause(error)) from error
+
+
+def explained(error: OSError, url: str) -> str:
+    """Returns the cause of an error inside `store_errors`, and what to do about it."""
+    return f"{_cause(error)}. To fix: {_remedy(error, url)}"
+
+
+def _cause(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _remedy(error: OSError, url: str) -> str:
+    origin = error.__cause__ if isinstance(error, ObjectStoreUnavailable) and error.__cause__ is not None else error
+    kind = type(origin).__name__  # by name, as the library need not be installed
+    if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+        return CREDENTIALS
+    if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "InvalidEndpoint"):
+        return f"check that the store runs, and its address: {_endpoint()}"
+    if isinstance(origin, FileNotFoundError):
+        return f"create the bucket of {url}, or correct its name; the address of the store is {_endpoint()}"
+    if isinstance(origin, PermissionError):
+        return f"check the credentials, and that they may list, read, write and delete objects below {url}"
+    return f"check the URL {url}, the credentials, and the address of the store: {_endpoint()}"
+
+
+def _endpoint() -> str:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "FSSPEC_S3_ENDPOINT_URL"):
+        if value := os.environ.get(name):
+            return f"{name}={value}"
+    return "that of the provider, as AWS_ENDPOINT_URL is not set"
+
+
+def _install(url: str) -> str:
+    protocol = url.partition("://")[0]
+    return install_command("s3") if protocol in ("s3", "s3a") else f"install what fsspec needs for {protocol}"
+
+
+MANIFEST = "manifest.json"
+STEP = "step-????????"
+LATEST = "latest"
+READ_BYTES = 1 << 20
+
+Block = bytes | memoryview
+
+
+class Place(Protocol):
+    """The folders of one job's checkpoints. Paths are relative to it.
+
+    Failures raise OSError: FileNotFoundError where a file does not exist, ObjectStoreUnavailable where a store does not
+    answer or refuses, so that nothing is known about the file.
+    """
+
+    def location(self, path: str) -> str:
+        """Returns the whole path or URL, for people."""
+
+    def names(self) -> list[str]:
+        """Returns the names of checkpoint folders, the oldest first, without checking whether they are whole."""
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Yields the content of a file."""
+
+    def read(self, path: str) -> bytes:
+        """Returns the content of a small file."""
+
+    def aside(self, name: str, attempt: str) -> str:
+        """Returns the prefix of the temporary paths of checkpoint `name`, before it is revealed.
+
+        Each attempt has its own prefix, so that no file of a failed attempt gets into the next.
+        """
+
+    def write(self, path: str, blocks: Iterable[Block]) -> None:
+        """Writes a file durably: after the call returns, a power cut cannot undo it."""
+
+    def reveal(self, aside: str, name: str, manifest: bytes) -> None:
+        """Turns the files under `aside` into checkpoint `name` atomically; the manifest names the files."""
+
+    def point_latest(self, name: str) -> None:
+        """Records the name of the newest checkpoint, for people and tools."""
+
+    def drop(self, aside: str) -> None:
+        """Removes the files of an attempt."""
+
+    def sweep(self, *, but: str | None = None) -> None:
+        """Removes the files of all unfinished attempts, except for `but`."""
+
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint."""
 
 
 def place_of(root: str | Path) -> Place:
@@ -115,3 +239,120 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class UrlPlace:
+    """A prefix of an object store, where a file appears as a whole when it is closed, or not at all.
+
+    Implements `Place`. Errors of the store's library are raised as ObjectStoreUnavailable, and files that do not
+    exist as FileNotFoundError. Raises ValueError where the library for the URL's protocol is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._store, root = open_store(url.rstrip("/"))
+        except ValueError as error:
+            raise ValueError(f"checkpoints cannot be stored at {url}: {error}") from error
+        self._url, self._root = url.rstrip("/"), root.rstrip("/")
+        self._has_folders = url.partition("://")[0] not in OBJECT_STORES
+
+    def location(self, path: str) -> str:  # noqa: D102
+        return f"{self._url}/{path}"
+
+    def names(self) -> list[str]:  # noqa: D102
+        return sorted(name for name in self._list("") if PurePosixPath(name).match(STEP))
+
+    def blocks(self, path: str) -> Iterator[bytes]:  # noqa: D102
+        with store_errors(), self._store.open(self._at(path), "rb") as stream:
+            while block := stream.read(READ_BYTES):
+                yield block
+
+    def read(self, path: str) -> bytes:  # noqa: D102
+        with store_errors():
+            # From byte 0, as a file without a range is looked up before it is read, and these are never empty.
+            return cast(bytes, self._store.cat_file(self._at(path), start=0))
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Returns the bytes of a file from `start` up to, but excluding, `end`, or its end."""
+        with store_errors():
+            return cast(bytes, self._store.cat_file(self._at(path), start=start, end=end))
+
+    def aside(self, name: str, attempt: str) -> str:  # noqa: D102
+        return f"{name}/{attempt}-"
+
+    def write(self, path: str, blocks: Iterable[Block]) -> None:  # noqa: D102
+        with store_errors():
+            if self._has_folders:
+                self._store.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+            stream = self._store.open(self._at(path), "wb")
+        try:
+            for block in blocks:
+                with store_errors():
+                    stream.write(block)
+        finally:
+            with store_errors():
+                stream.close()
+
+    def reveal(self, aside: str, name: str, manifest: bytes) -> None:  # noqa: D102
+        prefix = aside.partition("/")[2]
+        self.write(f"{name}/{MANIFEST}", [manifest])
+        for file in self._list(name):  # removes files of other attempts, and the ranks' descriptions of their parts
+            if file != MANIFEST and (not file.startswith(prefix) or file.endswith(".json")):
+                self._remove(f"{name}/{file}")
+
+    def point_latest(self, name: str) -> None:  # noqa: D102
+        self.write(LATEST, [name.encode()])
+
+    def drop(self, aside: str) -> None:  # noqa: D102
+        name, _, prefix = aside.partition("/")
+        for file in self._list(name):
+            if file.startswith(prefix):
+                self._remove(f"{name}/{file}")
+
+    def sweep(self, *, but: str | None = None) -> None:  # noqa: D102
+        kept = but.partition("/")[0] if but else None
+        for name, files in self._steps().items():
+            if name != kept and MANIFEST not in files:
+                self._remove_all(name, files)
+
+    def remove(self, name: str) -> None:  # noqa: D102
+        self._remove_all(name, self._list(name))
+
+    def _remove_all(self, name: str, files: Iterable[str]) -> None:
+        # The manifest is removed first, as without it the rest is no checkpoint. `rm` would expand patterns.
+        for file in sorted(files, key=lambda file: file != MANIFEST):
+            self._remove(f"{name}/{file}")
+        if self._has_folders:
+            with contextlib.suppress(OSError):  # not every one of them keeps an empty folder
+                self._store.rmdir(self._at(name))
+
+    def _remove(self, path: str) -> None:
+        with store_errors():
+            self._store.rm_file(self._at(path))
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _steps(self) -> dict[str, list[str]]:
+        """Returns the files of each checkpoint's folder, whole or not, by one request for a thousand of them."""
+        self._store.invalidate_cache()
+        with store_errors():
+            try:
+                found = [str(path) for path in self._store.find(self._root, withdirs=True)]
+            except FileNotFoundError:
+                found = []
+        steps: dict[str, list[str]] = {}
+        for path in found:
+            name, _, file = path.removeprefix(self._root).lstrip("/").partition("/")
+            if PurePosixPath(name).match(STEP):
+                steps.setdefault(name, []).extend([file] if file else [])
+        return steps
+
+    def _list(self, path: str) -> list[str]:
+        self._store.invalidate_cache()
+        with store_errors():
+            try:
+                found: list[Any] = self._store.ls(self._at(path), detail=False)
+            except FileNotFoundError:
+                return []
+        return [str(name).rstrip("/").rpartition("/")[2] for name in found]

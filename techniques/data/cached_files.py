@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.codec import digest
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrays import open_columns
 from ringmaster.techniques.data.file_rows import (
     DAY_S,

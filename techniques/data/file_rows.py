@@ -17,7 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.files import FilePart, MatchedFiles, local_copies, matching
 from ringmaster.techniques.data.manifest import FILE, Manifest
 from ringmaster.techniques.data.rows import (

@@ -13,8 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ringmaster.techniques.checkpoints.publish import publish
-from ringmaster.techniques.checkpoints.remote_store import explained, is_url, open_store, store_errors
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.storage import explained, is_url, open_store, store_errors
 
 # Metadata keys of stores that change with a file's content, the most reliable first.
 STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")

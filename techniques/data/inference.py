@@ -11,8 +11,8 @@ from ringmaster.techniques.data.row_kind import columns_of_files
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named
-from ringmaster.techniques.decoders import CAUSAL
 from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.model_facts import CAUSAL
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {

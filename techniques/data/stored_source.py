@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrays import Array, fingerprint, num_values, open_columns
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels

@@ -24,8 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ringmaster.codec import digest, to_json
-from ringmaster.techniques.estimates.isolated_calls import in_children
-from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
 from ringmaster.techniques.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import BACKENDS, take_device

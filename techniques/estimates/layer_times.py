@@ -24,13 +24,12 @@ from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.isolated_calls import in_children
-from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.parallel.stages import Part, Stage, owners, partition
+from ringmaster.techniques.parallel.pipe import Part, Stage, owners, partition
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
 from ringmaster.techniques.technique import Config

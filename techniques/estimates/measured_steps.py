@@ -34,8 +34,7 @@ from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
-from ringmaster.techniques.estimates.isolated_calls import in_children
-from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
 from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
 from ringmaster.techniques.estimates.step_times import StepTimes
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job

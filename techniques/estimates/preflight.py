@@ -14,13 +14,12 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import StepError
 from ringmaster.techniques import registry
-from ringmaster.techniques.attention import why_no_attention
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
@@ -98,7 +97,11 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
             continue
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
-            reason = _black_box(technique, job) or why_no_adaptation(technique, job) or why_no_attention(job, shape)
+            reason = (
+                _black_box(technique, job)
+                or why_no_adaptation(technique, job)
+                or why_no_attention(job, device_kind=shape.kind)
+            )
             reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
             reason = reason or technique.supports(job, shape, facts)
             if not order.forecast_all:

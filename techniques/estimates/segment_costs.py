@@ -20,7 +20,7 @@ from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.estimates.device_rates import undisturbed_s
-from ringmaster.techniques.estimates.kept_values import keep, kept
+from ringmaster.techniques.estimates.isolated_calls import keep, kept
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES

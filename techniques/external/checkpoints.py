@@ -18,7 +18,7 @@ from typing import Any
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints.checkpoint import Manifest, StoredFile
-from ringmaster.techniques.checkpoints.place import MANIFEST
+from ringmaster.techniques.checkpoints.storage import MANIFEST
 
 INCOMING = "incoming"
 

@@ -95,7 +95,7 @@ def words_of(order: GangOrder, *, port: int) -> list[str]:
 
 def environment(order: GangOrder, *, port: int, order_file: Path, report_file: Path) -> dict[str, str]:
     """Returns this process's environment without what only workers need, and with only the devices of the gang."""
-    ours = str(Path(__file__).absolute().parents[4])
+    ours = str(Path(__file__).absolute().parents[3])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
     cores = {core for slot in order.slots for core in slot.cores}
     gpus = [slot.uuid or str(slot.index) for slot in order.slots if slot.kind == "gpu"]

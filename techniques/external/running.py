@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.external.account import START_PATIENCE_S
 from ringmaster.techniques.external.child import Child, drain, woken_by_signals
 from ringmaster.techniques.external.protocol import PROFILE, RUN

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.decoders import CAUSAL
 from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.model_facts import CAUSAL
 
 if TYPE_CHECKING:
     from torch import nn

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, publish
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
@@ -173,15 +172,11 @@ def _read_rank(folder: Path) -> tuple[NamedTensors, Mapping[str, Any]]:
     if "model" not in stored:
         raise ValueError(f"{files[0]} holds no 'model': virtual stages are not read. To fix: save it without them")
     named = {
-        name: LazyTensor(dtype=value.dtype, shape=tuple(value.shape), load=partial(_itself, value))
+        name: LazyTensor(dtype=value.dtype, shape=tuple(value.shape), load=value.contiguous)
         for name, value in stored["model"].items()
         if isinstance(value, torch.Tensor)
     }
     return named, vars(stored.get("args", argparse.Namespace()))
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _config_of(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, publish
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
@@ -146,9 +145,6 @@ def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-SAFETENSORS = ".safetensors"
-
-
 def checkpoint_steps(root: str) -> dict[int, str]:
     """The names of the checkpoints under a folder or URL, by step; empty if the location does not exist."""
     try:
@@ -172,7 +168,7 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
     with Reader(checkpoint) as reader, publish(folder) as aside:
         for file in sorted(path for path in finished.rglob("*") if path.is_file()):
             path = file.relative_to(finished)
-            if file.suffix != SAFETENSORS:
+            if file.suffix != ".safetensors":
                 (aside / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, aside / path)
                 continue

@@ -14,8 +14,10 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.models.adapters import attach, own_leaves
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
+from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.parameters import freeze
 
@@ -40,8 +42,8 @@ def model_facts(
     """The facts of the model that `build_model` would build, with the adapter that it is trained with; cached.
 
     frozen: patterns of the parameters that are not trained.
-    Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attaching.attach`, and of
-    `training.freezing.freeze`.
+    Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attach`, and of
+    `training.parameters.freeze`.
     """
     if spec.command is not None:
         return UNKNOWN
@@ -56,10 +58,11 @@ def _facts(key: str) -> ModelFacts:
     layers = [model.get_submodule(name) for name in layer_names(model)]
     decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
     undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
-    num_trained = None if adapter is None else _adapted(model, from_json(Adapter, adapter))
+    if adapter is not None:
+        attach(model, from_json(Adapter, adapter), seed=0)
     if frozen:
         freeze(model, frozen)
-        num_trained = _num_trained(model)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
     outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
     return ModelFacts(
@@ -69,7 +72,7 @@ def _facts(key: str) -> ModelFacts:
         num_layers=len(layers),
         has_dropout=any(_drops_out(module) for module in model.modules()),
         decoder=decoder,
-        num_trained=num_trained,
+        num_trained=trained if frozen or adapter is not None else None,
         has_experts=has_experts(model),
         undivided=undivided,
         scalar=next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), ""),
@@ -84,27 +87,12 @@ def has_experts(model: nn.Module) -> bool:
 
 
 def _undivided(model: nn.Module, adapter: Adapter) -> str:
-    from ringmaster.techniques.models.adapters import own_leaves
-    from ringmaster.techniques.models.peft_format import resolved
-
     adapter = resolved(adapter)
     try:
         own_leaves(model, adapter)
     except ValueError as error:
         return str(error).removeprefix("adapter: ")
     return ""
-
-
-def _adapted(model: nn.Module, adapter: Adapter) -> int:
-    """Attaches the adapter and returns the number of trained parameters."""
-    from ringmaster.techniques.models.adapters import attach
-
-    attach(model, adapter, seed=0)
-    return _num_trained(model)
-
-
-def _num_trained(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _drops_out(module: nn.Module) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.decoders import CAUSAL
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.model_facts import Decoder, LayerModule
+from ringmaster.techniques.model_facts import CAUSAL, Decoder, LayerModule
 
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import AdaptationSpec, ModelSpec
 from ringmaster.techniques.models.model_folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS

@@ -33,6 +33,8 @@ from ringmaster.techniques.training.trainer import Trainer, prepared_data
 
 READING_PATIENCE_S = 600.0
 LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
+COMPARING_PATIENCE_S = 600.0
+TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
 
 
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
@@ -127,10 +129,6 @@ def _peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-COMPARING_PATIENCE_S = 600.0
-TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
 
 
 @dataclass(frozen=True, kw_only=True)

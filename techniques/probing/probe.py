@@ -12,20 +12,19 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
-from ringmaster.errors import StepError
+from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.dotted_names import resolve
-from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
+from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job, ModelSpec
 from ringmaster.techniques.loss import class_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
-from ringmaster.techniques.models.architectures import misspelt, undeclared_fields
-from ringmaster.techniques.models.build import seeded
+from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
+from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.probing.batches import cropped, made_up, ragged, rows_of
-from ringmaster.techniques.probing.division import NUM_SAMPLES, why_undivided
 from ringmaster.techniques.probing.faults import (
     explained,
     faults_of_labels,
@@ -33,12 +32,143 @@ from ringmaster.techniques.probing.faults import (
     shapes_of,
     why_tokens_are_foreign,
 )
-from ringmaster.techniques.probing.models import probed_model
 from ringmaster.techniques.probing.packing import why_never_packed, why_not_apart
 from ringmaster.techniques.probing.prompts import completions_of
-from ringmaster.techniques.training.dropout import DrawSites, find_sites, name_modules
-from ringmaster.techniques.training.losses import disable_dropout, loss_of, with_made_up_reference
+from ringmaster.techniques.probing.tiny import tiny_config
+from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
+from ringmaster.techniques.training.losses import Loss, disable_dropout, loss_of, with_made_up_reference
 from ringmaster.techniques.training.metrics import MetricTotals
+
+NUM_SAMPLES = 4
+WHOLE = ((0, 1, 2, 3),)
+DIVISIONS = (((0, 1), (2, 3)), ((3,), (0, 2), (1,)))
+# Relative to the largest gradient, in fp32. Rounding stays below a tenth of this. The smallest difference measured for
+# losses and layers that mix samples (routers of mixture-of-experts models) is ten times this.
+LARGEST_DIFFERENCE = 3e-5
+
+
+def why_undivided(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], sites: DrawSites) -> str:
+    """The reason why a batch of this model and loss must not be divided; empty if it may be.
+
+    model: in training mode, on the device of `batch`, with named modules (`name_modules`). Its buffers are restored.
+    batch: four samples.
+    sites: the model's random draws, as `find_sites` found them.
+    Raises what the model or the loss raises for the whole batch.
+    """
+    if sites.reason:
+        return sites.reason
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    whole = _gradients(model, loss, batch, WHOLE, sites)
+    for division in DIVISIONS:
+        _restore(model, buffers)
+        try:
+            divided = _gradients(model, loss, batch, division, sites)
+        except (ArithmeticError, IndexError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            _restore(model, buffers)
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            return f"a part of a batch cannot be trained alone ({said[0]})"
+        difference = _difference(whole, divided)
+        if not difference <= LARGEST_DIFFERENCE:
+            _restore(model, buffers)
+            return (
+                f"dividing a batch changes its gradients (by {difference:.1e} of the largest, measured on four "
+                "samples): the loss or a layer depends on several samples together"
+            )
+    _restore(model, buffers)
+    return ""
+
+
+def _gradients(
+    model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], parts: Sequence[Sequence[int]], sites: DrawSites
+) -> list[Tensor]:
+    """The gradients of the mean loss over all parts. Each part has its own forward and backward."""
+    model.zero_grad(set_to_none=True)
+    loss = loss.given(loss.totals(batch))
+    count = 0.0
+    with drawing():
+        for part in parts:
+            use(Draws(seed=0, samples=loss.sequences(part), shared=sites.shared))
+            rows = rows_of(batch, part)
+            part_sum, part_count = loss(model(**loss.forward_inputs(rows)), rows)
+            part_sum.backward()  # type: ignore[no-untyped-call]
+            count += float(part_count)
+    gradients = [p.grad / count for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return gradients
+
+
+def _difference(whole: Sequence[Tensor], divided: Sequence[Tensor]) -> float:
+    """The largest difference of any element, relative to the largest gradient's absolute value."""
+    if len(whole) != len(divided):
+        return float("inf")
+    largest = max((float(gradient.abs().max()) for gradient in whole), default=0.0)
+    difference = max((float((a - b).abs().max()) for a, b in zip(whole, divided, strict=True)), default=0.0)
+    return difference / largest if largest else difference
+
+
+def _restore(model: nn.Module, buffers: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+
+MOST_PARAMETERS = 500_000_000  # and buffers, of the small model
+
+
+def probed_model(spec: ModelSpec, data: PreparedData, *, read: set[str]) -> nn.Module:
+    """The model with two thin layers, on the CPU, in fp32 and in training mode; a factory's model at its full size.
+
+    If the class refuses thin layers, two layers of the real size are built.
+
+    read: a set to which the names of the config's fields that the model reads are added, now and later.
+    Raises ValueError if neither can be built, and `ModelTooLarge` if even the small model would be too large.
+    """
+    if spec.factory is not None:
+        return build_model(spec, data=data, seed=0)
+    config = model_config(spec, data)
+    with seeded(0):
+        try:
+            return _made(tiny_config(config), read)
+        except ModelTooLarge:
+            raise
+        except ValueError:
+            return _made(tiny_config(config, thin=False), read)
+
+
+def _made(config: Any, read: set[str]) -> nn.Module:
+    _check_size(config)
+    _record(config, read)
+    config._attn_implementation = "sdpa" if config._attn_implementation in _ON_GPUS else config._attn_implementation
+    return instantiate(config).float().train()
+
+
+_ON_GPUS = ("flash_attention_2", "flex_attention")
+
+
+def _record(config: Any, read: set[str]) -> None:
+    """Adds the name of every attribute that is read from a config to `read`."""
+    of_class = type(config)
+
+    class Recorded(of_class):  # type: ignore[misc, valid-type]
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    Recorded.__name__ = of_class.__name__
+    object.__setattr__(config, "__class__", Recorded)
+
+
+def _check_size(config: Any) -> None:
+    with torch.device("meta"):
+        model = instantiate(config)
+    sizes = {name: tensor.numel() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    if sum(sizes.values()) > MOST_PARAMETERS:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ModelTooLarge(
+            f"model: two thin layers of it have {sum(sizes.values()):,} numbers, {sizes[largest]:,} of them in "
+            f"{largest}; a tiny step takes at most {MOST_PARAMETERS:,}. To fix: lower the sizes in model.config"
+        )
+
 
 FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"

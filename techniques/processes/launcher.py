@@ -15,7 +15,7 @@ from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.order import GangOrder
 
-IMPORT_ROOT = Path(__file__).absolute().parents[4]
+IMPORT_ROOT = Path(__file__).absolute().parents[3]
 """The folder from which our packages are imported."""
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from ringmaster.techniques.data_source import PreparedData
@@ -24,7 +23,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.training.gradients import local, share_of
+from ringmaster.techniques.training.gradients import local, share_of, whole
 from ringmaster.techniques.training.half_precision import compute_in_half
 from ringmaster.techniques.training.losses import (
     REFERENCE,
@@ -152,9 +151,14 @@ class JobAdaptation:
         if adaptation is not None and adaptation.kind == PRUNED:
             self._whole_masks = prune(model, adaptation)
         if adaptation is not None and adaptation.kind == DISTILLED:
-            taught = _teacher(order, adaptation, prepared=prepared).to(device).eval().requires_grad_(False)
-            teachers_loss = loss_of(None, taught, teacher_model(order.job, _folder(order, adaptation)))
-            self.loss = distilled_loss(loss, Teacher(model=taught, loss=teachers_loss, autocast=autocast), adaptation)
+            location = order.parents.get(adaptation.teacher or "")
+            assert location or order.purpose == TRIAL, f"the folder of teacher {adaptation.teacher} was not ordered"
+            folder = Path(location) if location else None  # before a teacher is trained, a fresh one is as fast
+            spec = teacher_model(order.job, folder)
+            teacher = build_model(spec, data=prepared, seed=order.job.seed, weights_from=folder).to(device)
+            teachers_loss = loss_of(None, teacher, spec)
+            frozen = Teacher(model=teacher.eval().requires_grad_(False), loss=teachers_loss, autocast=autocast)
+            self.loss = distilled_loss(loss, frozen, adaptation)
 
     def lay_out(self, model: nn.Module) -> None:
         """Computes this rank's part of each mask, for the parameters of the laid-out model."""
@@ -216,19 +220,6 @@ def _reference(
     return Reference(model=copied, loss=loss, autocast=autocast)
 
 
-def _folder(order: GangOrder, adaptation: AdaptationSpec) -> Path | None:
-    found = order.parents.get(adaptation.teacher or "")
-    return Path(found) if found else None
-
-
-def _teacher(order: GangOrder, adaptation: AdaptationSpec, *, prepared: PreparedData) -> nn.Module:
-    """Returns the teacher; in a trial before it is trained, one with fresh weights, which is as fast."""
-    folder = _folder(order, adaptation)
-    assert folder is not None or order.purpose == TRIAL, f"the folder of teacher {adaptation.teacher} was not ordered"
-    model = teacher_model(order.job, folder)
-    return build_model(model, data=prepared, seed=order.job.seed, weights_from=folder)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
     """A frozen model, and the loss that selects its inputs from a batch.
@@ -267,13 +258,13 @@ def distilled_loss(loss: Loss, teacher: Teacher, adaptation: AdaptationSpec) -> 
 
     def compute(output: Any, batch: Batch) -> SumAndCount:
         total, count = loss(output, batch)
-        return (1 - adaptation.weight) * _whole(total) + adaptation.weight * divergence(output, batch), count
+        return (1 - adaptation.weight) * whole(total) + adaptation.weight * divergence(output, batch), count
 
     def divergence(output: Any, batch: Batch) -> Tensor:
         students, teachers = logits_of(output), teacher.logits(batch)
         if students is None or teachers is None:
             raise ValueError("distillation: a model gives no logits. To fix: distill between models that do")
-        students, teachers = _whole(students), _whole(teachers)
+        students, teachers = whole(students), whole(teachers)
         if students.shape != teachers.shape:
             raise ValueError(
                 f"distillation: the student's logits are {list(students.shape)} and the teacher's "
@@ -285,11 +276,6 @@ def distilled_loss(loss: Loss, teacher: Teacher, adaptation: AdaptationSpec) -> 
         return softened_divergence(students, teachers, counted=labels != IGNORED, temperature=adaptation.temperature)
 
     return replace(loss, compute=compute)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor, where tensor parallelism has divided it over the ranks."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def softened_divergence(students: Tensor, teachers: Tensor, *, counted: Tensor, temperature: float) -> Tensor:

@@ -278,15 +278,6 @@ _dropouts: dict[str, Callable[..., Tensor]] = {
 @contextmanager
 def drawing() -> Iterator[None]:
     """Replaces torch's random functions that a model in training calls; outside of it nothing is drawn by hash."""
-    with _replaced():
-        try:
-            yield
-        finally:
-            use(None)
-
-
-@contextmanager
-def _replaced() -> Iterator[None]:
     names: list[tuple[Any, str, Any]] = [
         (functional, "scaled_dot_product_attention", scaled_dot_product_attention),
         (torch, "rand", rand),
@@ -299,6 +290,7 @@ def _replaced() -> Iterator[None]:
     try:
         yield
     finally:
+        use(None)
         for module, name, function in before:
             setattr(module, name, function)
 

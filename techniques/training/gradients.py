@@ -18,8 +18,7 @@ Layout = tuple[DeviceMesh, tuple[object, ...]]
 def global_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Returns the L2 norm of all gradients together: a scalar, equal on every rank of their meshes.
 
-    Gradients of one mesh and placement are summed together, where g_l is this rank's part of them:
-
+    The squares of the ranks' parts of gradients of one mesh and placement are summed together.
     """
     groups: dict[Layout | None, list[Tensor]] = defaultdict(list)
     for parameter in parameters:

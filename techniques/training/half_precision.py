@@ -10,6 +10,7 @@ no scaling of the loss.
 
 # No postponed annotations here, as DDP checks the annotations of its hooks.
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ def compute_in_half(model: nn.Module) -> None:
         holders = [module]
         if isinstance(module, nn.MultiheadAttention):  # it reads the weights of a sub-module without calling it
             holders.append(module.out_proj)
-        module.register_forward_pre_hook(_RoundWeights(holders), with_kwargs=True)
-        module.register_forward_hook(_RestoreWeights(holders), always_call=True)
+        module.register_forward_pre_hook(partial(_round, holders), with_kwargs=True)
+        module.register_forward_hook(partial(_restore, holders), always_call=True)
 
 
 @torch.no_grad()
@@ -67,30 +68,20 @@ def average_in_half(
     return arriving.then(lambda future: gradients.copy_(future.value()[0]))
 
 
-class _RoundWeights:
-    """Forward pre-hook that rounds a module's weights and inputs to bf16."""
-
-    def __init__(self, holders: list[nn.Module]) -> None:
-        self._holders = holders
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for holder in self._holders:
-            for name, parameter in holder._parameters.items():
-                if parameter is not None and parameter.is_floating_point():
-                    holder.__dict__[name] = parameter.to(HALF)
-        return tuple(map(_rounded, args)), {key: _rounded(value) for key, value in kwargs.items()}
+def _round(holders: list[nn.Module], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Forward pre-hook that rounds the weights of `holders` and the inputs to bf16."""
+    for holder in holders:
+        for name, parameter in holder._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                holder.__dict__[name] = parameter.to(HALF)
+    return tuple(map(_rounded, args)), {key: _rounded(value) for key, value in kwargs.items()}
 
 
-class _RestoreWeights:
+def _restore(holders: list[nn.Module], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Forward hook that removes the rounded weights, even where the forward raised."""
-
-    def __init__(self, holders: list[nn.Module]) -> None:
-        self._holders = holders
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        for holder in self._holders:
-            for name in holder._parameters:
-                holder.__dict__.pop(name, None)
+    for holder in holders:
+        for name in holder._parameters:
+            holder.__dict__.pop(name, None)
 
 
 def _rounded(value: Any) -> Any:

@@ -14,7 +14,6 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from ringmaster.techniques import loss as kinds
-from ringmaster.techniques.decoders import CAUSAL as CAUSAL_CLASSES
 from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.loss import (
@@ -28,9 +27,26 @@ from ringmaster.techniques.loss import (
     loss_named,
 )
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
+REFERENCE = "reference_log_probabilities"
+"""The entry of a batch with what its loss compares, under the job's initial weights; [rows, 2] for pairs."""
+ADDED = (REFERENCE, ADVANTAGES, REWARDS)
+"""The entries of batches that are not the model's inputs."""
+
+# Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
+CLASSIFIERS = (
+    "ForImageClassification",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForAudioClassification",
+    "ForMaskedLM",
+)
+
+# Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
+SEQUENCE_TO_SEQUENCE = ("ForConditionalGeneration", "MTModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +150,6 @@ def labels_of(batch: Batch) -> Tensor:
             f"job (and metrics) that need none"
         )
     return batch["labels"]
-
-
-REFERENCE = "reference_log_probabilities"
-"""The entry of a batch with what its loss compares, under the job's initial weights; [rows, 2] for pairs."""
-ADDED = (REFERENCE, ADVANTAGES, REWARDS)
-"""The entries of batches that are not the model's inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,18 +303,6 @@ __all__ = [
     "next_token_loss",
     "next_tokens",
 ]
-
-# Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
-CLASSIFIERS = (
-    "ForImageClassification",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForAudioClassification",
-    "ForMaskedLM",
-)
-
-# Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
-SEQUENCE_TO_SEQUENCE = ("ForConditionalGeneration", "MTModel")
 
 
 def loss_of(

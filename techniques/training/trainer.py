@@ -460,11 +460,11 @@ class _TrainerWork:
             self._num_tokens[index] = num_tokens_of(self.completions[index])
             return self.completed(self.completions[index])
         if not trainer._draws_by_hash:
-            _seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
+            _seed(_derived_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
             batch = fetch(trainer._training, rows, width=self.width)
             self._num_tokens[index] = num_tokens_of(batch)
             return self.completed(trainer._to_device(trainer._technique.part(batch)))
-        samples, seed = self.places(index), _step_seed(trainer.job.seed, self._step)
+        samples, seed = self.places(index), _derived_seed(trainer.job.seed, self._step)
         batch = fetch(
             trainer._training,
             rows,
@@ -521,13 +521,9 @@ def weights_digest(job: Job, *, data_digest: str) -> str:
     return digest({**fields, "data_digest": data_digest})
 
 
-def _step_seed(seed: int, step: int) -> int:
-    return int(digest([seed, step]), 16) % (1 << 63)
-
-
-def _draw_seed(seed: int, step: int, dp_rank: int, micro_batch: int) -> int:
-    """Returns the seed of a micro-batch's dropout; it is derived, so that no generator's state need be stored."""
-    return int(digest([seed, step, dp_rank, micro_batch]), 16) % (1 << 63)
+def _derived_seed(*parts: int) -> int:
+    """Returns a seed of what the numbers identify; it is derived, so that no generator's state need be stored."""
+    return int(digest(parts), 16) % (1 << 63)
 
 
 def _seed(seed: int, *, device: torch.device) -> None:

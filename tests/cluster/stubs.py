@@ -18,7 +18,7 @@ from torch import nn
 
 from ringmaster.flows.services.service_files import ProcessId
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.processes.events import Ready, Steps
 from ringmaster.techniques.processes.reporter import STOP
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.checkpoints.remote_store import is_url
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.files import MatchedFiles, is_litter, matching, opened
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image

@@ -141,8 +141,8 @@ class TokenClassification(RowSource):
             number = IGNORED if _is_unlabelled(value) else context.labels.number(value)
             labels += [number, *[IGNORED] * (len(ids) - 1)][: len(ids)]
         marked = context.tokenizer.with_special(tokens, at_most=context.max_length)
-        first = context.tokenizer.num_before
-        kept = len(marked.tokens) - context.tokenizer.num_special
+        first, num_after = map(len, context.tokenizer.special_ids)
+        kept = len(marked.tokens) - first - num_after
         return {
             "input_ids": marked.tokens,
             "labels": [IGNORED] * first + labels[:kept] + [IGNORED] * (len(marked.tokens) - first - kept),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from torch import Tensor, nn
@@ -182,14 +182,10 @@ def in_chunks(
     """Cuts `order` into chunks of similar size, of about `tokens_at_once` tokens; a larger part stays whole."""
     sizes = [parts[i].share(is_packed=True).size for i in order]
     num_chunks = 1 if tokens_at_once is None else -(-sum(sizes) // tokens_at_once)
-    middles = [start + size / 2 for start, size in zip(_starts(sizes), sizes, strict=True)]
+    middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
     chunk_of = [int(middle * num_chunks / sum(sizes)) for middle in middles]
     for _, numbered in groupby(zip(chunk_of, order, strict=True), key=lambda pair: pair[0]):
         yield [i for _, i in numbered]
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def _are_alike(adapter_module: AdapterModule, others: Sequence[AdapterModule], num_rows: int) -> bool:

@@ -320,7 +320,7 @@ def _standing_in(module: nn.Module, weights: ModuleWeights) -> Iterator[None]:
 
 
 def per_adapter_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """The `PerAdapterModule` subclass of a module class. Linear layers have theirs in `fused.base.linear`."""
+    """The `PerAdapterModule` subclass of a module class. Linear layers have theirs in `fused.shared_linear`."""
     if plain not in _CLASSES:
         how = PerAdapterNorm if is_norm(plain) else PerAdapterModule
         _CLASSES[plain] = type(f"Owned{plain.__name__}", (how, plain), {"adapts": plain})

@@ -119,10 +119,10 @@ class BackwardResult:
 class MultiAdapterBase:
     """A base whose forward serves several adapters at once.
 
-    If the base is a causal language model that keeps packed samples apart (`fused.probing`), samples of all lengths are
-    packed into one row. Else samples of equal shape are stacked, and a step takes one forward per shape.
+    If the base is a causal language model that keeps packed samples apart (`fused.packed_attention`), samples of all
+    lengths are packed into one row. Else samples of equal shape are stacked, and a step takes one forward per shape.
 
-    model: the base, whose weights stay frozen. It may be sharded over ranks (`fused.base.sharding`).
+    model: the base, whose weights stay frozen. It may be sharded over ranks (`shard`).
     recompute: the recomputation of its layers' activations, "none" or "full".
     tokens_at_once: the target size of a packed forward and backward; an adapter with more tokens stays whole. By
         default as many as keep a CPU's threads busy, and all tokens on other devices.

@@ -10,10 +10,10 @@ For (IA)3s, let z be x or y, and l the factors of the layer's inputs or of its o
 
     z_i <- l_i * z_i     dl_i = sum over rows of dz_i * z_i     dz_i <- l_i * dz_i
 
-These are the operations of `adapters.modules` and its autograd for one adapter alone, in the same order. A batched
-product or sum equals each separate one bit by bit; products for which it would not are computed one by one. Ranks are
-not padded and adapters are not concatenated, because both would add in another order. The layer writes gradients
-directly into each adapter's own tensors (`training.fused.base.runs`).
+These are the operations of `models.adapter_modules` and its autograd for one adapter alone, in the same order. A
+batched product or sum equals each separate one bit by bit; products for which it would not are computed one by one.
+Ranks are not padded and adapters are not concatenated, because both would add in another order. The layer writes
+gradients directly into each adapter's own tensors (`fused.adapter_runs`).
 
 Source: Ye et al., mLoRA (arXiv:2312.02515), BatchLoRA, for the one base product; the order of operations is ours.
 """

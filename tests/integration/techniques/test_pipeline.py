@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import ModelSpec
-from ringmaster.techniques.parallel.stages import owners, partition
+from ringmaster.techniques.parallel.pipe import owners, partition
 from ringmaster.techniques.pipeline import Pipeline
 from tests.integration.workbench import (
     ADAMW,

@@ -6,7 +6,7 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import Dataset
 
 from ringmaster.techniques.fsdp_static import FsdpStatic
-from ringmaster.techniques.parallel import static_buffers
+from ringmaster.techniques.parallel import buckets
 from tests.integration.measuring import OneThread
 
 WIDTH = 64
@@ -93,7 +93,7 @@ class SteadyFsdpStatic(FsdpStatic):
     def parallelize(self, model, mesh, config):
         pools, group = [], mesh.get_group()
 
-        class Known(static_buffers.BufferPool):
+        class Known(buckets.BufferPool):
             def __init__(self):
                 super().__init__()
                 pools.append(self)
@@ -102,7 +102,7 @@ class SteadyFsdpStatic(FsdpStatic):
                 group.allreduce([torch.empty(0)]).wait()
                 return super().take(*args, **kwargs)
 
-        static_buffers.BufferPool = Known
+        buckets.BufferPool = Known
         self.pools, self.sizes = pools, set()
         return super().parallelize(model, mesh, config)
 

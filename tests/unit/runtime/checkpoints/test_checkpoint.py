@@ -14,7 +14,7 @@ import pytest
 from ringmaster.codec import digest
 from ringmaster.errors import CheckpointError, CheckpointNotFound
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
-from ringmaster.techniques.checkpoints.place import MANIFEST
+from ringmaster.techniques.checkpoints.storage import MANIFEST
 from tests.children import in_a_child
 from tests.matrix import matrix
 

@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints import saving
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
-from ringmaster.techniques.checkpoints.publish import publish
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor, publish
 from ringmaster.techniques.checkpoints.saving import THREAD_NAME, Asks, Saver
 from ringmaster.techniques.checkpoints.tensor_files import blocks_of
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved

@@ -13,11 +13,9 @@ from safetensors.torch import load_file
 
 from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
-from ringmaster.techniques.checkpoints.place import MANIFEST
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
-from ringmaster.techniques.checkpoints.storage import join_root, place_of
+from ringmaster.techniques.checkpoints.storage import MANIFEST, UrlPlace, join_root, place_of
 from ringmaster.techniques.checkpoints.tensor_files import REMOTE_BLOCK_BYTES, DistantFile, LazyTensor, blocks_of
-from ringmaster.techniques.checkpoints.url_place import UrlPlace
 
 WIDTH = 6
 

@@ -14,7 +14,7 @@ from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.parallel.stages import parts_of
+from ringmaster.techniques.parallel.pipe import parts_of
 from ringmaster.techniques.preflight import Forecast, PreflightOrder
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape

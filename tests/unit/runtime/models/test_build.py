@@ -8,12 +8,11 @@ import pytest
 import torch
 import transformers
 
-from ringmaster.techniques.attention import check_attention, why_no_attention
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.model_facts import check_attention, why_no_attention
 from ringmaster.techniques.models.architectures import known_architectures
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from ringmaster.techniques.technique import GangShape
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -62,9 +61,9 @@ def test_attention_is_computed_as_the_job_says(attention, implementation):
 
 
 def test_flash_attention_is_asked_of_its_package(monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.attention.FLASH_PACKAGE", "json")
+    monkeypatch.setattr("ringmaster.techniques.model_facts.FLASH_PACKAGE", "json")
     check_attention(dataclasses.replace(LLAMA, attention="flash"))
-    monkeypatch.setattr("ringmaster.techniques.attention.FLASH_PACKAGE", "no_such_package")
+    monkeypatch.setattr("ringmaster.techniques.model_facts.FLASH_PACKAGE", "no_such_package")
     with pytest.raises(ValueError, match="needs the package flash-attn"):
         build_model(dataclasses.replace(LLAMA, attention="flash"), data=TOKENS, seed=0)
 
@@ -72,7 +71,7 @@ def test_flash_attention_is_asked_of_its_package(monkeypatch):
 def test_devices_that_cannot_compute_attention_so_are_told():
     def reason(kind, attention, precision):
         job = Job(name="a", model=ModelSpec(attention=attention), data=DataSpec(), precision=precision)
-        return why_no_attention(job, GangShape(kind=kind, num_devices=1, memory_bytes=1))
+        return why_no_attention(job, device_kind=kind)
 
     assert reason("cpu", "auto", "fp32") is reason("cpu", "sdpa", "fp32") is reason("gpu", "flash", "bf16") is None
     assert reason("gpu", "flex", "fp32") is None

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from torch import nn
 
-from ringmaster.errors import StepError
+from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
@@ -367,9 +367,7 @@ def test_patches_that_do_not_divide_an_image_are_refused(surveyed, patch_size):
 def test_a_model_of_too_many_modules_is_no_longer_built(monkeypatch):
     monkeypatch.setattr(architectures, "MOST_MODULES", 50)
     config = architectures.fresh_config(replace(LLAMA, config={**TINY, "num_hidden_layers": 500}), NO_DATA)
-    with pytest.raises(
-        architectures.TooLarge, match=r"has more than 51 modules .* To fix: lower the numbers of layers"
-    ):
+    with pytest.raises(ModelTooLarge, match=r"has more than 51 modules .* To fix: lower the numbers of layers"):
         architectures.instantiate(config)
 
 

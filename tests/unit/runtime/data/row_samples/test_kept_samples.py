@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringmaster.techniques.checkpoints import publish
+from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.data import cached_files, open_data, prepare, prepared_rows
 from ringmaster.techniques.data import stored_source as progress_module
 from ringmaster.techniques.data.manifest import Manifest
@@ -92,7 +92,7 @@ def outcome(source, spec, cache):
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch):
     """Small files have several parts, which are not synced to the disk."""
-    monkeypatch.setattr(publish, "_sync", lambda path: None)
+    monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
     monkeypatch.setattr(cached_files, "PART_BYTES", 300)
     monkeypatch.setattr(prepared_rows, "ROWS_PER_BLOCK", 3)
 
