@@ -18,8 +18,8 @@ the last event, except `energy_j`: the joules since the segment began on this no
 energy. CPU slots have no power values. `node` is the node's name for gangs over several nodes, and empty otherwise.
 `tasks/recording/rows.py` converts events into metric points.
 
-Probes sample devices through NVML and the kernel, and detect devices with permanent faults. A value that a device or its
-driver does not provide is None. A query that a driver does not know is no fault of the device.
+Probes sample devices through NVML and the kernel, and detect devices with permanent faults. A value that a device or
+its driver does not provide is None. A query that a driver does not know is no fault of the device.
 """
 
 from __future__ import annotations
