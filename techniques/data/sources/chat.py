@@ -121,7 +121,7 @@ def _calls(value: Any, number: int) -> list[Any]:
             said = json.loads(value)
     calls = said if isinstance(said, list) else [said]
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
-        raise ValueError(f'message {number} is no {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
+        raise ValueError(f'message {number} is not a {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
     return calls
 
 

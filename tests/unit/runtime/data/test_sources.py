@@ -146,7 +146,7 @@ def test_a_factory_gives_samples_of_any_kind(users, tmp_path):
         ({"source": "python-stdlib", "seq_len": 1}, "too short"),
         ({"factory": "mine_data:one"}, r"returned Points.*\(training, held_out\)"),
         ({"factory": "mine_data:empty"}, "no training samples"),
-        ({"factory": "mine_data:streamed"}, "training is no map-style"),
+        ({"factory": "mine_data:streamed"}, "training is not a map-style"),
         ({"factory": "mine_data:tuples"}, "a sample is tuple"),
         ({"factory": "__main__:points"}, "module of its own"),
     ],

@@ -157,7 +157,7 @@ def test_without_a_held_out_share_all_is_trained_on(jsonl, tmp_path):
         ("a.txt", b"\xff\xfe\xfa", {}, "cannot be read"),
         ("a.txt", "word\n" * 400, {"tokenizer": "/no/such/folder"}, "tokenizer '/no/such/folder' cannot be loaded"),
         ("a.jsonl", "\n", {}, "holds no text"),
-        ("a.jsonl", '{"text": "x"}\n{"text"\n', {}, "line 2 is no JSON"),
+        ("a.jsonl", '{"text": "x"}\n{"text"\n', {}, "line 2 is not valid JSON"),
         ("a.jsonl", '{"body": "x"}\n', {}, r"no text.*it has \['body'\].*text_column"),
         ("a.jsonl", '{"text": 3}\n', {}, "no text"),
         ("a.jsonl", '{"input_ids": [1, -100]}\n', {}, "token ids below 0"),
