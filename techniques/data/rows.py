@@ -139,9 +139,9 @@ class RowErrors(ValueError):
 
     def __init__(self, faults: Sequence[RowError]) -> None:
         self.faults = tuple(faults)
-        said = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
+        problems = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
         remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
-        super().__init__(f"{said}. To fix: {remedies}")
+        super().__init__(f"{problems}. To fix: {remedies}")
 
 
 def format_of(path: str, given: str | None = None) -> str:
@@ -459,8 +459,8 @@ def _check_separator(header: str, path: str) -> None:
 
 def _check_names(names: Sequence[str], where: str) -> None:
     if twice := list(dict.fromkeys(name for name in names if names.count(name) > 1)):
-        said = " and ".join(f"two columns {name!r}" for name in twice)
-        raise ValueError(f"{where} has {said}. To fix: rename all but one of them, or remove them")
+        repeated = " and ".join(f"two columns {name!r}" for name in twice)
+        raise ValueError(f"{where} has {repeated}. To fix: rename all but one of them, or remove them")
 
 
 class _RowsInValues:
@@ -542,12 +542,12 @@ def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) ->
     ValueError where a column is compressed so much that reading it takes too much memory.
     """
     chunks = [group.column(i) for i in range(group.num_columns)]
-    mine = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
-    for chunk in mine:  # whose pages, of any size, are decompressed as a whole
+    read_chunks = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
+    for chunk in read_chunks:  # whose pages, of any size, are decompressed as a whole
         expansion.check(chunk.total_uncompressed_size)
-    num_bytes = sum(chunk.total_uncompressed_size for chunk in mine)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in read_chunks)
     num_rows: int = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
-    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in mine):
-        longest = max(chunk.total_uncompressed_size for chunk in mine)
+    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in read_chunks):
+        longest = max(chunk.total_uncompressed_size for chunk in read_chunks)
         num_rows = min(num_rows, max(BYTES_PER_BATCH // max(longest, 1), REPEATED_ROWS_PER_BATCH))
     return max(1, min(ROWS_PER_BATCH, int(num_rows)))

@@ -115,7 +115,7 @@ def test_what_was_prepared_is_opened_even_if_the_files_changed_since(tmp_path, t
     pinned = open_data(spec, cache_dir=tmp_path / "cache", prepared=prepared)[0]
     assert torch.equal(pinned[0]["input_ids"], before)
     assert len(pinned) == prepared.num_samples
-    with pytest.raises(ValueError, match=r"has changed.*start the job anew"):
+    with pytest.raises(ValueError, match=r"has changed.*start the job again"):
         open_data(spec, cache_dir=tmp_path / "other", prepared=dataclasses.replace(prepared, folder="/gone"))
 
 
