@@ -141,7 +141,7 @@ def test_a_factory_gives_samples_of_any_kind(users, tmp_path):
         ({}, "none given.*exactly one"),
         ({"source": "digits", "path": "x"}, "source and path given"),
         ({"source": "digit"}, "did you mean 'digits'.*python-stdlib, digits"),
-        ({"source": "digits", "held_out": 1.0}, "no share"),
+        ({"source": "digits", "held_out": 1.0}, "not a share"),
         ({"source": "python-stdlib"}, "seq_len is missing"),
         ({"source": "python-stdlib", "seq_len": 1}, "too short"),
         ({"factory": "mine_data:one"}, r"returned Points.*\(training, held_out\)"),

@@ -162,7 +162,7 @@ def test_without_a_held_out_share_all_is_trained_on(jsonl, tmp_path):
         ("a.jsonl", '{"text": 3}\n', {}, "no text"),
         ("a.jsonl", '{"input_ids": [1, -100]}\n', {}, "token ids below 0"),
         ("a.jsonl", '{"input_ids": [1]}\n{"input_ids": [1, 2]}\n', {"seq_len": None}, "seq_len is missing"),
-        ("a.parquet", "no parquet", {}, "no Parquet file"),
+        ("a.parquet", "no parquet", {}, "not a valid Parquet file"),
         ("a.xml", "x,y", {}, "unknown form: .*.xml.*.jsonl"),
     ],
 )
