@@ -16,7 +16,7 @@ A telemetry event is an event of the segment's gang, as JSON:
 Devices have their numbers on the node. Values that a device does not provide are left out. All values are means since
 the last event, except `energy_j`: the joules since the segment began on this node, so that a lost event loses no
 energy. CPU slots have no power values. `node` is the node's name for gangs over several nodes, and empty otherwise.
-`tasks/recording/system_metrics.py` converts events into metric points.
+`tasks/recording/rows.py` converts events into metric points.
 """
 
 from __future__ import annotations

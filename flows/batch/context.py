@@ -30,7 +30,7 @@ from ringmaster.flows.services import first_processes
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.parents import with_teachers
+from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.forecast import Surroundings, errors_in
 from ringmaster.tasks.execution.local_engine import Leases, leases_of

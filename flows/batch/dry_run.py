@@ -27,7 +27,7 @@ from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_p
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.parents import with_orphans
+from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
@@ -43,7 +43,7 @@ from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import markdown
 
 

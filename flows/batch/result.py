@@ -34,7 +34,7 @@ from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
 
 MEASURED = "is_measured"

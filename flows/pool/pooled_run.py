@@ -44,7 +44,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.parents import with_orphans, with_teachers
+from ringmaster.tasks.batch.adaptation_rules import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.job_table import GOAL

@@ -32,10 +32,10 @@ from ringmaster.tasks.storage.journal import (
     jobs_of_file,
     segments_of_file,
 )
+from ringmaster.tasks.timeline.drawing import FIGURES
 from ringmaster.tasks.timeline.queries import Archive
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import JobLine, end_text
-from ringmaster.tasks.timeline.text import FIGURES
 from ringmaster.text import printable
 
 T = TypeVar("T")

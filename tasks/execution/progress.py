@@ -14,7 +14,7 @@ from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import CheckpointSaved, Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 from ringmaster.techniques.processes.reporter import STOP, until
-from ringmaster.techniques.profile import MEASURED
+from ringmaster.techniques.profiles import MEASURED
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean

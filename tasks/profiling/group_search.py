@@ -28,7 +28,7 @@ from ringmaster.tasks.profiling.search import FAILED, Failure, Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate
-from ringmaster.techniques.profile import PREDICTED, GroupMember, ProfileKey
+from ringmaster.techniques.profiles import PREDICTED, GroupMember, ProfileKey
 from ringmaster.techniques.training.fused.group_requirements import NAME
 from ringmaster.techniques.turns import AT_ONCE
 

@@ -13,7 +13,7 @@ from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.group_requirements import NAME
 

@@ -19,7 +19,7 @@ from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_sourc
 from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
 from ringmaster.techniques.loss import reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
-from ringmaster.techniques.profile import ProfileKey
+from ringmaster.techniques.profiles import ProfileKey
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
 LIBRARIES = ("torch", "transformers")

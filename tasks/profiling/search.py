@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmaster.techniques.preflight import Candidate, Refusal
-from ringmaster.techniques.profile import Profile, ProfileKey
+from ringmaster.techniques.profiles import Profile, ProfileKey
 
 # A technique that is slower than another by this factor is not refined: its next config would not make up for that.
 FAR_BEHIND = 1.15

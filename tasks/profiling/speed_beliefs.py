@@ -44,7 +44,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 
 TARGET = "ringmaster.techniques.estimates.reference_kernel:main"
 VERSION = 1  # incremented when the kernel changes

@@ -49,7 +49,7 @@ from ringmaster.tasks.profiling.trials import (
 )
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from ringmaster.techniques.processes.events import Event, Measured, OutcomeStatu
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
-from ringmaster.techniques.profile import ProfileKey
+from ringmaster.techniques.profiles import ProfileKey
 
 _Device = TypeVar("_Device")
 

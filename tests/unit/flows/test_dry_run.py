@@ -14,7 +14,7 @@ from ringmaster.tasks.execution.forecast import Surroundings, errors_in
 from ringmaster.tasks.profiling.speed_beliefs import Load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.profile import PREDICTED, GroupMember
+from ringmaster.techniques.profiles import PREDICTED, GroupMember
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))

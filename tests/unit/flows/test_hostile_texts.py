@@ -48,8 +48,8 @@ from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, 
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, Note, RunTimeline, Span
-from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
 from ringmaster.techniques.processes.events import CheckpointFailed, Steps
 from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus

@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.speed_beliefs import Load, QuietTimes, at_load, 
 from ringmaster.techniques import Profile
 from ringmaster.techniques.estimates.reference_kernel import standard_error, time_reference
 from ringmaster.techniques.processes.events import Measured, ReferenceTimed, event_to_json
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 
 SECONDS = {"step_s": 0.1, "startup_s": 2.0, "save_s": 1.0, "evaluate_s": 3.0, "export_s": 4.0, "stall_s": None}
 PROFILE = Profile(technique="single", num_devices=1, num_ranks=1, peak_bytes=7, **SECONDS)

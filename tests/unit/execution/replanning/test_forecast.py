@@ -37,7 +37,7 @@ from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, Load, Speed
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 from tests.unit.execution.fakes import in_a_row
 from tests.unit.execution.fakes import profile as fake_profile
 from tests.unit.execution.replanning.test_replan_policy import bench_of

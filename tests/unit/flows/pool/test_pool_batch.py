@@ -24,7 +24,7 @@ from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.parents import with_orphans
+from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, hand_over, pending, unsubmitted
