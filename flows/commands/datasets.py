@@ -108,7 +108,7 @@ def _tail(row: dict[str, Any]) -> tuple[str, str]:
 
 def _rows(entry: Entry) -> list[dict[str, Any]]:
     """A row for each split of each version, what cannot be read with its fault."""
-    from ringmaster.tasks.datasets.fingerprints import contents, fingerprint
+    from ringmaster.tasks.datasets.checking import contents, fingerprint
 
     rows: list[dict[str, Any]] = []
     for version in entry.versions:

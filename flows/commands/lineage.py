@@ -166,8 +166,7 @@ def bisect(
     as_json: AsJson = False,
 ) -> None:
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
-    from ringmaster.flows.lineage.bisecting import Bisection, TestResults
-    from ringmaster.flows.lineage.model_tests import parse_test
+    from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
 
     def told(line: str) -> None:
         error_console().print(line)

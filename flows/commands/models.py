@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.tasks.alarms import Alarm
     from ringmaster.tasks.evaluation.examination import Examined
-    from ringmaster.tasks.promotion.moves import MoveLog
+    from ringmaster.tasks.retraining.alias_moves import MoveLog
 
 
 def promote(
@@ -68,7 +68,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Let the previous champion of a registered model serve again."""
-    from ringmaster.tasks.promotion.stage import roll_back
+    from ringmaster.tasks.retraining.promotion import roll_back
 
     with _promotions() as (home, log):
         restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
@@ -93,7 +93,7 @@ def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
     from ringmaster.errors import PromotionRefused
     from ringmaster.flows.lineage.home import lineage_home
-    from ringmaster.flows.promotion.moves import open_move_log
+    from ringmaster.flows.promotion.promote import open_move_log
 
     with lineage_home() as home, open_move_log() as log:
         try:
@@ -166,8 +166,7 @@ def monitor(
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
     from ringmaster.codec import to_json
-    from ringmaster.tasks.evaluation.assertions.assertions import check, importable
-    from ringmaster.tasks.evaluation.assertions.logs import Log
+    from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
     from ringmaster.tasks.evaluation.suite import load_suite
 
     suite = load_suite(assertions)
@@ -189,8 +188,8 @@ def monitor(
 
 def _show(examined: Mapping[str, Examined]) -> None:
     """What was found of each model, for a person: one table of all."""
+    from ringmaster.tasks.evaluation.examination import ALL
     from ringmaster.tasks.evaluation.recording import tables
-    from ringmaster.tasks.evaluation.slices import ALL
     from ringmaster.techniques.metric import why_undefined
 
     found: dict[str, list[Mapping[str, Any]]] = {}

@@ -1,14 +1,21 @@
-"""Translation of Pydantic's errors into findings: the fault at a place, and the remedy."""
+"""YAML files whose sections are pydantic models: loading them, with all faults by line, and the words of the faults."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ringmaster.tasks.batch.data_schema import Section
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.references import closest
-from ringmaster.tasks.batch.schema import BatchEntry, misspelt, section_at
+from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
+from ringmaster.tasks.files import text_of
+
+Entry = TypeVar("Entry", bound=Section)
 
 _WRONG_TYPE = {
     "bool_type": "must be true or false",
@@ -80,3 +87,63 @@ def _description(place: Place, root: type[Section]) -> str:
             return section.model_fields[key].description or key
         place = place[:-1]
     return "a value of that kind"
+
+
+def read_document(path: Path, *, what: str) -> document.Document:
+    """Returns the YAML document in a file. Raises BatchFileError if the file cannot be read.
+
+    Args:
+        path: The file.
+        what: A description of the file for messages, such as "a file of tests".
+    """
+    try:
+        return document.read(text_of(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
+
+
+def file_error(found: Iterable[Finding], read: document.Document, *, file: str) -> BatchFileError:
+    """Returns the error with these faults, one for each place and message, in the order of the lines of the file."""
+    faults = {Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, file): None for f in found}
+    return BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
+
+
+def load_section(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[Finding]], what: str) -> Entry:
+    """Loads the YAML file `path` as `schema`. Raises BatchFileError with all faults.
+
+    Args:
+        path: The file.
+        schema: The type of the whole file.
+        rules: Yields the faults that remain although each value is of its type.
+        what: A description of the file for messages, such as "a file of tests".
+    """
+    read = read_document(path, what=what)
+    if read.data is None:
+        raise file_error(read.findings, read, file=path.name)
+    found = list(read.findings)
+    folder = path.parent.resolve()
+    try:
+        entry = schema.model_validate(read.data, context={"folder": folder})
+    except ValidationError as error:
+        found += [*findings(error, root=schema), *_faults_of_rest(read.data, error, schema, rules, folder=folder)]
+        raise file_error(found, read, file=path.name) from error
+    if found := [*found, *rules(entry)]:
+        raise file_error(found, read, file=path.name)
+    return entry
+
+
+def _faults_of_rest(
+    data: Mapping[str, Any],
+    error: ValidationError,
+    schema: type[Entry],
+    rules: Callable[[Entry], Iterable[Finding]],
+    *,
+    folder: Path,
+) -> list[Finding]:
+    """Returns the faults that the rules find in the keys that are right; none where a wrong one is required."""
+    wrong = {fault["loc"][0] for fault in error.errors() if fault["loc"]}
+    try:
+        entry = schema.model_validate({k: v for k, v in data.items() if k not in wrong}, context={"folder": folder})
+    except ValidationError:
+        return []
+    return list(rules(entry))

@@ -10,9 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.alarms.task import sound
-from ringmaster.tasks.promotion.moves import MoveLog
-from ringmaster.tasks.promotion.policy import Decision
-from ringmaster.tasks.promotion.stage import apply
+from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining.policy import Decision
+from ringmaster.tasks.retraining.promotion import apply
 
 
 def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:

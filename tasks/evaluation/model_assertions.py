@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import math
+import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
-from ringmaster.tasks.evaluation.assertions.logs import Row, is_number, largest_probability
-from ringmaster.tasks.evaluation.assertions.row_groups import RowGroups
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
 from ringmaster.techniques.dotted_names import resolve
@@ -290,3 +291,116 @@ _KINDS: Mapping[str, Callable[[AssertionEntry], Look]] = {
     "steady": _Steady,
     "predicate": _predicate,
 }
+
+
+AT_ONCE = 5000  # rows buffered in memory
+
+_UNLIKE_MOST = """
+    WITH counted AS (SELECT of, value, count(*) AS num, min(number) AS first FROM said GROUP BY of, value),
+         ranked AS (SELECT of, value, row_number() OVER (PARTITION BY of ORDER BY num DESC, first) AS rank FROM counted)
+    SELECT said.number, said.value, ranked.value FROM said JOIN ranked ON ranked.of = said.of AND ranked.rank = 1
+    WHERE said.value != ranked.value OR said.value = 'null'
+"""
+
+
+class RowGroups:
+    """The value and the group of each row. SQLite moves its data to a temporary file once they are large."""
+
+    def __init__(self) -> None:
+        self._connection = sqlite3.connect("", isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode = OFF")
+        self._connection.execute("CREATE TABLE said (of TEXT, number INTEGER, value TEXT)")
+        self._waiting: list[tuple[str, int, str]] = []
+
+    def add(self, number: int, group: Any, value: Any) -> None:
+        """Adds a row with its number; group and value are stored as JSON, anything else as text."""
+        self._waiting.append((json.dumps(group, default=str), number, json.dumps(value, default=str)))
+        if len(self._waiting) >= AT_ONCE:
+            self._write()
+
+    def unlike_most(self) -> Iterator[tuple[int, str, str]]:
+        """Yields (number, value, most frequent value of the group) as JSON for rows that differ from it or have null.
+
+        Among equally frequent values, the one seen first counts.
+        """
+        self._write()
+        yield from self._connection.execute(_UNLIKE_MOST)
+
+    def each(self) -> Iterator[Iterator[tuple[int, Any]]]:
+        """Yields each group's rows as (number, value), in order."""
+        self._write()
+        rows = self._connection.execute("SELECT of, number, value FROM said ORDER BY of, number")
+        for _, group in itertools.groupby(rows, key=itemgetter(0)):
+            yield ((number, json.loads(value)) for _, number, value in group)
+
+    def _write(self) -> None:
+        self._connection.execute("BEGIN")
+        self._connection.executemany("INSERT INTO said VALUES (?, ?, ?)", self._waiting)
+        self._connection.execute("COMMIT")
+        self._waiting.clear()
+
+
+Row = Mapping[str, Any]
+BATCH_ROWS = 4096  # of a Parquet file, in memory at a time
+
+
+class Log:
+    """The rows of a JSONL or Parquet file of logged predictions. num_read: the number of rows read so far.
+
+    Iteration raises ValueError at an invalid row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.num_read = path, 0
+
+    def __iter__(self) -> Iterator[Row]:
+        read = _parquet if self._path.suffix == ".parquet" else _jsonl
+        for row in read(self._path):
+            self.num_read += 1
+            yield row
+
+
+def largest_probability(row: Row) -> float | None:
+    """Returns the largest of a row's probabilities; None if it has none, or if one of them is not a number."""
+    values = row.get("probabilities")
+    if not isinstance(values, (list, tuple)) or not values or not all(map(is_number, values)):
+        return None
+    most: float = max(values)
+    return most
+
+
+def is_number(value: Any) -> bool:
+    """Whether a logged value is a number; true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                yield from batch.to_pylist()
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _object(line, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}. To fix: name a JSONL or Parquet file") from error
+
+
+def _object(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is no JSON: {error}. To fix: one object a line") from error
+    if not isinstance(row, dict):
+        raise ValueError(f'{where} is no JSON object. To fix: one object a line, such as {{"prediction": 3}}')
+    return row

@@ -7,12 +7,22 @@ from dataclasses import dataclass
 
 from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
-from ringmaster.tasks.promotion import decisions
-from ringmaster.tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
-from ringmaster.tasks.promotion.moves import Move, MoveLog
-from ringmaster.tasks.promotion.names import CHALLENGER, CHAMPION, PREVIOUS
-from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.retraining.alias_moves import (
+    KEPT,
+    PROMOTED,
+    ROLLED_BACK,
+    WAITING,
+    DecisionRecord,
+    Move,
+    MoveLog,
+    champion_before,
+    current_time,
+    read_decisions,
+    write_decision,
+)
+from ringmaster.tasks.retraining.policy import Decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +70,7 @@ def _was_compared(
 
 def _has_decision(ledger: Ledger, model: ModelRecord) -> bool:
     """Whether a version's comparison has ended: it neither waits for approval nor is just a sweep's proposal."""
-    made = decisions.read(ledger, model)
+    made = read_decisions(ledger, model)
     return bool(made) and made[-1].outcome != WAITING
 
 
@@ -103,7 +113,7 @@ def apply(
         reasons=decision.reasons or (decision.why,),
         champion_before=champion,
         who=who,
-        at=decisions.now(),
+        at=current_time(),
     )
     try:
         log.move(ledger, name, moves, entry)
@@ -127,7 +137,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
         said = "no champion" if champion is None else "no previous champion"
         raise PromotionRefused(f"{name} has {said} to go back to. To fix: name a model that was promoted twice")
     restored, taken_back = version_of(previous), version_of(champion)
-    before = decisions.champion_before(decisions.read(ledger, previous))
+    before = champion_before(read_decisions(ledger, previous))
     if before is not None and ledger.get_version(name, before) is None:
         before = None  # deleted in the meantime
     moves = [Move(alias=CHAMPION, version=restored), Move(alias=PREVIOUS, version=before)]
@@ -137,7 +147,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
         reasons=(why or f"rolled back to version {restored}",),
         champion_before=taken_back,
         who=who,
-        at=decisions.now(),
+        at=current_time(),
     )
     log.move(ledger, name, moves, entry)
     return restored, taken_back
@@ -152,9 +162,9 @@ def leave_waiting(ledger: Ledger, candidate: ModelRecord, why: str, *, who: str)
         reasons=(why,),
         champion_before=None if champion is None else champion.version,
         who=who,
-        at=decisions.now(),
+        at=current_time(),
     )
-    decisions.write(ledger, candidate, entry)
+    write_decision(ledger, candidate, entry)
 
 
 def training_digest(model: ModelRecord | None) -> str | None:

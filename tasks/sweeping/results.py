@@ -1,4 +1,7 @@
-"""Two SVG figures of a sweep: its trials in parallel coordinates, and their learning curves with the rungs."""
+"""Results of a sweep: its leaderboard, two SVG figures, their recording in MLflow, and the best trial as a challenger.
+
+The figures are the trials in parallel coordinates, and their learning curves with the rungs.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,133 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ringmaster.tasks.sweeping.leaderboard import Reports, last
+from ringmaster.model_lineage import model_pages
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
 from ringmaster.techniques.metric import metric_named
-from ringmaster.text import xml
+from ringmaster.text import markdown, xml
+
+LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
+
+
+def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the figures of a sweep as SVG, by the paths of their artifacts."""
+    spec, won = sweep_scheduler.spec, best(rows)
+    common: dict[str, Any] = {
+        "objective": spec.objective,
+        "reports": sweep_scheduler.reports,
+        "done": [row["job"] for row in rows if row["status"] == JobStatus.DONE],
+        "best": None if won is None else won["job"],
+    }
+    totals = {trial.total for trial in sweep_scheduler.trials()}
+    rungs = spec.stopping.rungs(max(totals, default=1))
+    return {
+        PARALLEL: parallel_coordinates(spec.name, spec.space, values=sweep_scheduler.values, **common),
+        CURVES: learning_curves(spec.name, rungs=rungs, **common),
+    }
+
+
+def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn: Mapping[str, str]) -> None:
+    """Writes the leaderboard and the figures into the batch's run and its note. A repeated call changes nothing.
+
+    Raises LedgerError if MLflow cannot store them.
+    """
+    ledger.write_table(run_id, LEADERBOARD, rows)
+    for path, svg in drawn.items():
+        ledger.write_svg(run_id, path, svg)
+    note = ledger.note(run_id)
+    mark = model_pages.picture("Parallel coordinates", run_id, PARALLEL)
+    if mark not in note:
+        curves = model_pages.picture("Learning curves", run_id, CURVES)
+        path = model_pages.artifact_path(ledger.experiment_of(run_id), run_id, LEADERBOARD)
+        board = f"All of them: {model_pages.link('leaderboard', path)}."
+        ledger.set_note(run_id, f"{_sentence(rows)} {board}\n\n{mark}\n\n{curves}\n\n{note}")
+
+
+def challenge(ledger: Ledger, uri: str, name: str) -> ModelRecord:
+    """Registers a recorded model as a version of `name` and makes it the challenger.
+
+    Raises LedgerError if the model does not exist.
+    """
+    model = ledger.add_version(ledger.resolve_model(uri), name)
+    assert model.version is not None, "a version that was made just now"
+    ledger.set_alias(name, CHALLENGER, model.version)
+    return model
+
+
+def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    won, num_done = best(rows), sum(row["status"] == JobStatus.DONE for row in rows)
+    found = "no trial has come to its end" if won is None else f"the best is **{markdown(won['job'])}**"
+    return f"Of {len(rows)} trials {num_done} were trained to their end; {found}."
+
+
+Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
+"""The metrics on held-out data, by trial and step."""
+
+
+def leaderboard(
+    trials: Sequence[str],
+    *,
+    objective: str,
+    values: Mapping[str, Values],
+    reports: Reports,
+    jobs: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Returns a row per trial: completed trials ordered by the objective, then the others by their number of steps.
+
+    values: by trial, as far as proposed. jobs: the rows of a batch's result. A trial without a finite value of the
+    objective has no rank; the first completed one is the best.
+    """
+    ended = {row["name"]: row for row in jobs}
+    sign = -1.0 if metric_named(objective).higher_is_better else 1.0
+
+    def order(name: str) -> tuple[bool, int, float]:
+        value = last(reports.get(name, {})).get(objective, math.nan)
+        is_done = ended[name]["status"] == JobStatus.DONE
+        return not is_done, 0 if is_done else -max(reports.get(name, {}), default=0), sign * value
+
+    ranked = [name for name in trials if math.isfinite(last(reports.get(name, {})).get(objective, math.nan))]
+    ranked.sort(key=order)
+    return [
+        _row(name, place if name in ranked else None, values=values, reports=reports, job=ended[name])
+        for place, name in enumerate([*ranked, *(name for name in trials if name not in ranked)], start=1)
+    ]
+
+
+def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Returns the row of the best trial, or None if no trial has completed."""
+    return next((dict(row) for row in rows if row["status"] == JobStatus.DONE and row["rank"] is not None), None)
+
+
+def last(reports: Mapping[int, Mapping[str, float]]) -> Mapping[str, float]:
+    """Returns the last metrics of a trial."""
+    return reports[max(reports)] if reports else {}
+
+
+def _row(
+    name: str, rank: int | None, *, values: Mapping[str, Values], reports: Reports, job: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "job": name,
+        **{f"held-out {key}": _figure(value) for key, value in last(reports.get(name, {})).items()},
+        **{
+            key: str(value) if isinstance(value, (list, dict)) else value for key, value in values.get(name, {}).items()
+        },
+        "status": job["status"],
+        "steps": job["num_steps"],
+        "device seconds": round(sum(s["device_s"] for s in job["segments"]), 1),
+        "model": job["model_uri"],
+    }
+
+
+def _figure(value: float) -> float | None:
+    """Rounds a metric for tables; a value that is not finite, which JSON lacks, becomes None."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 440, 80, 80, 80, 60
 BEST, DONE, STOPPED = "#c0702a", "#1f6f8b", "#9aa5ae"
