@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.node import serve_node
-from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
+from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
 from ringmaster.flows.process.process_log import logs_to
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 

@@ -24,6 +24,19 @@ from ringmaster.techniques.registry import find, installed
 
 Say = Callable[[Event], None]
 
+ENTRY_POINT_GROUP = "ringmaster.engines"
+LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
+BUILTIN: dict[str, str] = {
+    LOCAL: "ringmaster.tasks.execution.local_engine:local",
+    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
+    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
+    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
+    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
+}
+"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
+Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
+"""Runs a function in the background, under a label that a person sees."""
+
 
 class SegmentTelemetry:
     """Adds telemetry events to the events of segments. Safe to use from several threads."""
@@ -167,18 +180,6 @@ class Engine(Protocol):
         """
 
 
-ENTRY_POINT_GROUP = "ringmaster.engines"
-LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
-BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:local",
-    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
-    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
-    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
-    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
-}
-"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
-
-
 def engine_names() -> tuple[str, ...]:
     """Returns the names of all engines, built-in ones first."""
     return tuple(_every())
@@ -247,10 +248,6 @@ class NodeRuns(Protocol):
         """Returns how a flow run has ended, for people; empty if that is not known."""
 
 
-Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
-"""Runs a function in the background, under a label that a person sees."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
     """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
@@ -273,3 +270,10 @@ class EngineContext:
     telemetry: SegmentTelemetry | None = None
     node_runs: NodeRuns | None = None
     on_failure: Callable[[], None] = lambda: None
+
+
+def completed(outcome: Outcome) -> Future[Outcome]:
+    """Returns a future that has its outcome already."""
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future

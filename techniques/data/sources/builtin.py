@@ -180,7 +180,7 @@ def open_factory(spec: DataSpec) -> tuple[Dataset, Dataset]:
     for name, dataset in zip(("training", "held_out"), made, strict=True):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ValueError(
-                f"data factory {spec.factory}: {name} is no map-style data set. To fix: give it __len__ and "
+                f"data factory {spec.factory}: {name} is not a map-style data set. To fix: give it __len__ and "
                 f"__getitem__(index) -> dict of tensors"
             )
     if len(made[0]) == 0:
