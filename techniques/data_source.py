@@ -103,17 +103,17 @@ class PreparedData:
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
         columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
-        said = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
-        said.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
+        parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
+        parts.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
         if self.labels:
             shown = ", ".join(self.labels[:MAX_SHOWN]) + (", ..." if len(self.labels) > MAX_SHOWN else "")
-            said.append(f"{len(self.labels)} classes ({shown})")
+            parts.append(f"{len(self.labels)} classes ({shown})")
         if self.seq_len is not None:
             cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
-            said.append(f"up to {self.seq_len:,} tokens each{cut}")
+            parts.append(f"up to {self.seq_len:,} tokens each{cut}")
         if self.num_left_out:
-            said.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
-        return "; ".join((*said, *self.notes))
+            parts.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
+        return "; ".join((*parts, *self.notes))
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -196,7 +196,7 @@ def check_same(found: PreparedData, wanted: PreparedData) -> None:
     if found.digest != wanted.digest:
         raise ValueError(
             f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
-            f"To fix: start the job anew, or bring back the data from {wanted.source}"
+            f"To fix: start the job again, or bring back the data from {wanted.source}"
         )
 
 
@@ -216,7 +216,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
-    "factory": "ringmaster.techniques.data.sources.factories:Factory",
+    "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }
 DATA_SOURCES = Registry(kind="kind of data", group="ringmaster.data_sources", builtin=BUILTIN_SOURCES)
 
@@ -249,16 +249,16 @@ def data_source_of(spec: DataSpec) -> DataSource:
     Raises ValueError where the spec names none or several, or does not say where the rows of one are.
     """
     given = [name for name in ("source", *DEFAULTS) if getattr(spec, name) is not None]
-    said = "none" if not given else " and ".join(given)
+    named = "none" if not given else " and ".join(given)
     kind = ALIASES.get(spec.kind or "", spec.kind)
     if kind is not None and not (kind == LANGUAGE_MODELING and len(given) == 1 and given[0] in ("source", "dataset")):
         source = data_source_named(kind)
         if len(given) != min(len(source.reads), 1) or not set(given) <= set(source.reads):
             wanted = f"exactly one of {', '.join(source.reads)}" if source.reads else "none of them"
-            raise ValueError(f"data: {said} given with kind {spec.kind}. To fix: give {wanted}")
+            raise ValueError(f"data: {named} given with kind {spec.kind}. To fix: give {wanted}")
         return source
     if len(given) != 1:
-        raise ValueError(f"data: {said} given. To fix: give exactly one of source, path, dataset and factory")
+        raise ValueError(f"data: {named} given. To fix: give exactly one of source, path, dataset and factory")
     if spec.source is not None:
         find("source", spec.source, {name: BUILTIN_SOURCES[name] for name in SOURCES})
         return data_source_named(spec.source)

@@ -179,12 +179,12 @@ class Values:
     def __str__(self) -> str:
         if self.among:
             return f"one of {', '.join(self.among)}"
-        said = [
+        limits = [
             f"{word} {limit:g}"
             for word, limit in (("above", self.above), ("at least", self.least), ("below", self.below))
             if math.isfinite(limit)
         ]
-        return " ".join(["a list of numbers" if self.is_list else "a number", " and ".join(said)]).strip()
+        return " ".join(["a list of numbers" if self.is_list else "a number", " and ".join(limits)]).strip()
 
     def _allows_number(self, value: Any) -> bool:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

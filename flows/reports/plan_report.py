@@ -11,8 +11,7 @@ from rich.text import Text
 
 from ringmaster.flows.output import styled
 from ringmaster.tasks.planning.bounds.bounds import COUNTING
-from ringmaster.tasks.planning.gantt import COLOURS, counted, seconds_text
-from ringmaster.tasks.planning.gantt_text import axis, job_lines, margin_and_columns, rows
+from ringmaster.tasks.planning.gantt import COLOURS, axis, counted, job_lines, margin_and_columns, rows, seconds_text
 from ringmaster.tasks.planning.plans.plan import Segment
 
 if TYPE_CHECKING:

@@ -23,6 +23,19 @@ from ringmaster.techniques.processes.order import GangOrder
 
 Say = Callable[[Event], None]
 
+LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
+BUILTIN: dict[str, str] = {
+    LOCAL: "ringmaster.tasks.execution.local_engine:local",
+    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
+    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
+    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
+    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
+}
+"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
+ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)
+Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
+"""Runs a function in the background, under a label that a person sees."""
+
 
 class SegmentTelemetry:
     """Adds telemetry events to the events of segments. Safe to use from several threads."""
@@ -166,18 +179,6 @@ class Engine(Protocol):
         """
 
 
-LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
-BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:local",
-    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
-    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
-    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
-    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
-}
-"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
-ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)
-
-
 def engine_names() -> tuple[str, ...]:
     """Returns the names of all engines, built-in ones first."""
     return tuple(ENGINES.paths())
@@ -240,10 +241,6 @@ class NodeRuns(Protocol):
         """Returns how a flow run has ended, for people; empty if that is not known."""
 
 
-Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
-"""Runs a function in the background, under a label that a person sees."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
     """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
@@ -266,3 +263,10 @@ class EngineContext:
     telemetry: SegmentTelemetry | None = None
     node_runs: NodeRuns | None = None
     on_failure: Callable[[], None] = lambda: None
+
+
+def completed(outcome: Outcome) -> Future[Outcome]:
+    """Returns a future that has its outcome already."""
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future

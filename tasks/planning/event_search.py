@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
-from ringmaster.tasks.planning.bounds.completion_model import likely_ends_s
+from ringmaster.tasks.planning.bounds.completions import likely_ends_s
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
 from ringmaster.tasks.planning.event_lp import Event, EventKind, EventLp, Periods, has_due_dates
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
@@ -306,13 +306,13 @@ def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
     """Returns the shares of jobs by period; those shorter than a switch go to the period with most of the job."""
     shares, shortest = [dict(of) for of in periods.shares], shortest_of(problem)
     for job in problem.jobs:
-        mine = {p: of[job.id] for p, of in enumerate(shares) if job.id in of}
-        if not mine:  # so short that rounding has left nothing of it
+        own_shares = {p: of[job.id] for p, of in enumerate(shares) if job.id in of}
+        if not own_shares:  # so short that rounding has left nothing of it
             shares[-1][job.id] = 1.0
             continue
-        longest = max(mine, key=lambda p: mine[p])
-        total = sum(mine.values())
-        for p, share in mine.items():
+        longest = max(own_shares, key=lambda p: own_shares[p])
+        total = sum(own_shares.values())
+        for p, share in own_shares.items():
             if p != longest and share * shortest[job.id] < max(problem.switch_cost_s, LEAST_SHARE * shortest[job.id]):
                 shares[longest][job.id] += shares[p].pop(job.id)
         for of in shares:

@@ -109,16 +109,16 @@ class Contents:
         begin, count = np.zeros((2, wanted.size), np.int64)
         self.states[0], count[0] = 0, 1
         cheapest, latest = self._cheapest(), self._latest(int(must[0]))
-        progress, said = np.array([0, 1, 0], np.int64), ROOM
+        progress, status = np.array([0, 1, 0], np.int64), ROOM
         max_work = int(min(max_work, budget.left_s / STEP_S))
-        while said == ROOM and not budget.is_late():
-            said = extend(
+        while status == ROOM and not budget.is_late():
+            status = extend(
                 self.first, self.last, self.need, self.length, latest, self.excess, cheapest, self.size, GRID, SHIFT,
                 step, worth, floor, within, must, self.states, self.parent, self.how, begin, count, progress, SLICE,
                 max_work,
             )  # fmt: skip
         budget.charge(STEP_S * progress[2])
-        if said != DONE:
+        if status != DONE:
             raise SpentError
         self.state_of = first_ends(self.states, begin, count, self.size)
         done = wanted & (self.state_of >= 0)
@@ -323,11 +323,11 @@ class _Trial:
             mask ^= int(how[mask])
         return tuple(orders[v] for v in range(len(nodes))), float(reached[-1]) / GRID * self.limit_s
 
-    def _contents(self, v: int, share: float, asked: NDArray[Any] | None = None) -> Contents:
+    def _contents(self, v: int, share: float, candidates: NDArray[Any] | None = None) -> Contents:
         """Returns the sets of jobs that a node can finish without wasting more than the slack.
 
         share: of the slack at the first prices, that the node may waste.
-        asked: restricts the sets.
+        candidates: restricts the sets.
         """
         node = self.problem.nodes[v]
         step = np.array([steps[node.device_type][: node.num_devices] for steps in self.steps])
@@ -338,7 +338,7 @@ class _Trial:
         wanted &= np.all(self.worth >= (earned - slack - tolerance)[:, None], axis=0)
         contents = Contents.of(self.problem, node, self.kept, self.costs, self.limit_s)
         self.work += contents.fill(
-            wanted if asked is None else wanted & asked,
+            wanted if candidates is None else wanted & candidates,
             worth=self.worth,
             step=step,
             tolerance=tolerance,

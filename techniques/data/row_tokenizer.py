@@ -55,6 +55,13 @@ class RowTokenizer:
     """Encodes the texts of rows with the tokenizer in `folder`, which `AutoTokenizer` loads.
 
     The texts of many rows are encoded together by `prefetch`, and looked up by `encode`.
+
+    Attributes:
+        vocab_size: the number of tokens, special ones included.
+        end_id: the token that ends a text; None if there is none.
+        end_text: that token as it is written; "" if there is none.
+        pad_id: the token that fills up shorter texts: the end of a text where the tokenizer has none for it.
+        num_cut: how often `with_special` has cut a text or a pair.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,23 +71,12 @@ class RowTokenizer:
         self._encoder = TextEncoder(self._tokenizer)
         self._rendered_encoder = RenderedEncoder(self._tokenizer, self._encoder)
         self._known: dict[str, list[int]] = {}
-        self.num_cut = 0  # how often `with_special` has cut a text or a pair
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens, special ones included."""
-        return len(self._tokenizer)
-
-    @property
-    def end_id(self) -> int | None:
-        """The token that ends a text, if there is one."""
-        found: int | None = self._tokenizer.eos_token_id
-        return found
-
-    @property
-    def end_text(self) -> str:
-        """The token that ends a text as it is written; empty if there is none."""
-        return self._tokenizer.eos_token or ""
+        self.vocab_size = len(self._tokenizer)
+        self.end_id: int | None = self._tokenizer.eos_token_id
+        self.end_text: str = self._tokenizer.eos_token or ""
+        own: int | None = self._tokenizer.pad_token_id
+        self.pad_id = next((token for token in (own, self.end_id) if token is not None), 0)
+        self.num_cut = 0
 
     @cached_property
     def roles(self) -> frozenset[str]:
@@ -92,23 +88,7 @@ class RowTokenizer:
     @property
     def start_ids(self) -> list[int]:
         """The special tokens before a text, such as the beginning of a text (BOS)."""
-        return self._single[0]
-
-    @property
-    def pad_id(self) -> int:
-        """The token that fills up shorter texts: the end of a text where the tokenizer has none for it."""
-        own = self._tokenizer.pad_token_id
-        return next((token for token in (own, self.end_id) if token is not None), 0)
-
-    @property
-    def num_before(self) -> int:
-        """The number of special tokens before a text."""
-        return len(self._single[0])
-
-    @property
-    def num_special(self) -> int:
-        """The number of special tokens around a text."""
-        return sum(map(len, self._single))
+        return self.special_ids[0]
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Encodes the texts that `encode` is called with next."""
@@ -134,7 +114,7 @@ class RowTokenizer:
         at_most: the number of tokens to which they are cut. Special tokens are kept, and of a pair the longer text is
             cut first.
         """
-        around, parts = (self._single, [ids]) if pair is None else (self._pair, [ids, pair])
+        around, parts = (self.special_ids, [ids]) if pair is None else (self._pair, [ids, pair])
         if at_most is not None:
             most = max(at_most - sum(map(len, around)), 0)
             if sum(map(len, parts)) > most:
@@ -282,8 +262,8 @@ class RowTokenizer:
         return [ids.tolist() for ids in self._encoder(texts)]
 
     @cached_property
-    def _single(self) -> list[list[int]]:
-        """The special tokens before and after a text."""
+    def special_ids(self) -> list[list[int]]:
+        """The special tokens before a text, and those after it."""
         return _around(self._tokenizer("a", verbose=False)["input_ids"], self._encoded(["a"]))
 
     @cached_property
@@ -341,10 +321,10 @@ def turn_end_of(folder: Path) -> int | None:
         folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
     )
     if template.is_file():
-        said = template.read_text()
+        chat_template = template.read_text()
     else:
-        said = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
-    if TURN_END not in said or not tokens.is_file():
+        chat_template = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
+    if TURN_END not in chat_template or not tokens.is_file():
         return None
     added = json.loads(tokens.read_text()).get("added_tokens") or ()
     return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)

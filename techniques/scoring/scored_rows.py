@@ -227,8 +227,8 @@ def cases_in(file: Path, *, encode: str | None) -> TextCases | Mapping[str, Any]
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as columns:
             return {name: columns[name] for name in columns.files}
-    said = json.loads(file.read_text(encoding="utf-8"))
-    return TextCases(texts=said["texts"], labels=said.get("labels"), encode=encode)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return TextCases(texts=content["texts"], labels=content.get("labels"), encode=encode)
 
 
 def _columns(columns: Mapping[str, Any], config: Any, device: torch.device) -> Iterator[Chunk]:

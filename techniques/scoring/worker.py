@@ -76,9 +76,9 @@ def score_together(
 
     if (job is None and data is None and texts is None) or not models:
         raise ValueError("there is nothing to score. To fix: give models, and data, texts or a job")
-    asked = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
+    scored_job = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
     rows = ScoredRows(
-        job=asked,
+        job=scored_job,
         cache_dir=cache_dir,
         reader=next(iter(models.values())),
         cases=None if texts is None else TextCases(texts=texts),
@@ -218,32 +218,19 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     from ringmaster.techniques.processes.ranks import take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
-    said_s = time.monotonic()
+    reported_s = time.monotonic()
 
     def progress(num_done: int, num_rows: int) -> None:
-        nonlocal said_s
-        if (now_s := time.monotonic()) - said_s >= PROGRESS_S:
-            said_s = now_s
+        nonlocal reported_s
+        if (now_s := time.monotonic()) - reported_s >= PROGRESS_S:
+            reported_s = now_s
             channel.send(event_to_json(ScoringProgress(num_done=num_done, num_rows=num_rows)))
 
     models = {name: Path(folder) for name, folder in order.models.items()}
-    found = score_each(models, rows_of_order(order), device=device, together=order.together, progress=progress)
-    for number, (name, scores) in enumerate(found):
-        if isinstance(scores, str):
-            channel.send(event_to_json(ModelFailed(model=name, message=scores)))
-            continue
-        file = Path(order.folder) / f"{number}.npz"
-        np.savez(file, allow_pickle=False, **scores.arrays)
-        channel.send(event_to_json(RowsScored(model=name, kind=scores.kind, file=str(file))))
-    return 0
-
-
-def rows_of_order(order: ScoringOrder) -> ScoredRows:
-    """The rows that an order selects."""
-    return ScoredRows(
+    rows = ScoredRows(
         job=order.job,
         cache_dir=Path(order.cache_dir),
-        reader=Path(next(iter(order.models.values()))),
+        reader=next(iter(models.values())),
         data=order.data,
         cases=None if order.cases is None else cases_in(Path(order.cases), encode=order.encode),
         slicers=order.slicers,
@@ -252,3 +239,12 @@ def rows_of_order(order: ScoringOrder) -> ScoredRows:
         is_whole=order.is_whole,
         trained_on=order.trained_on,
     )
+    found = score_each(models, rows, device=device, together=order.together, progress=progress)
+    for number, (name, scores) in enumerate(found):
+        if isinstance(scores, str):
+            channel.send(event_to_json(ModelFailed(model=name, message=scores)))
+            continue
+        file = Path(order.folder) / f"{number}.npz"
+        np.savez(file, allow_pickle=False, **scores.arrays)
+        channel.send(event_to_json(RowsScored(model=name, kind=scores.kind, file=str(file))))
+    return 0

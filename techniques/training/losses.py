@@ -256,8 +256,8 @@ def named_loss(
     function = loss_named(name, options)
     if kind not in function.kinds:
         raise ValueError(
-            f"loss {name} is for {' and '.join(function.kinds)} models, and {model} is none. To fix: give another loss "
-            "or model"
+            f"loss {name} is for {' and '.join(function.kinds)} models, and {model} is not one. "
+            "To fix: give another loss or model"
         )
     shifted = kind == CAUSAL and function.num_sequences is None
     return FunctionLoss(

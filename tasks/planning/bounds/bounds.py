@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ringmaster.tasks.planning.bounds.certificates import certified_bound, certified_ends_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, shortest_of
-from ringmaster.tasks.planning.bounds.window_bound import faults_of
+from ringmaster.tasks.planning.bounds.windows import faults_of
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
@@ -42,7 +42,7 @@ def preemptive_bound(problem: Problem) -> Bound:
 
     The bound is infinite where nodes become unavailable before they can have done all work.
     """
-    from ringmaster.tasks.planning.bounds.window_model import WindowModel, has_windows, points_of
+    from ringmaster.tasks.planning.bounds.windows import WindowModel, has_windows, points_of
 
     best = pattern_bound(problem)
     if not has_windows(problem) or not 0 < best.seconds < math.inf:
@@ -79,7 +79,7 @@ def ends_certificate(problem: Problem, weights: Mapping[str, float], bound: Boun
 
     bound: on the end of the last job.
     """
-    from ringmaster.tasks.planning.bounds.completion_model import completion_certificate
+    from ringmaster.tasks.planning.bounds.completions import completion_certificate
 
     has_slots = bound.certificate is not None and bound.certificate.has_slot_prices
     candidates = [by_area(problem), bound.certificate if has_slots else pattern_bound(problem).certificate]

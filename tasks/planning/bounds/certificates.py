@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.completion_bound import completion_bound
+from ringmaster.tasks.planning.bounds.completions import completion_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_starts_s, least_of, pack_of, scaling_of, shortest_of
-from ringmaster.tasks.planning.bounds.window_bound import Rate, time_to_earn, window_bound
+from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.fair_share import frontier, least_within
 from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
@@ -95,19 +95,19 @@ def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
     return _covering(rows, certificate.cover_prices)
 
 
-def _covering(rows: Sequence[tuple[tuple[str, ...], float]], asked: Mapping[str, float]) -> dict[str, float]:
+def _covering(rows: Sequence[tuple[tuple[str, ...], float]], wanted: Mapping[str, float]) -> dict[str, float]:
     """Returns a charge for each job, such that no row of (jobs, cost) is charged more than its cost.
 
-    The charges are `asked`, scaled so that one row is charged exactly its cost. Without `asked`, they are even shares
+    The charges are `wanted`, scaled so that one row is charged exactly its cost. Without `wanted`, they are even shares
     of the costs.
     """
     shares: dict[str, float] = {}
     for members, cost in rows:
         for name in members:
             shares[name] = min(cost / len(members), shares.get(name, math.inf))
-    if not asked:
+    if not wanted:
         return shares
-    charged = {name: asked.get(name, 0.0) for name in shares}
+    charged = {name: wanted.get(name, 0.0) for name in shares}
     sums = [(sum(charged[name] for name in members), cost) for members, cost in rows]
     if any(asks > 0 and cost <= 0 for asks, cost in sums):
         return dict.fromkeys(shares, 0.0)

@@ -48,14 +48,16 @@ class Fusion:
         """One line for the user, such as "fused 16 jobs into 2 groups: 63 s instead of 99 s, 36 % less"."""
         now, before = _objective_of(self.together), _objective_of(self.alone)
         if not self.groups:
-            return f"no jobs are fused: trained alone they take {_said(self.alone)}"
+            return f"no jobs are fused: trained alone they take {_amount_text(self.alone)}"
         num_jobs = sum(1 + len(members) for members in self.groups.values())
         groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
-        said = f"fused {num_jobs} jobs into {groups}: {_said(self.together)} instead of {_said(self.alone)}"
-        said += f", {1 - now / before:.0%} less".replace("%", " %") if now < before else ""
+        text = (
+            f"fused {num_jobs} jobs into {groups}: {_amount_text(self.together)} instead of {_amount_text(self.alone)}"
+        )
+        text += f", {1 - now / before:.0%} less".replace("%", " %") if now < before else ""
         if self.together.value is None and self.together.best_bound_s:
-            said += f"; at least {seconds_text(self.together.best_bound_s)} by the bound"
-        return said + ("; trained alone they cannot meet their deadlines" if self.alone_is_late else "")
+            text += f"; at least {seconds_text(self.together.best_bound_s)} by the bound"
+        return text + ("; trained alone they cannot meet their deadlines" if self.alone_is_late else "")
 
     def to_json(self) -> dict[str, Any]:
         """The groups and what they save, as a JSON object."""
@@ -176,7 +178,7 @@ def _objective_of(plan: Plan) -> float:
     return plan.makespan_s if plan.value is None else plan.value
 
 
-def _said(plan: Plan) -> str:
+def _amount_text(plan: Plan) -> str:
     if plan.value is None:
         return seconds_text(plan.makespan_s)
     return f"a {plan.objective} of {plan.value:.4g}"

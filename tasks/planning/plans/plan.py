@@ -115,14 +115,14 @@ class Certificate:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
         """Reads a certificate from a JSON object. Raises ValueError where the object is not a certificate."""
-        said = object_at(data, "certificate")
-        jobs = {key: prices_at(said.get(key, {}), key) for key in ("job_prices", "work_prices", "cover_prices")}
+        fields = object_at(data, "certificate")
+        jobs = {key: prices_at(fields.get(key, {}), key) for key in ("job_prices", "work_prices", "cover_prices")}
         return cls(
-            slot_prices=slot_prices_at(said.get("slot_prices", {}), "slot_prices"),
-            typed_prices=typed_prices_at(said.get("typed_prices", {}), "typed_prices"),
-            windows=WindowPrices.from_json(said["windows"]) if "windows" in said else None,
-            completions=CompletionPrices.from_json(said["completions"]) if "completions" in said else None,
-            due=WindowPrices.from_json(said["due"]) if "due" in said else None,
+            slot_prices=slot_prices_at(fields.get("slot_prices", {}), "slot_prices"),
+            typed_prices=typed_prices_at(fields.get("typed_prices", {}), "typed_prices"),
+            windows=WindowPrices.from_json(fields["windows"]) if "windows" in fields else None,
+            completions=CompletionPrices.from_json(fields["completions"]) if "completions" in fields else None,
+            due=WindowPrices.from_json(fields["due"]) if "due" in fields else None,
             **jobs,
         )
 
@@ -206,10 +206,10 @@ class Plan:
 
         A segment that continues the previous one without a pause, under its option and on its devices, is no switch.
         """
-        mine = self.segments_of(job)
+        own_segments = self.segments_of(job)
         return sum(
             a.option != b.option or set(a.devices) != set(b.devices) or b.start_s - a.end_s > 1e-6 * b.end_s
-            for a, b in pairwise(mine)
+            for a, b in pairwise(own_segments)
         )
 
     def segments_of(self, job: str) -> tuple[Segment, ...]:

@@ -94,19 +94,19 @@ class _Structure:
             of_job[row.job].append(i)
         paid_s, least, held = [0.0] * len(rows), [0.0] * len(rows), [False] * len(rows)
         for job in problem.jobs:
-            mine = of_job[job.id]
-            for i in mine:
-                held[i] = i == mine[0] and job.goes_on(rows[i].option, rows[i].start_s, rows[i].devices)
+            own_rows = of_job[job.id]
+            for i in own_rows:
+                held[i] = i == own_rows[0] and job.goes_on(rows[i].option, rows[i].start_s, rows[i].devices)
                 paid_s[i] = overhead_s(
                     problem,
                     job,
                     job.options[rows[i].option],
-                    is_first=i == mine[0],
-                    is_last=i == mine[-1],
+                    is_first=i == own_rows[0],
+                    is_last=i == own_rows[-1],
                     continues=held[i],
                 )
-                least[i] = max(paid_s[i], least_s if len(mine) > 1 else 0.0)
-                if held[i] and len(mine) > 1 and job.running is not None:
+                least[i] = max(paid_s[i], least_s if len(own_rows) > 1 else 0.0)
+                if held[i] and len(own_rows) > 1 and job.running is not None:
                     least[i] = max(least[i], job.running.pinned_until_s)
         follows = tuple(sorted(set(_followers(problem, rows, of_job))))
         return cls(problem, jobs, rows, tuple(paid_s), tuple(least), tuple(held), of_job, follows)
@@ -129,13 +129,13 @@ class _Structure:
         last, late = 2 * num, {job_id: 2 * num + 1 + j for j, job_id in enumerate(self.jobs)}
         rows: list[tuple[float, float, list[tuple[int, float]]]] = []
         for job_id, job in self.jobs.items():
-            mine = self.of_job[job_id]
-            owed = 1.0 + sum(self.paid_s[i] / self._runtime_s(i) for i in mine)
-            fastest_s = min(self._runtime_s(i) for i in mine)
-            row = [(num + i, fastest_s / self._runtime_s(i)) for i in mine]
+            own_rows = self.of_job[job_id]
+            owed = 1.0 + sum(self.paid_s[i] / self._runtime_s(i) for i in own_rows)
+            fastest_s = min(self._runtime_s(i) for i in own_rows)
+            row = [(num + i, fastest_s / self._runtime_s(i)) for i in own_rows]
             rows.append((owed * fastest_s / unit_s, owed * fastest_s / unit_s, row))
             if job.deadline_s is not None:
-                rows.append((-infinity, job.deadline_s / unit_s, [*_end(mine[-1], num), (late[job_id], -1.0)]))
+                rows.append((-infinity, job.deadline_s / unit_s, [*_end(own_rows[-1], num), (late[job_id], -1.0)]))
         for i, k in self.follows:
             rows.append((0.0, infinity, [(k, 1.0), (i, -1.0), (num + i, -1.0)]))
         nodes = {node.id: node for node in self.problem.nodes}
@@ -181,10 +181,10 @@ class _Structure:
         are scaled to 1, and starts follow from ends.
         """
         share = np.zeros(len(self.segments))
-        for mine in self.of_job.values():
-            done = [max(0.0, (lengths_s[i] - self.paid_s[i]) / self._runtime_s(i)) for i in mine]
-            for i, work in zip(mine, done, strict=True):
-                share[i] = work / sum(done) if sum(done) else 1.0 / len(mine)
+        for own_rows in self.of_job.values():
+            done = [max(0.0, (lengths_s[i] - self.paid_s[i]) / self._runtime_s(i)) for i in own_rows]
+            for i, work in zip(own_rows, done, strict=True):
+                share[i] = work / sum(done) if sum(done) else 1.0 / len(own_rows)
         before: dict[int, list[int]] = {}
         for i, k in self.follows:
             before.setdefault(k, []).append(i)
@@ -228,8 +228,8 @@ def _followers(problem: Problem, rows: Sequence[Segment], of_job: dict[str, list
                 if (v, device) in newest:
                     yield newest[v, device], i
                 newest[v, device] = i
-    for mine in of_job.values():
-        yield from pairwise(mine)
+    for own_rows in of_job.values():
+        yield from pairwise(own_rows)
     for job in problem.jobs:
         yield from ((of_job[other][-1], of_job[job.id][0]) for other in job.after)
     jobs = {job.id: job for job in problem.jobs}

@@ -142,47 +142,47 @@ def _job_faults(
     tolerance_s: float,
 ) -> Iterator[str]:
     """Yields faults of the segments that do a job's work: its own, and those of options that train it too."""
-    mine = sorted(by_job[job.id], key=lambda s: (s.start_s, s.end_s))
-    claimed = math.fsum(segment.work for segment in mine)
+    own_segments = sorted(by_job[job.id], key=lambda s: (s.start_s, s.end_s))
+    claimed = math.fsum(segment.work for segment in own_segments)
     # Each of many segments may have less time than its work takes, by up to the tolerance.
-    used = [jobs[segment.job].options[segment.option] for segment in mine]
-    done = math.fsum(_work(segment, option) for segment, option in zip(mine, used, strict=True))
-    rounding = math.fsum(4 * math.ulp(s.end_s) / option.runtime_s for s, option in zip(mine, used, strict=True))
+    used = [jobs[segment.job].options[segment.option] for segment in own_segments]
+    done = math.fsum(_work(segment, option) for segment, option in zip(own_segments, used, strict=True))
+    rounding = math.fsum(4 * math.ulp(s.end_s) / option.runtime_s for s, option in zip(own_segments, used, strict=True))
     if abs(claimed - 1) > 1e-6:
         yield f"job {job.id}: work {claimed:.9f} of 1"
     elif done < 1 - 1e-6 - rounding:
         yield f"job {job.id}: its segments have time for {done:.9f} of its work"
-    for _, b in _overlaps(mine, tolerance_s):
+    for _, b in _overlaps(own_segments, tolerance_s):
         yield f"job {job.id}: its segments overlap at {b.start_s}"
-    if not mine:
+    if not own_segments:
         return
-    yield from _overhead_faults(job, mine, jobs, switch_cost_s, tolerance_s)
-    yield from _pin_faults(job, mine, tolerance_s)
-    if mine[0].start_s < job.release_s - tolerance_s:
-        yield f"job {job.id}: starts at {mine[0].start_s}, before its release at {job.release_s}"
-    if job.deadline_s is not None and mine[-1].end_s > job.deadline_s + tolerance_s:
-        yield f"job {job.id}: ends at {mine[-1].end_s}, after its deadline at {job.deadline_s}"
+    yield from _overhead_faults(job, own_segments, jobs, switch_cost_s, tolerance_s)
+    yield from _pin_faults(job, own_segments, tolerance_s)
+    if own_segments[0].start_s < job.release_s - tolerance_s:
+        yield f"job {job.id}: starts at {own_segments[0].start_s}, before its release at {job.release_s}"
+    if job.deadline_s is not None and own_segments[-1].end_s > job.deadline_s + tolerance_s:
+        yield f"job {job.id}: ends at {own_segments[-1].end_s}, after its deadline at {job.deadline_s}"
     for other in job.after:
         ended_s = max((segment.end_s for segment in by_job[other]), default=0.0)
-        if mine[0].start_s < ended_s - tolerance_s:
-            yield f"job {job.id}: starts at {mine[0].start_s}, but waits for {other}, which ends at {ended_s}"
+        if own_segments[0].start_s < ended_s - tolerance_s:
+            yield f"job {job.id}: starts at {own_segments[0].start_s}, but waits for {other}, which ends at {ended_s}"
 
 
 def _overhead_faults(
     job: PlanningJob,
-    mine: Sequence[Segment],
+    own_segments: Sequence[Segment],
     jobs: Mapping[str, PlanningJob],
     switch_cost_s: float,
     tolerance_s: float,
 ) -> Iterator[str]:
     """Yields a fault for each segment of a job, in order, that pays less than it owes."""
-    goes_on = [_is_running(mine[0], jobs[mine[0].job], tolerance_s)]
+    goes_on = [_is_running(own_segments[0], jobs[own_segments[0].job], tolerance_s)]
     goes_on += [
         (a.job, a.option, _gang(a)) == (b.job, b.option, _gang(b)) and abs(b.start_s - a.end_s) <= tolerance_s
-        for a, b in pairwise(mine)
+        for a, b in pairwise(own_segments)
     ]
-    for k, segment in enumerate(mine):
-        option, is_last = jobs[segment.job].options[segment.option], k == len(mine) - 1
+    for k, segment in enumerate(own_segments):
+        option, is_last = jobs[segment.job].options[segment.option], k == len(own_segments) - 1
         has_state = k > 0 or job.started
         owed_s = 0.0 if goes_on[k] else option.startup_s + (switch_cost_s if has_state else 0.0)
         owed_s += option.save_s if is_last or not goes_on[k + 1] else 0.0
@@ -192,16 +192,16 @@ def _overhead_faults(
             yield f"job {job.id}: {verb} at {segment.start_s} but pays {segment.overhead_s} of {owed_s}"
 
 
-def _pin_faults(job: PlanningJob, mine: Sequence[Segment], tolerance_s: float) -> Iterator[str]:
+def _pin_faults(job: PlanningJob, own_segments: Sequence[Segment], tolerance_s: float) -> Iterator[str]:
     """Yields a fault if a pinned job does not continue as it ran, or not for long enough."""
     running = job.running
     if running is None or running.pinned_until_s <= tolerance_s:
         return
-    if mine[0].job != job.id or not _is_running(mine[0], job, tolerance_s):
+    if own_segments[0].job != job.id or not _is_running(own_segments[0], job, tolerance_s):
         yield f"job {job.id}: is pinned, but does not go on with what it is running"
         return
     ended_s, done = 0.0, 0.0
-    for segment in mine:
+    for segment in own_segments:
         same = (segment.job, segment.option, _gang(segment)) == (job.id, running.option, running.gang)
         if not same or segment.start_s > ended_s + tolerance_s:
             break

@@ -1,6 +1,6 @@
 """Dual prices that differ between windows of time, and readers of JSON values that name the place of what is wrong.
 
-`bounds.window_bound` and `bounds.completion_bound` have the formulas.
+`bounds.windows` and `bounds.completions` have the formulas.
 """
 
 import re
@@ -138,16 +138,16 @@ class WindowPrices:
     @classmethod
     def from_json(cls, data: Any) -> "WindowPrices":
         """Reads the prices from a JSON object. Raises ValueError where something is missing or of the wrong type."""
-        said = object_at(data, "windows")
-        rows = list_at(said.get("slot_prices"), "windows, slot_prices")
-        jobs = object_at(said.get("job_prices", {}), "windows, job_prices")
+        fields = object_at(data, "windows")
+        rows = list_at(fields.get("slot_prices"), "windows, slot_prices")
+        jobs = object_at(fields.get("job_prices", {}), "windows, job_prices")
         return cls(
-            points_s=numbers_at(said.get("points"), "windows, points"),
+            points_s=numbers_at(fields.get("points"), "windows, points"),
             slot_prices=tuple(typed_prices_at(row, f"windows, slot_prices {i}") for i, row in enumerate(rows)),
             job_prices={job: numbers_at(row, f"windows, job_prices of {job!r}") for job, row in jobs.items()},
             order_prices={
                 _pair(row, "windows, order_prices"): numbers_at(row.get("prices"), "windows, order_prices")
-                for row in list_at(said.get("order_prices", []), "windows, order_prices")
+                for row in list_at(fields.get("order_prices", []), "windows, order_prices")
             },
         )
 
@@ -202,14 +202,14 @@ class CompletionPrices:
     @classmethod
     def from_json(cls, data: Any) -> "CompletionPrices":
         """Reads the prices from a JSON object. Raises ValueError where something is missing or of the wrong type."""
-        said = object_at(data, "completions")
-        work = object_at(said.get("work_prices", {}), "completions, work_prices")
+        fields = object_at(data, "completions")
+        work = object_at(fields.get("work_prices", {}), "completions, work_prices")
         return cls(
-            windows=WindowPrices.from_json(said.get("windows")),
-            end_prices=prices_at(said.get("end_prices", {}), "completions, end_prices"),
+            windows=WindowPrices.from_json(fields.get("windows")),
+            end_prices=prices_at(fields.get("end_prices", {}), "completions, end_prices"),
             wait_prices={
                 _pair(row, "completions, wait_prices"): number_at(row.get("price"), "completions, wait_prices")
-                for row in list_at(said.get("wait_prices", []), "completions, wait_prices")
+                for row in list_at(fields.get("wait_prices", []), "completions, wait_prices")
             },
             work_prices={job: numbers_at(row, f"completions, work_prices of {job!r}") for job, row in work.items()},
         )

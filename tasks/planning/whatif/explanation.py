@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.certificates import costs_of
-from ringmaster.tasks.planning.bounds.window_bound import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
+from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Node, Problem

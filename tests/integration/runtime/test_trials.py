@@ -13,7 +13,7 @@ from ringmaster.tasks.profiling.speed_beliefs import QuietTimes
 from ringmaster.tasks.profiling.stage import profile_jobs
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.processes.events import ReferenceTimed
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 

@@ -3,8 +3,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.gantt_text import render_text, rows
+from ringmaster.tasks.planning.gantt import render_svg, render_text, rows
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny

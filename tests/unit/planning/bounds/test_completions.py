@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, certified_bound, verify
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound
-from ringmaster.tasks.planning.bounds.completion_model import CompletionModel, completion_certificate, completion_points
+from ringmaster.tasks.planning.bounds.completions import CompletionModel, completion_certificate, completion_points
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices

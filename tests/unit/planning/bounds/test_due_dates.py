@@ -18,8 +18,7 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.bounds.due_date_bound import dues_of
-from ringmaster.tasks.planning.bounds.due_date_model import best_latest_bound, latest_bound
+from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, dues_of, latest_bound
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, certified_bound, verify
 from ringmaster.tasks.planning.bounds.bounds import critical_path, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
-from ringmaster.tasks.planning.bounds.window_model import WindowModel, points_of
+from ringmaster.tasks.planning.bounds.windows import WindowModel, points_of
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from tests.drawing import draws

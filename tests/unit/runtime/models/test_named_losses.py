@@ -301,7 +301,7 @@ def test_wrong_options_are_refused(name, options, said):
 
 
 def test_a_loss_for_other_models_is_refused():
-    with pytest.raises(ValueError, match="loss dpo is for causal models, and BertModel is none"):
+    with pytest.raises(ValueError, match="loss dpo is for causal models, and BertModel is not one"):
         made(BERT, PAIRS, "dpo")
 
 
