@@ -31,7 +31,7 @@ from ringmaster.tasks.profiling.trials import Trial, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.preflight import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.profile import ProfileKey
+from ringmaster.techniques.profiles import ProfileKey
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "search.json", ROOT / "docs" / "benchmarks.md"

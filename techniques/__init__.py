@@ -15,7 +15,7 @@ from ringmaster.techniques.job import (
     ScheduleSpec,
 )
 from ringmaster.techniques.metric import Metric
-from ringmaster.techniques.profile import Profile
+from ringmaster.techniques.profiles import Profile
 from ringmaster.techniques.registry import register
 from ringmaster.techniques.technique import GangShape, Technique
 

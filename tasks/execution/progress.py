@@ -14,13 +14,15 @@ from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import CheckpointSaved, Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 from ringmaster.techniques.processes.reporter import STOP, until
-from ringmaster.techniques.profile import MEASURED
+from ringmaster.techniques.profiles import MEASURED
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
 USUAL_DEVIATION = 0.1  # of the seconds of single steps, relative to their mean
 MOST_STEPS = 100  # the newest steps, over which a speed is measured
 MOST_REPORTS = 50  # the newest reports, over which rates for people are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
+
+NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
 
 
 def is_about(event: Event, job: str) -> bool:
@@ -313,9 +315,6 @@ def range_text(low_s: float, high_s: float) -> str:
 def whole_seconds(seconds: float) -> str:
     """Returns a time that changes while one looks, without fractions of a second: "12 s", "5.1 min"."""
     return seconds_text(float(round(max(0.0, seconds))))
-
-
-NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
 
 
 class PlanProgress:

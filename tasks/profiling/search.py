@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ringmaster.techniques.preflight import Candidate, Refusal
-from ringmaster.techniques.profile import Profile, ProfileKey
+from ringmaster.techniques.profiles import Profile, ProfileKey
 
 # A technique that is slower than another by this factor is not refined: its next config would not make up for that.
 FAR_BEHIND = 1.15
@@ -17,6 +17,9 @@ FAR_BEHIND_PREDICTED = 1.6
 MOST_MISSES = 4  # configs in a row that are not faster than the best, after which a search ends
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
 OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT = "out_of_memory", "failed", "killed", "timed_out"
+
+MOST_REASONS = 3
+MORE = "--verbose shows all that was left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +182,6 @@ def _looks_far_behind(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bo
     if search.predicted_s is None or best.best_predicted_s is None:
         return False
     return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
-
-
-MOST_REASONS = 3
-MORE = "--verbose shows all that was left out"
 
 
 def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -> str:

@@ -25,8 +25,8 @@ from ringmaster.tasks.profiling.option_profiles import (
     shapes_over_nodes,
 )
 from ringmaster.tasks.profiling.preflight import (
-    Failed,
     Notice,
+    ReportFailure,
     TrialEnvironment,
     data_lines,
     gang_shape,
@@ -49,7 +49,7 @@ from ringmaster.tasks.profiling.trials import (
 )
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def profile_jobs(
     lend: Lend | None = None,
     num_nodes: int = 1,
     policy: TrialPolicy = TrialPolicy.NEEDED,
-    failed: Failed = untold,
+    failed: ReportFailure = untold,
     all_or_none: bool = False,
     share: float = 0.05,
 ) -> Profiled:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.techniques import Profile
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 from ringmaster.techniques.turns import first_steps, num_steps_of_gang, steps_taken
 
 JOBS = st.lists(st.integers(0, 30), min_size=1, max_size=12)

@@ -13,7 +13,7 @@ from ringmaster.tasks.profiling.speed_beliefs import QuietTimes
 from ringmaster.tasks.profiling.stage import profile_jobs
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.processes.events import ReferenceTimed
-from ringmaster.techniques.profile import PREDICTED
+from ringmaster.techniques.profiles import PREDICTED
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 
@@ -118,7 +118,7 @@ def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, know
         first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
         second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     finally:
-        del registry._registered["picky"]
+        del registry.TECHNIQUES.registered["picky"]
     assert [p.config["micro_batch"] for p in first.profiles["tiny"]][:1] == [2]
     failures = {row["message"] for row in kept.values() if "kind" in row}
     assert failures == {"rank 0: MemoryError: more than two rows"}

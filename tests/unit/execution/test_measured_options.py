@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.profiling.search import Failure
 from ringmaster.techniques.processes.events import CheckpointSaved, Ready, Steps
-from ringmaster.techniques.profile import GroupMember, ProfileKey
+from ringmaster.techniques.profiles import GroupMember, ProfileKey
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 

@@ -9,7 +9,7 @@ from ringmaster.tasks.execution.replan_policy import Policy
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.processes.events import Ready, Steps
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 from ringmaster.techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang
 from tests.unit.execution.clocked import clocked_bench

@@ -12,7 +12,7 @@ from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]

@@ -3,7 +3,7 @@
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang import Outcome
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 from tests.unit.execution.fakes import Bench, FakeRunner, job
 
 

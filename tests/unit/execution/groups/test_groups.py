@@ -10,7 +10,7 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 

@@ -6,7 +6,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import FEWEST_STEPS, MOST_STEPS, RunningSegment
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.techniques.processes.events import Steps
-from ringmaster.techniques.profile import ProfileKey
+from ringmaster.techniques.profiles import ProfileKey
 from tests.unit.execution.fakes import profile
 
 

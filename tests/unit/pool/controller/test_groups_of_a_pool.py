@@ -11,7 +11,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.reporter import STOP, leave
-from ringmaster.techniques.profile import GroupMember
+from ringmaster.techniques.profiles import GroupMember
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.controller.test_failover import (
     Killed,
