@@ -22,7 +22,8 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, Option, PlanningJob
 
 
 @dataclass(frozen=True)

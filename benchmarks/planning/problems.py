@@ -6,7 +6,7 @@ from random import Random
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 
 Maker = Callable[[int, float | None], Problem]
 """Makes a problem from a seed and a switch cost, None for 5 % of the median runtime."""

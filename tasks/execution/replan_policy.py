@@ -34,7 +34,7 @@ from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 

@@ -9,7 +9,8 @@ from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.planning.problems.problem import CurrentRun, Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
 from ringmaster.tasks.planning.solve import solve
 
 __all__ = [

@@ -8,8 +8,10 @@ later runs a few seconds.
 
 from __future__ import annotations
 
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem
-from ringmaster.tasks.planning.solve import Preemption, solve
+from ringmaster.tasks.planning.plan_search import Preemption
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, Option, PlanningJob
+from ringmaster.tasks.planning.solve import solve
 
 PLANS: tuple[tuple[tuple[str, ...], Preemption, str], ...] = (
     (("",), "auto", "makespan"),

@@ -14,7 +14,8 @@ from enum import StrEnum
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.objectives import Coefficients
-from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, PlanningJob
 
 
 class EventKind(StrEnum):

@@ -20,7 +20,8 @@ from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_o
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.problems.problem import CurrentRun, Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
 from ringmaster.tasks.planning.problems.reductions import folded
 from ringmaster.tasks.planning.work import WorkBudget
 

@@ -23,7 +23,8 @@ from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import pack_of, useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Order
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.problem import Node, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node
 from ringmaster.tasks.planning.work import WorkBudget
 
 MAX_STATES = 2_000_000  # per node, at 50 bytes each

@@ -12,7 +12,8 @@ from typing import Any
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
-from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, PlanningJob
 
 MAX_STARTS = 2_500  # limit of binaries, above which HiGHS finds nothing useful in a second
 MAX_NODES = 20  # of the branch-and-bound tree; a limit in nodes is reproducible, one in seconds is not

@@ -17,7 +17,8 @@ from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, shortest
 from ringmaster.tasks.planning.bounds.windows import faults_of
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 
 @dataclass(frozen=True)

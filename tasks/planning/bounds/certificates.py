@@ -11,7 +11,8 @@ from ringmaster.tasks.planning.bounds.job_costs import earliest_starts_s, least_
 from ringmaster.tasks.planning.bounds.windows import Rate, time_to_earn, window_bound
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.fair_share import frontier, least_within
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 MAX_STATES = 600  # limit of the dynamic program that checks work prices
 

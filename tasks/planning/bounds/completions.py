@@ -48,7 +48,8 @@ from ringmaster.tasks.planning.bounds.windows import Classes, WindowRows, prices
 from ringmaster.tasks.planning.bounds.windows import faults_of as faults_of_windows
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices
-from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 
 def completion_bound(prices: CompletionPrices, problem: Problem, weights: Mapping[str, float]) -> float:

@@ -8,7 +8,8 @@ from ringmaster.tasks.planning.bounds.bounds import by_area, pattern_bound
 from ringmaster.tasks.planning.bounds.certificates import costs_of
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 from ringmaster.tasks.planning.problems.reductions import only
 
 MAX_LOOKED_AT = 1_000  # limit of jobs x deadlines that are checked: half a second

@@ -43,7 +43,8 @@ from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, has_windows, prices_of_seconds
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.problem import Node, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, PlanningJob
 from ringmaster.tasks.planning.problems.reductions import only
 
 SAME = 1e-9  # relative difference of sums that is rounding

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 LEAST, LARGEST = 1e-100, 1e100
 """Numbers between which sums and products of prices and seconds keep their digits."""

@@ -17,7 +17,8 @@ from typing import Any
 from ringmaster.tasks.planning.bounds.job_costs import useful_groups, useful_options, whole_of
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 Group = frozenset[str]  # ids of the jobs that an option trains together
 MAX_NODES = 3_000  # of a MILP's branch-and-bound tree

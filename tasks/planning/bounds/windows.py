@@ -41,7 +41,8 @@ from ringmaster.tasks.planning.bounds.job_costs import (
 )
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, Option, PlanningJob
 
 
 class Rate(NamedTuple):

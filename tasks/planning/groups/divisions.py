@@ -12,12 +12,13 @@ from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel, members_of
 from ringmaster.tasks.planning.objectives import Objective
+from ringmaster.tasks.planning.plan_search import WORTH_S
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
-from ringmaster.tasks.planning.problems.problem import CurrentRun, Option, PlanningJob, Problem, likeness
+from ringmaster.tasks.planning.problems.problem import Problem, likeness
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem_validation import cycle_in
-from ringmaster.tasks.planning.solve import WORTH_S
 from ringmaster.tasks.planning.work import WorkBudget
 
 Place = tuple[int, int]  # index of a job, index of its option

@@ -13,9 +13,9 @@ from ringmaster.errors import NoRoomError, ProblemError
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.groups.divisions import Division, DivisionEstimate, Divisions
 from ringmaster.tasks.planning.objectives import Objective
+from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.solve import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 from ringmaster.tasks.planning.work import WorkBudget
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one

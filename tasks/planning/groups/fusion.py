@@ -15,9 +15,10 @@ from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.groups.divisions import Contracted, contract
 from ringmaster.tasks.planning.groups.fused import LEAST_GAIN, FusedSearch
 from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.plan_search import Preemption
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.solve import Preemption, solve_within
+from ringmaster.tasks.planning.solve import solve_within
 from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 
 Groups = Mapping[str, tuple[str, ...]]

@@ -10,7 +10,8 @@ from ringmaster.tasks.planning.bounds.bounds import Bound
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.problem import Node, Option, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node, Option
 
 NEVER = 1e18  # a time that is no limit
 LEAST_RUN_SWITCHES = 5.0

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice, schedule
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 
 def current_practice(problem: Problem) -> Plan:

@@ -12,11 +12,12 @@ from dataclasses import replace
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import Fusion, choose_groups
 from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.plan_search import SAME
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.solve import SAME, solve
+from ringmaster.tasks.planning.solve import solve
 
 
 def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:

@@ -13,7 +13,8 @@ from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.objectives import MAKESPAN, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem, overhead_s
+from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option

@@ -14,7 +14,8 @@ import numpy as np
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.objectives import MAKESPAN, Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem, overhead_s
+from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 LATE = 1e3  # weight of a second of lateness, in seconds of the objective
 TRIFLE = 1e-6  # weight of early ends, which break ties

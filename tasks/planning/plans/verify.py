@@ -12,7 +12,8 @@ from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bou
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 
 def verify(plan: Plan, problem: Problem) -> list[str]:

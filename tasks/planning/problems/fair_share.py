@@ -17,10 +17,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ringmaster.tasks.planning.problems.problem import PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 BISECTIONS = 100  # halve the interval until it has no further float inside
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
 from ringmaster.text import MOST_IN_NAME, is_printable_name
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.planning.problems.problem import CurrentRun, Node, Option, PlanningJob
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough

@@ -11,7 +11,8 @@ from dataclasses import replace
 from statistics import median
 
 from ringmaster.tasks.planning.bounds.job_costs import whole_of
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
 
 def is_foldable(problem: Problem) -> bool:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.job_costs import in_order
-from ringmaster.tasks.planning.problems.problem import Node, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node
 from ringmaster.tasks.planning.problems.reductions import only
 
 

@@ -11,7 +11,8 @@ from ringmaster.tasks.planning.bounds.certificates import costs_of
 from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
-from ringmaster.tasks.planning.problems.problem import Node, Problem
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import Node
 from ringmaster.tasks.planning.whatif.changes import FewerJobs, MoreDevices, changed, dependents
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 

@@ -21,12 +21,12 @@ from ringmaster.tasks.planning.bounds.bounds import Bound, pattern_bound, preemp
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups, contracted, groups_of
 from ringmaster.tasks.planning.objectives import MAKESPAN
+from ringmaster.tasks.planning.plan_search import WORTH_S
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.problems.terms import without_deadlines
-from ringmaster.tasks.planning.solve import WORTH_S
 from ringmaster.tasks.planning.whatif.changes import Change, MoreDevices, changed, type_of
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
 

@@ -17,7 +17,7 @@ from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems

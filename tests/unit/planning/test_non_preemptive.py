@@ -10,7 +10,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_boun
 from ringmaster.tasks.planning.exhaustive_search import CLOSE, search
 from ringmaster.tasks.planning.kernels.annealing import shorten
 from ringmaster.tasks.planning.plans.list_scheduling import segments_of
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from ringmaster.tasks.planning.problems.reductions import without_overheads
 from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
 from tests.unit.planning.draw import problems

@@ -13,7 +13,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_boun
 from ringmaster.tasks.planning.objectives import lateness_s, objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems

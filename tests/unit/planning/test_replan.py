@@ -8,7 +8,7 @@ from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 
 
 def planned(problem: Problem) -> Plan:

@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.grouping import split_jobs, whole_jobs
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
 from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
-from ringmaster.tasks.planning.problems.problem import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from ringmaster.tasks.planning.work import WorkBudget
 
 NODES = (Node("n0", 1, "fast"), Node("n1", 1, "slow"))

@@ -1,0 +1,370 @@
+"""Stages of planning, run by `solve` from the cheapest to the most expensive.
+
+Modules that need numpy, numba or a solver are imported when a stage first needs them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
+from ringmaster.tasks.planning.objectives import Objective, lateness_s
+from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
+from ringmaster.tasks.planning.work import CORES, WorkBudget
+
+Preemption = Literal["auto", "never", "always"]
+
+MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
+MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
+WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
+ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of pieces
+SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
+FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
+PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
+PER_PIECE_S = 8e-8  # work of a placement of the search over lists of pieces
+PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
+SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
+
+
+class PlanSearch:
+    """Runs the planning stages in turn; each stage may improve the best plan so far.
+
+    work: limits the stages. The other arguments are those of `solve`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        work: WorkBudget,
+        seed: int,
+        preemption: Preemption,
+        objective: Objective,
+        least_segment_s: float,
+        enough: float,
+    ) -> None:
+        self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
+        self.least_segment_s, self.enough = least_segment_s, enough
+        self.work = work
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> Plan:
+        """Runs the stages and returns the best plan with its bound."""
+        if self.preemption == "auto" and not self._may_split():
+            self.preemption = "never"
+        with self._stage("bounds"):
+            self.bound = preemptive_bound(self.problem)
+            has_deadlines = any(job.deadline_s is not None for job in self.problem.jobs)
+            if (has_deadlines or math.isinf(self.bound.seconds)) and (proved := list(conflicts(self.problem))):
+                raise ProblemError(proved)
+            self.rigid_s, self.solver, self.relaxed = self.bound.seconds, "pattern MILP", None
+            if self.preemption == "never" or len(self.problem.jobs) <= 100:
+                limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
+                rigid_s, self.relaxed = rigid_bound(self.problem, **limits)
+                self.rigid_s = max(self.rigid_s, rigid_s)
+            self.counted_s = counted_bound_s(self.problem)
+            self.rigid_s = max(self.rigid_s, self.counted_s)
+            self.value_bound = (
+                None if self.objective.only_last_end else self.objective.best_bound(self.problem, self.bound)
+            )
+            self.work.charge(PER_OPTION_S * sum(len(job.options) for job in self.problem.jobs))
+        with self._stage("heuristics"):
+            self.best = self._simple()
+        if not self.objective.only_last_end or not is_foldable(self.problem):
+            with self._stage("local search"):
+                self._general()
+        else:
+            self._plain()
+        return self._proved()
+
+    def _plain(self) -> None:
+        if self._is_small():
+            with self._stage("MILP"):
+                self._milp()
+        if self._is_worth_it(self.rigid_s):
+            with self._stage("annealing"):
+                self._annealing()
+        if self.preemption == "never" and self._is_worth_it(self.rigid_s):
+            with self._stage("exhausted search"):
+                self._exhausted()
+        if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
+            with self._stage("preemptive"):
+                self._preemptive()
+
+    def _general(self) -> None:
+        """Searches under rules that the compiled searches do not model.
+
+        These are job order, release times and deadlines, other objectives, and nodes that are available for a limited
+        time.
+        """
+        if self._only_waits() and self._is_small():
+            self._milp()
+        if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
+            self._annealing()
+            self._exhausted()
+        if not self.objective.only_last_end or not self._only_waits() or self._is_worth_it(self.bound.seconds):
+            self.best = self._improved(self.best)
+        before = self.best
+        if self.preemption != "never" and self._is_worth_searching():
+            self._by_events()
+        is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
+        if (is_late or self._share_above_bound() > ENOUGH_BY_EVENTS) and self._is_worth_searching():
+            self._pieces(before)
+        if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
+            raise ProblemError([unmet(self.best, self.problem)])
+
+    def _by_events(self) -> None:
+        from ringmaster.tasks.planning.event_search import plan_by_events
+
+        with self.work.part(SHARE_OF_EVENTS) as work:
+            found = plan_by_events(
+                self.problem,
+                self.best,
+                bound_s=self.bound.seconds,
+                least_value=self.value_bound.value if self.value_bound else self.bound.seconds,
+                objective=self.objective,
+                least_s=self.least_segment_s,
+                seed=self.seed,
+                work=work,
+            )
+        if found is not None:
+            self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+
+    def _pieces(self, start: Plan) -> None:
+        """Searches from a plan by lists of pieces."""
+        from ringmaster.tasks.planning.piece_search import HEATS, PLACEMENTS, plan_constrained
+
+        num_rounds = 1 if self.preemption == "never" else 2
+        placements = int(min(PLACEMENTS, self.work.left_s / num_rounds / PER_PIECE_S))
+        found = plan_constrained(
+            self.problem,
+            start,
+            bound_s=self.bound.seconds,
+            objective=self.objective,
+            preemptive=self.preemption != "never",
+            least_s=self.least_segment_s,
+            seed=self.seed,
+            is_over=self.work.is_late,
+            placements=placements,
+        )
+        self.work.charge(num_rounds * placements * PER_PIECE_S * len(HEATS) / CORES)
+        self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+
+    def _share_above_bound(self) -> float:
+        """Returns by how much of the value the best plan is above the bound."""
+        value = self.objective.value(self.best, self.problem)
+        least = self.value_bound.value if self.value_bound else self.bound.seconds
+        return 1.0 - least / value if value else 0.0
+
+    def _is_worth_searching(self) -> bool:
+        """Whether a longer search could improve the objective by more than it costs, or meet a missed deadline."""
+        late_s, _, makespan_s = self.objective.rank(self.best, self.problem)
+        if late_s > 1e-6 * makespan_s and not self.work.is_over():
+            return True
+        if self.objective.only_last_end:
+            return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
+        share = self._share_above_bound()
+        return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self.work.is_over()
+
+    def _only_waits(self) -> bool:
+        """Whether `after` is the only constraint that keeps the problem from being plain."""
+        jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
+        return self.objective.only_last_end and replace(self.problem, jobs=jobs).is_plain
+
+    def _may_split(self) -> bool:
+        """Whether a job is long enough for two segments of the minimum length."""
+        longest_s = max(option.runtime_s for job in self.problem.jobs for option in job.options)
+        return longest_s >= 2 * self.least_segment_s
+
+    def _is_worth_it(self, bound_s: float) -> bool:
+        """Whether the makespan could still improve by more than a longer search costs."""
+        could_save_s = self.best.makespan_s - bound_s
+        return could_save_s > WORTH_S and could_save_s > max(1e-5, self.enough) * bound_s and not self.work.is_over()
+
+    def _is_small(self) -> bool:
+        return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= MAX_DEVICES_OF_MILP
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 3)
+
+    def _take(self, plan: Plan) -> None:
+        """Replaces the best plan if the given one is shorter, or equally long with fewer switches."""
+        least = min(plan.makespan_s, self.best.makespan_s)
+        rank = [
+            (candidate.makespan_s > least * (1 + SAME), self._num_switches(candidate), candidate.makespan_s)
+            for candidate in (self.best, plan)
+        ]
+        if rank[1] < rank[0]:
+            self.best = plan
+
+    def _num_switches(self, plan: Plan) -> int:
+        """Counts the switches of a plan, including those at the first segment of jobs that had started."""
+        first = {segment.job: segment for segment in reversed(plan.segments)}
+        begun = ((job, first[job.id]) for job in self.problem.jobs if job.started and job.id in first)
+        return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
+
+    def _simple(self) -> Plan:
+        from ringmaster.errors import NoRoomError
+        from ringmaster.tasks.planning.plans.baselines import BASELINES
+        from ringmaster.tasks.planning.plans.list_scheduling import schedule
+
+        makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
+        if relaxed := self.relaxed:
+            jobs = sorted(self.problem.jobs, key=lambda job: (-job.options[relaxed[job.id]].runtime_s, job.id))
+            choices = [(job.id, relaxed[job.id]) for job in jobs]
+            makers.append(lambda: Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP"))
+        plans, faults = [], []
+        for make in makers:
+            try:
+                plans.append(make())
+            except NoRoomError as error:
+                faults.append(f"no plan was found: {error} before they go away")
+        if not plans:
+            raise ProblemError(faults[:1])
+        best = min(plans, key=lambda plan: self.objective.rank(plan, self.problem))
+        if self._is_small() or any(job.after for job in self.problem.jobs):
+            best = self._improved(best)
+        return best
+
+    def _improved(self, plan: Plan, *, effort: int = 1, seed: int | None = None, bound_s: float | None = None) -> Plan:
+        """Returns the plan after local search over lists.
+
+        effort: factor of the usual number of placements.
+        """
+        from ringmaster.tasks.planning.plans.list_scheduling import PLACEMENTS, improve
+
+        placements = int(min(effort * PLACEMENTS, self.work.left_s / PER_PLACEMENT_S))
+        found = improve(
+            self.problem,
+            plan,
+            bound_s=self.bound.seconds if bound_s is None else bound_s,
+            seed=self.seed if seed is None else seed,
+            is_over=self.work.is_late,
+            objective=self.objective,
+            placements=placements,
+        )
+        self.work.charge(placements * PER_PLACEMENT_S)
+        return found
+
+    def _milp(self) -> None:
+        from ringmaster.tasks.planning.plans.list_scheduling import schedule
+        from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
+
+        if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
+            return
+        found = solve_time_indexed(
+            self.problem, horizon_s=self.best.makespan_s, time_limit_s=self.work.time_left_s, seed=self.seed
+        )
+        self.work.charge(MILP_S)
+        if found:
+            plan = Plan(self.problem.name, schedule(self.problem, found), method="time-indexed MILP")
+            self._take(plan)
+            self._take(self._improved(plan))
+
+    def _preemptive(self) -> None:
+        from ringmaster.tasks.planning.plans.retiming import exactly
+        from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+
+        pattern_bound = self.bound
+        with self._stage("work prices"):
+            self._sharpen_bound()
+        alike = folded(self.problem)
+        segments = plan_preemptive(
+            alike,
+            pattern_bound,
+            seed=self.seed,
+            least_run_s=self.least_segment_s,
+            work=self.work,
+        )
+        if segments and alike is not self.problem:
+            with self._stage("retiming"):
+                segments = exactly(self.problem, segments, objective=self.objective, least_s=self.least_segment_s)
+        if segments:
+            self._take(Plan(self.problem.name, segments, method="configuration LP"))
+
+    def _sharpen_bound(self) -> None:
+        """Replaces the bound with that of the work prices where it is higher than the pattern LP's."""
+        from ringmaster.tasks.planning.preemptive.preemptive import work_prices
+
+        certificate = work_prices(folded(self.problem), self.bound)
+        if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
+            self.bound = Bound(proved_s, certificate, "work prices")
+            self.rigid_s = max(self.rigid_s, proved_s)
+
+    def _annealing(self) -> None:
+        from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
+
+        num_jobs = len(self.problem.jobs)
+        if self.preemption == "never":
+            few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 11_000_000)
+            num_searches, steps = few if num_jobs <= FEW else many
+        else:
+            num_searches, steps = 2, 300_000
+        # The preemptive stage runs later and often gains more, so it gets half of the work.
+        share = 1.0 if self.preemption == "never" else 0.5
+        with self.work.part(share) as work:
+            segments = plan_without_preemption(
+                self.problem,
+                self.rigid_s,
+                options=self.relaxed,
+                num_searches=num_searches,
+                steps=steps,
+                seed=self.seed,
+                enough=self.enough,
+                work=work,
+            )
+        if segments:
+            self._take(Plan(self.problem.name, segments, method="annealing"))
+        if self.preemption == "never" and any(o.num_nodes > 1 for job in self.problem.jobs for o in job.options):
+            self._gangs_over_nodes()
+
+    def _gangs_over_nodes(self) -> None:
+        """Searches for gangs over several nodes by list scheduling: annealing models gangs of one node only."""
+        start = self.best
+        for seed in range(3 * self.seed, 3 * self.seed + 3):
+            self._take(self._improved(start, effort=8, seed=seed, bound_s=self.rigid_s))
+
+    def _exhausted(self) -> None:
+        """For few jobs: finds the best plan without preemption and proves that it is optimal."""
+        from ringmaster.tasks.planning.exhaustive_search import search
+        from ringmaster.tasks.planning.plans.list_scheduling import segments_of
+        from ringmaster.tasks.planning.problems.reductions import without_overheads
+
+        bare = without_overheads(self.problem)
+        if bare is None or any(job.running is not None for job in self.problem.jobs):
+            return
+        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
+        if found is not None:
+            self.rigid_s, self.solver = found.lower_s, "exhausted search"
+        if found is not None and found.orders is not None:
+            segments = segments_of(self.problem, found.orders)
+            self._take(Plan(self.problem.name, segments, method="exhausted search"))
+
+    def _proved(self) -> Plan:
+        """Returns the best plan with its lower bounds and their proofs."""
+        plan = replace(self.best, seconds=self.seconds)
+        plan = self.objective.valued(plan, self.problem, self.bound, best=self.value_bound)
+        proved = self.bound
+        if self.preemption == "never" and self.counted_s > proved.seconds * (1 + 1e-9):
+            proved = Bound(self.counted_s, None, COUNTING)
+        plan = replace(
+            plan,
+            lower_bound_s=min(proved.seconds, plan.makespan_s),
+            certificate=proved.certificate,
+            proof=proved.proof,
+        )
+        if self.preemption == "never" and self.rigid_s > proved.seconds:
+            return replace(plan, solver_bound_s=min(self.rigid_s, plan.makespan_s), solver=self.solver)
+        return plan
