@@ -29,7 +29,7 @@ from ringmaster.tasks.evaluation.suite import (
     ChangeEntry,
     slots_of,
 )
-from ringmaster.techniques.data.rows import Expansion
+from ringmaster.techniques.data.row_files import Expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200

@@ -13,7 +13,7 @@ from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data.files import matching, opened
+from ringmaster.techniques.data.file_patterns import matching, opened
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 

@@ -17,7 +17,7 @@ from ringmaster.tasks.retraining.due import Due
 from ringmaster.tasks.retraining.production import ProductionModel, Watched
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.scoring.order import TrainingData
+from ringmaster.techniques.scoring.scoring_order import TrainingData
 from tests.unit.promotion.fakes import version
 from tests.unit.promotion.test_policy import decide, measured
 
