@@ -19,10 +19,10 @@ from ringmaster.flows.retraining.select_models import select_models
 from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.settings import located
-from ringmaster.tasks.retraining.dates import day_text
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord
+from ringmaster.tasks.retraining.selection import day_text
 
 
 @LocalFlow.of

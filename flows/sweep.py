@@ -37,8 +37,7 @@ from ringmaster.flows.sweeps.form import (
 from ringmaster.flows.train_batch import train
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch.field_types import Metric
-from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
-from ringmaster.tasks.sweeping.recording import challenge, figures, record
+from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")

@@ -17,8 +17,8 @@ ADAPTATION_KINDS = (
 )
 INITIALIZED = "initialized"
 """The relation of a model to a parent of which it has its first weights, and that its kind does not concern."""
-CHAMPION = "champion"
-"""The alias of the version of a registered model that serves."""
+CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
+"""The aliases of a registered model: of the version that serves, of the one before it, and of the one compared last."""
 COMPONENT = "component"
 """The kind of a node for a part that several models share, such as a tower, an embedding or a frozen stem."""
 

@@ -13,7 +13,7 @@ from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.parents import unfit_parents
+from ringmaster.tasks.batch.adaptation_rules import unfit_parents
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.storage.journal import Journal
 

@@ -17,9 +17,9 @@ from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.pool.own_node import own_node
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.data_schema import Data
 from ringmaster.tasks.batch.faults import got, place_text
-from ringmaster.tasks.batch.wording import findings
+from ringmaster.tasks.batch.schema import Data
+from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device, detect
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.model_lineage import ModelRecord
     from ringmaster.tasks.evaluation.examination import Examined
-    from ringmaster.tasks.promotion.policy_file import Policy
+    from ringmaster.tasks.retraining.policy import Policy
 
 LEASE_RETRY_S = 1.0
 SEQ_LEN = 128  # default number of tokens of a row of text

@@ -1,26 +1,31 @@
-"""Promotion on a person's request: decided by a policy, or by the person alone, and recorded with the reasons."""
+"""Promotion on a person's request: decided by a policy, or by the person alone, and recorded with the reasons.
+
+Promotions in progress are logged in the pool's database, or in a file of this home.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
+from ringmaster.flows import settings
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.promotion import examine
 from ringmaster.flows.promotion.examine import Found
+from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import Node
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.profiling.preflight import Notice
-from ringmaster.tasks.promotion import decisions, stage
-from ringmaster.tasks.promotion.moves import MoveLog
-from ringmaster.tasks.promotion.names import CHAMPION
-from ringmaster.tasks.promotion.policy import Decision, decide_by
-from ringmaster.tasks.promotion.policy_file import Policy, load_policy
+from ringmaster.tasks.retraining import alias_moves, promotion
+from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining.policy import Decision, Policy, decide_by, load_policy
+from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import EvaluationSpec
 
 
@@ -116,13 +121,13 @@ def promote_by_hand(
     else:
         against = asked.against or (None if champion is None else f"{name}/{champion}")
         decision, who = _judged(home, node, policy, asked, against=against, notice=notice)
-    stage.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
+    promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
     return Promotion(name=name, version=version, before=champion, decision=decision)
 
 
 def _begun_before(home: LineageHome, node: Node) -> Promotion:
     """Returns a promotion that was just finished, with the decision that was made when it was begun."""
-    version, kept = node.record.version, decisions.read(home.ledger, node.record)
+    version, kept = node.record.version, alias_moves.read_decisions(home.ledger, node.record)
     assert version is not None and kept, "what was finished was decided, and kept"
     decision = Decision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
     return Promotion(
@@ -177,3 +182,11 @@ def _candidate(home: LineageHome, name: str) -> Node:
     if node.record.version is None:
         raise InputError([f"{node.label} is no registered version. To fix: name a model's version"])
     return node
+
+
+@contextmanager
+def open_move_log() -> Iterator[MoveLog]:
+    """Yields the log of alias moves that were begun and not finished; all machines of a pool share it."""
+    pool = settings.pool()
+    with closing(Database(pool.database if pool else file_url(settings.home() / "promotions.db"))) as database:
+        yield MoveLog(database)

@@ -21,9 +21,7 @@ from ringmaster.flows.output import fitting_columns, output_console, print_json,
 from ringmaster.tasks.planning.gantt import COLOURS, Piece, seconds_text
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
-from ringmaster.tasks.timeline.text import (
+from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
     FIGURES,
     KEY,
@@ -35,6 +33,8 @@ from ringmaster.tasks.timeline.text import (
     num_rows,
     rows,
 )
+from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 
 NUMBERS = ("step", *FIGURES, "ends after")  # columns of numbers
 LEAST = {"job": 8, "message": 12}  # columns of text that may be cut, and the cells that they get

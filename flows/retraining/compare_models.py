@@ -1,31 +1,40 @@
-"""Comparison of candidates with their champions, and the outcome of each model: promoted, kept, left or failed."""
+"""Comparison of candidates with their champions, by a policy or by the plain rule, and the outcome of each model.
+
+A model is promoted, kept, left or failed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.errors import PromotionRefused
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.promotion.approval import ask
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.comparison import Judged, Rival, judge
 from ringmaster.flows.retraining.inspect_models import Checked, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import Chosen
 from ringmaster.flows.retraining.train_models import keep_trained, row_of
-from ringmaster.model_lineage import ModelRecord
+from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.scores import score_models
+from ringmaster.tasks.evaluation.suite import Suite
+from ringmaster.tasks.evaluation.task import examine_task
 from ringmaster.tasks.profiling.preflight import preflight_jobs
-from ringmaster.tasks.promotion import decisions
-from ringmaster.tasks.promotion.policy import PLAIN_RULE, Decision
-from ringmaster.tasks.promotion.stage import ServingVersions, leave_waiting
-from ringmaster.tasks.promotion.task import promote_task
-from ringmaster.tasks.retraining.observing import references_of, scored_features
+from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.retraining import alias_moves
+from ringmaster.tasks.retraining.drift import references_of, scored_features
+from ringmaster.tasks.retraining.policy import PLAIN_RULE, Decision, Policy, decide_by
 from ringmaster.tasks.retraining.production import with_tokenizer_of
+from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
+from ringmaster.tasks.retraining.task import promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.scoring.order import TrainingData
@@ -138,9 +147,9 @@ def _decided_before(run: RetrainingRun, check: Checked, now: ServingVersions, mo
     """Returns the result that an earlier process of this run decided, and did not save before it died."""
     newest = now.latest
     if newest is not None and check.has_made(newest):
-        made = decisions.read(run.ledger, newest)
+        made = alias_moves.read_decisions(run.ledger, newest)
         if made:
-            outcome = PROMOTED if made[-1].outcome == decisions.PROMOTED else KEPT
+            outcome = PROMOTED if made[-1].outcome == alias_moves.PROMOTED else KEPT
             before = made[-1].champion_before
             why = "; ".join(made[-1].reasons)
             return replace(
@@ -258,4 +267,114 @@ def _question(model_result: ModelResult, candidate: ModelRecord, decision: Decis
     return (
         f"# Promote {markdown(candidate.registered_name)} version {candidate.version}?\n\nIts champion is {serving}. "
         f"The policy agrees:\n{reasons}"
+    )
+
+
+CHAMPION = "champion"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """A candidate that is to be compared with its champion, on `data`.
+
+    name: name of the model in the production file.
+    metric: the metric of the comparison.
+    min_gain: least gain for a promotion, in units of the metric.
+    job: the job with the data to compare on.
+    data: the JSON form of prepared data; None if it cannot be read.
+    is_whole: whether all rows of the data are compared on, as no model is trained on it; else its held-out part.
+    trained_on: the data of the candidate, whose rows are left out of other data; None for the candidate's own.
+    candidate, candidate_dir: record and files of the candidate.
+    champion_dir: files of the champion; None if the candidate is the first one.
+    fault: why the data cannot be read.
+    """
+
+    name: str
+    metric: str
+    min_gain: float
+    job: Job
+    data: Mapping[str, Any] | None
+    is_whole: bool = False
+    trained_on: TrainingData | None = None
+    candidate: ModelRecord
+    candidate_dir: Path
+    champion_dir: Path | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The decision on a candidate.
+
+    decision: the decision; None if the candidate could not be evaluated.
+    fault: why it could not be evaluated.
+    notes: what people should inspect.
+    """
+
+    decision: Decision | None = None
+    fault: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def judge(
+    rivals: Sequence[Rival], policy: Policy | None, *, ledger: Ledger, environment: TrialEnvironment, device: Device
+) -> dict[str, Judged]:
+    """Returns the decision on each rival, by its name."""
+    return {
+        rival.name: Judged(fault=f"the candidate cannot be evaluated: {rival.fault}")
+        if rival.data is None
+        else _judged(rival, policy, rival.data, ledger=ledger, environment=environment, device=device)
+        for rival in rivals
+    }
+
+
+def _judged(
+    rival: Rival,
+    policy: Policy | None,
+    data: Mapping[str, Any],
+    *,
+    ledger: Ledger,
+    environment: TrialEnvironment,
+    device: Device,
+) -> Judged:
+    """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""
+    rule = policy or PLAIN_RULE
+    metric = rule.metric or rival.metric
+    max_rows = rule.max_rows if policy is None or rival.is_whole else policy.num_rows
+    environment = replace(environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(rule.folder)])))
+    found: list[Examined] = [
+        examine_task(
+            rival.name,
+            model=rival.candidate_dir,
+            against=rival.champion_dir,
+            job=rival.job,
+            data=data,
+            suite=suite,
+            metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
+            max_rows=max_rows,
+            is_whole=rival.is_whole,
+            trained_on=rival.trained_on,
+            environment=environment,
+            device=device,
+            folder=rule.folder,
+        )
+        for suite in rule.suites or (Suite(name="metrics"),)
+    ]
+    if policy is None and (faults := [fault for examined in found for fault in examined.faults]):
+        return Judged(fault=f"it cannot be compared: {'; '.join(faults)}")
+    for examined in found:
+        recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
+    decision = decide_by(rule, found, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
+    return Judged(decision=decision, notes=tuple(_left_out(rival, data, found[0].num_rows, max_rows=max_rows)))
+
+
+def _left_out(rival: Rival, data: Mapping[str, Any], num_rows: int, *, max_rows: int | None) -> Sequence[str]:
+    """Returns a note on the rows that are not compared on, as the candidate is trained on them."""
+    every = data["num_held_out"] + (data["num_samples"] if rival.is_whole else 0)
+    if max_rows is None and not rival.is_whole:
+        max_rows = rival.job.evaluation.max_batches * rival.job.global_batch_size
+    if rival.trained_on is None or not num_rows or num_rows >= min(every, max_rows or every):
+        return ()
+    return (
+        f"{every - num_rows} of the {every} rows of compare_on are trained on too, and were left out of the comparison",
     )

@@ -13,17 +13,15 @@ from ringmaster.errors import BatchFileError, LedgerError
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.model_lineage import ModelRecord
-from ringmaster.tasks.evaluation.assertions.assertions import check, importable
-from ringmaster.tasks.evaluation.assertions.logs import Log
+from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.preflight import preflight_jobs
-from ringmaster.tasks.promotion.stage import ServingVersions, training_digest, version_of
-from ringmaster.tasks.retraining import observing
-from ringmaster.tasks.retraining.drift import Drift, drifts_of
+from ringmaster.tasks.retraining import drift
+from ringmaster.tasks.retraining.drift import Drift, Trained, drifts_of
 from ringmaster.tasks.retraining.due import Due, Seen, due
 from ringmaster.tasks.retraining.frozen import freeze
-from ringmaster.tasks.retraining.observing import Trained
 from ringmaster.tasks.retraining.production import ProductionModel, Watched, with_tokenizer_of
+from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
 from ringmaster.techniques import Job
 
 TRAINED = "retraining/trained.json"
@@ -195,14 +193,14 @@ def _drifts(
     if name in faults:
         missing.append(f"the inputs cannot be read: {faults[name]}")
     else:
-        yield from drifts_of(kept.inputs, observing.input_features(Path(data[name]["folder"])), model.rules.drift)
+        yield from drifts_of(kept.inputs, drift.input_features(Path(data[name]["folder"])), model.rules.drift)
     if watched.predictions is None:
         return
     if not kept.predictions:
         missing.append("drift of predictions cannot be measured: none were stored for its champion")
         return
     try:
-        logged = observing.logged_features(Log(watched.predictions))
+        logged = drift.logged_features(Log(watched.predictions))
     except ValueError as error:
         missing.append(str(error))
         return

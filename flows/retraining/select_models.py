@@ -24,7 +24,7 @@ from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
-from ringmaster.tasks.promotion.stage import version_of
+from ringmaster.tasks.retraining.promotion import version_of
 from ringmaster.tasks.retraining.selection import Choice, Limits, Wanted, choose
 from ringmaster.techniques import Job
 

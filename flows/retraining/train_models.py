@@ -16,7 +16,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
-from ringmaster.flows.pool.run import newest_run
+from ringmaster.flows.pool.pool_run import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import TRAINED, Checked, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
@@ -25,7 +25,7 @@ from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.compare import ranked
-from ringmaster.tasks.retraining.observing import Trained, input_features, references_of
+from ringmaster.tasks.retraining.drift import Trained, input_features, references_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job

@@ -15,8 +15,9 @@ from ringmaster.flows.sweeps.form import DeviceChoice, EarlyStopping, InlineJob,
 from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.faults import got, place_text
 from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.naming import NamedData
-from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.techniques import EvaluationSpec
 
@@ -59,12 +60,7 @@ def spec_of(form: Sweep) -> SweepSpec:
 
 def load_sweep(path: Path) -> Sweep:
     """Reads a sweep from a YAML file; relative paths start in its folder. Raises BatchFileError with every fault."""
-    try:
-        text = text_of(path)
-    except (OSError, UnicodeDecodeError) as error:
-        fault = Fault("", None, f"cannot be read: {error}", f"name a sweep's file, such as {EXAMPLE_FILE}", str(path))
-        raise BatchFileError([fault]) from error
-    read = document.read(text)
+    read = read_document(path, what=f"a sweep's file, such as {EXAMPLE_FILE}")
     if read.data is None:
         found = [Fault("", f.line, f.message, f.remedy, path.name) for f in read.findings]
         raise BatchFileError(found)

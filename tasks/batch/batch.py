@@ -1,5 +1,7 @@
 """A batch of jobs that are planned together, read from a file or built in Python under the same rules."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,20 +11,27 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.batch import document, grid, rules, wording
-from ringmaster.tasks.batch.data_kinds import with_kinds
+from ringmaster.tasks.batch import document, grid, rules, yaml_sections
+from ringmaster.tasks.batch.adaptation_rules import with_parents_said
 from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
-from ringmaster.tasks.batch.job_rules.adaptations import with_parents_said
 from ringmaster.tasks.batch.references import loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
-from ringmaster.techniques.job import Job
+from ringmaster.techniques.data.inference import (
+    encodes_text,
+    has_negatives,
+    has_tokenizer,
+    infer_kind,
+    with_processor_of,
+)
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
+from ringmaster.techniques.losses.contrastive import Contrastive
 from ringmaster.techniques.models.peft_format import resolved
 
 
@@ -208,7 +217,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         entry = BatchEntry.model_validate(said, context=context)
         jobs += entry.jobs
     except ValidationError as error:
-        found += datasets.named(wording.findings(error))
+        found += datasets.named(yaml_sections.findings(error))
     if (fault := grid.too_many(_list(raw.get("jobs")), _list(raw.get("grid")))) is not None:
         return None, [], [*found, fault]
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
@@ -218,7 +227,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         try:
             jobs.append(JobEntry.model_validate(job, context=context))
         except ValidationError as error:
-            told = wording.findings(error, at=("jobs", 0))
+            told = yaml_sections.findings(error, at=("jobs", 0))
             found += datasets.named(replace(f, place=combination.origin(f.place[2:])) for f in told)
     for origin, job in placed:
         found += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
@@ -283,3 +292,48 @@ def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) ->
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def with_kinds(jobs: Sequence[Job]) -> list[Job]:
+    """Returns the jobs with what their files and their model leave no doubt about: the kind of data, the
+    tokenizer or the image processor, and whether a contrastive loss has hard negatives.
+
+    Files are read once for each distinct pair of data and model. What cannot be read is reported by the preflight.
+    """
+    known: dict[str, str | None] = {}
+    found = []
+    for job in jobs:
+        key = digest([job.data, job.model.architecture, job.model.from_pretrained, job.model.config])
+        if key not in known:
+            known[key] = _kind(job.data, job.model)
+        data = replace(job.data, kind=known[key] or job.data.kind)
+        data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
+        job = replace(job, data=with_processor_of(data, job.model.from_pretrained))
+        found.append(_with_hard_negatives(job))
+    return found
+
+
+def _with_hard_negatives(job: Job) -> Job:
+    """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
+    if job.loss != Contrastive.name or "hard_negatives" in job.loss_options:
+        return job
+    try:
+        has_some = has_negatives(job.data)
+    except ValueError:  # as below
+        return job
+    return replace(job, loss_options={**job.loss_options, "hard_negatives": True}) if has_some else job
+
+
+def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
+    """The tokenizer of a pretrained model, where text is encoded for it: a new one would give tokens other numbers."""
+    if model.from_pretrained is None or not encodes_text(spec):
+        return None
+    folder = Path(model.from_pretrained)
+    return model.from_pretrained if not folder.is_dir() or has_tokenizer(folder) else None
+
+
+def _kind(spec: DataSpec, model: ModelSpec) -> str | None:
+    try:
+        return infer_kind(spec, model)
+    except ValueError:  # the preflight reads the files again, and reports it
+        return None

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from ringmaster.tasks.batch.data_schema import Section
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
-from ringmaster.tasks.batch.schema import BatchEntry
+from ringmaster.tasks.batch.schema import BatchEntry, Section
 from ringmaster.tasks.files import MAX_BYTES
 from ringmaster.text import MOST_FAULTS
 

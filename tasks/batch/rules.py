@@ -1,16 +1,16 @@
 """Validation rules between several values of a batch: exclusions, requirements and references.
 
-The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs.
+The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations are in
+`adaptation_rules`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch.data_schema import Data, Section
-from ringmaster.tasks.batch.faults import Finding, Place, got
-from ringmaster.tasks.batch.job_rules.adaptations import (
+from ringmaster.tasks.batch.adaptation_rules import (
     adaptation_findings,
     circles_of,
     is_rewriting,
@@ -18,13 +18,25 @@ from ringmaster.tasks.batch.job_rules.adaptations import (
     parent_findings,
     parents_of,
 )
-from ringmaster.tasks.batch.job_rules.adapters import adapter_findings, base_findings
-from ringmaster.tasks.batch.job_rules.training import training_findings
+from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
+from ringmaster.tasks.batch.schema import Data, JobEntry, Model, Section, misspelt
 from ringmaster.techniques.data.file_rows import moment
-from ringmaster.techniques.job import ATTENTIONS, Job, ModelSpec
+from ringmaster.techniques.job import (
+    ADAPTERS,
+    ATTENTIONS,
+    DECAY_RATIO,
+    OPTIMIZER_OPTIONS,
+    PRUNED,
+    SCHEDULES,
+    Adapter,
+    Job,
+    ModelSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+)
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
+from ringmaster.techniques.models.architectures import architecture_in, attribute_names, linear_names
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
@@ -218,3 +230,167 @@ def not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
 
 def _mapping(raw: Any) -> Raw:
     return raw if isinstance(raw, Mapping) else {}
+
+
+OF_KINDS = {
+    "rank": ("lora",),
+    "alpha": ("lora",),
+    "rank_stabilised": ("lora",),
+    "targets": ("lora", "ia3"),
+    "feedforward": ("ia3",),
+    "num_virtual_tokens": ("prefix",),
+    "modules_to_save": ("lora", "ia3"),
+}
+"""The kinds that have each key, for the keys that not all kinds have."""
+DEFAULTS = {field.name: field.default for field in fields(Adapter)}
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+def adapter_findings(job: Raw) -> Iterator[Finding]:
+    """Yields the faults in the adapter of one job; places are relative to the job."""
+    said = job.get("adapter")
+    if not isinstance(said, Mapping):
+        return
+    kind = said.get("kind", Adapter.kind)
+    if kind in ADAPTERS and said.get("from_pretrained") is None:
+        yield from _of_other_kinds(said, str(kind))
+    yield from _on_model(job, said, str(kind))
+    if job.get("adaptation") is not None:
+        yield Finding(
+            ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
+        )
+
+
+def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
+    """Yields a fault if the base of a job is a job of the batch that trains an adapter."""
+    base = job.get("base")
+    if not isinstance(base, str) or not isinstance(jobs.get(base, {}).get("adapter"), Mapping):
+        return
+    yield Finding(
+        ("base",),
+        f"{base} trains an adapter, which is no whole model",
+        f"take the base of {base}; to go on from its adapter, give it as adapter.from_pretrained",
+    )
+
+
+def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
+    for key, kinds in OF_KINDS.items():
+        given = said.get(key)
+        given = tuple(given) if isinstance(given, list) else given
+        if kind not in kinds and given is not None and given != DEFAULTS[key]:
+            yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
+    targets, scaled = said.get("targets"), said.get("feedforward")
+    if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
+        known = {name for name in targets if isinstance(name, str)}
+        for i, name in enumerate(scaled):
+            if isinstance(name, str) and name not in known:
+                yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
+
+
+def _on_model(job: Raw, said: Raw, kind: str) -> Iterator[Finding]:
+    model = job.get("model")
+    if not isinstance(model, Mapping):
+        return
+    if model.get("command") is not None:
+        yield Finding(("adapter",), "does not go with a command", "hand it to the command as kwargs")
+        return
+    if job.get("base") is None and model.get("from_pretrained") is None and set(model) & {"architecture", "factory"}:
+        yield Finding(
+            ("adapter",),
+            "has no base: the weights that it leaves alone would be random ones",
+            "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
+        )
+    architecture = _architecture(model)
+    if architecture is None:
+        return
+    if kind == "prefix" and not architecture.endswith(CAUSAL):
+        yield Finding(
+            ("adapter", "kind"), f"prefix is for causal language models, and the model is {architecture}", "take lora"
+        )
+    known, attributes = linear_names(architecture), attribute_names(architecture)
+    for key in ("targets", "feedforward"):
+        for i, name in enumerate(said[key] if isinstance(said.get(key), list) else []):
+            last = str(name).rpartition(".")[2]
+            if attributes and not last.isdigit() and last not in attributes:
+                remedy = closest(last, known or attributes, what="Its linear modules are")
+                yield Finding(("adapter", key, i), f"no module of {architecture} is named {name!r}", remedy)
+
+
+def _architecture(model: Raw) -> str | None:
+    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
+    named, folder = model.get("architecture"), model.get("from_pretrained")
+    if isinstance(named, str):
+        return named
+    return architecture_in(Path(folder)) if isinstance(folder, str) else None
+
+
+def training_findings(job: Raw) -> Iterator[Finding]:
+    """Yields the faults in the optimizer, the schedule and `freeze` of one job; places are relative to the job."""
+    yield from _warmup(job)
+    yield from _decay(_mapping(job.get("schedule")))
+    yield from _options(_mapping(job.get("optimizer")))
+    yield from _pruned(job)
+    yield from _freeze(job)
+
+
+def _warmup(job: Raw) -> Iterator[Finding]:
+    schedule, steps = _mapping(job.get("schedule")), job.get("num_steps")
+    warmup = schedule.get("warmup_steps")
+    if isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup:
+        message = f"must be less than the {steps} steps of the job, {got(warmup)}"
+        yield Finding(("schedule", "warmup_steps"), message, "warm up for fewer steps")
+    if warmup and schedule.get("warmup_ratio") is not None:
+        yield Finding(("schedule", "warmup_ratio"), "is given beside warmup_steps", "give one of the two")
+
+
+def _decay(schedule: Raw) -> Iterator[Finding]:
+    name = schedule.get("name", ScheduleSpec.name)
+    if name not in SCHEDULES:
+        return
+    if name == "constant" and schedule.get("min_lr_ratio"):
+        message = "is where a decay ends, and a constant schedule has none"
+        yield Finding(("schedule", "min_lr_ratio"), message, "name the schedule linear, cosine or wsd, or remove it")
+    decay = schedule.get("decay_ratio")
+    if name != "wsd" and decay is not None:
+        message = f"is for wsd, and this schedule is {name}"
+        yield Finding(("schedule", "decay_ratio"), message, "name the schedule wsd, or remove it")
+    together = _number(schedule.get("warmup_ratio")) + _number(DECAY_RATIO if decay is None else decay)
+    if name == "wsd" and together > 1 and schedule.get("warmup_ratio") is not None:
+        message = f"and decay_ratio are more than all steps together, {got(together)}"
+        yield Finding(("schedule", "warmup_ratio"), message, "give shares whose sum is at most 1")
+
+
+def _options(optimizer: Raw) -> Iterator[Finding]:
+    name = optimizer.get("name", OptimizerSpec.name)
+    if not isinstance(name, str) or name not in OPTIMIZER_OPTIONS:
+        return
+    known = OPTIMIZER_OPTIONS[name]
+    for option in _mapping(optimizer.get("options")):
+        if option not in known:
+            remedy = closest(option, known, what="The options are")
+            yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+
+
+def _pruned(job: Raw) -> Iterator[Finding]:
+    kind = _mapping(job.get("adaptation")).get("kind")
+    if kind == PRUNED and _mapping(job.get("optimizer")).get("name") == "muon":
+        message = "muon moves weights whose gradient is zero, and this job keeps pruned ones at zero"
+        yield Finding(("optimizer", "name"), message, "take adamw")
+
+
+def _freeze(job: Raw) -> Iterator[Finding]:
+    if not job.get("freeze"):
+        return
+    place = ("freeze",)
+    if job.get("adapter") is not None:
+        yield Finding(place, "stands beside an adapter, which freezes all weights already", "leave one of the two out")
+    if _mapping(job.get("model")).get("command") is not None:
+        message = "names parameters of a model that only its command knows"
+        yield Finding(place, message, "leave it out: the command chooses what it trains")
+    if is_rewriting(job):
+        yield Finding(place, "stands beside an adaptation that trains nothing", "leave it out")
+
+
+def _number(value: Any) -> float:
+    """Returns a number, or 0 in place of what is none, which the schema refuses."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ringmaster.tasks.batch import document, wording
-from ringmaster.tasks.batch.data_schema import Dataset, DatasetVersion
+from ringmaster.tasks.batch import document, yaml_sections
 from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
+from ringmaster.tasks.batch.schema import Dataset, DatasetVersion
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.text import is_printable_name, shortened
@@ -116,7 +116,7 @@ def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[s
         try:
             dataset = Dataset.model_validate(value)
         except ValidationError as error:
-            found += [replace(f, place=(*place, *f.place)) for f in wording.findings(error, root=Dataset)]
+            found += [replace(f, place=(*place, *f.place)) for f in yaml_sections.findings(error, root=Dataset)]
             continue
         if wrong := [each for each in (name, *dataset.versions) if not is_printable_name(each)]:
             message = f"has the name {shortened(repr(wrong[0]), 200)}"

@@ -1,18 +1,25 @@
-"""Checks of the rows of a data set that a job reads, before anything starts."""
+"""Checks of the rows of data sets before anything starts: declared columns, leaks, and fingerprints of the content.
+
+A fingerprint does not depend on the order of rows or on their division into files.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from ringmaster.codec import digest, to_json
-from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.faults import Finding, got
+from ringmaster.tasks.batch.schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
-from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
-from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
+from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.data.rows import FileText, format_of
+from ringmaster.techniques.data.manifest import ManifestBuilder
+from ringmaster.techniques.data.rows import FileText, format_of, read_rows
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job import DataSpec
@@ -131,3 +138,138 @@ def _wrong_columns(pattern: str, entry: Entry) -> list[WrongColumn]:
         content = next(row.pieces(), "") if isinstance(row, FileText) else row
         check.look(content, file=file, number=number)
     return list(check.faults())
+
+
+WORDS = {
+    "text": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "time": "a time, such as 2026-01-31T12:00:00Z",
+    "tokens": "a list of token ids",
+}
+
+
+@dataclass(kw_only=True)
+class WrongColumn:
+    """Rows that violate the declaration of a column. where: the file and line of the first one."""
+
+    column: str
+    where: str
+    message: str
+    num_rows: int = 1
+
+    def __str__(self) -> str:
+        others = f" (and {self.num_rows - 1} rows more)" if self.num_rows > 1 else ""
+        return f"{self.where}: column {self.column!r} {self.message}{others}"
+
+
+@dataclass
+class ColumnCheck:
+    """Checks the rows of some files. columns: types by name, see `tasks.batch.field_types.COLUMN_TYPES`."""
+
+    columns: Mapping[str, str]
+    is_text: bool = False  # CSV: every value is text and is parsed as its declared type
+    wrong: dict[str, WrongColumn] = field(default_factory=dict)
+
+    def look(self, row: Any, *, file: str, number: int) -> None:
+        """Checks a row and records its faults."""
+        if not isinstance(row, Mapping):
+            self._note("*", f"{file}, line {number}", f"cannot be checked: the row is no object, {got(row)}")
+            return
+        for column, said in self.columns.items():
+            if message := self._fault(row, column, said):
+                self._note(column, f"{file}, line {number}", message)
+
+    def faults(self) -> Iterable[WrongColumn]:
+        """Returns the faults found, one per column."""
+        return self.wrong.values()
+
+    def _fault(self, row: Mapping[str, Any], column: str, said: str) -> str:
+        kind, may_lack = said.removesuffix("?"), said.endswith("?")
+        value = row.get(column)
+        if value is None or (self.is_text and value == "" and kind != "text"):
+            if may_lack:
+                return ""
+            return "is null" if column in row else f"is missing; the row has {', '.join(sorted(row))}"
+        return "" if kind == "any" or self._is(kind, value) else f"must be {WORDS[kind]}, {got(value)}"
+
+    def _is(self, kind: str, value: Any) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        match kind:
+            case "text":
+                return isinstance(value, str)
+            case "integer":
+                return (is_number and float(value).is_integer()) or (self.is_text and _reads(int, value))
+            case "number":
+                return is_number or (self.is_text and _reads(float, value))
+            case "boolean":
+                return isinstance(value, bool) or (self.is_text and str(value).lower() in ("true", "false"))
+            case "tokens":
+                return isinstance(value, list) and all(isinstance(token, int) for token in value)
+        return _reads(moment, value)
+
+    def _note(self, column: str, where: str, message: str) -> None:
+        if column in self.wrong:
+            self.wrong[column].num_rows += 1
+        else:
+            self.wrong[column] = WrongColumn(column=column, where=where, message=message)
+
+
+def _reads(read: Any, value: Any) -> bool:
+    try:
+        read(value)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """The content of a split. path: as the data set gives it. digest: of the rows."""
+
+    path: str
+    num_files: int
+    num_rows: int
+    digest: str
+
+
+def rows_of_files(pattern: str, *, format: str | None) -> Iterator[tuple[str, int, Any]]:
+    """Yields (file, number, row) of all files of a pattern; the row of a text file is not read yet.
+
+    Raises ValueError if a file cannot be read.
+    """
+    found = matching(pattern)
+    for path in map(found.path, found.names):
+        if format_of(path, format) == "text":
+            yield path, 1, FileText(path)
+        else:
+            for number, row in read_rows(path, format=format):
+                yield path, number, row
+
+
+def splits_of(files: DatasetVersion) -> Mapping[str, str]:
+    """Returns the paths of a version by split; the key is "" for a version without splits."""
+    return files.splits or {"": files.path or ""}
+
+
+def contents(entry: Entry, version: str) -> dict[str, Content]:
+    """Returns the content of each split of a version. Raises ValueError if a file cannot be read."""
+    found = {}
+    for split, path in splits_of(entry.versions[version]).items():
+        pattern = entry.location(path)
+        builder = ManifestBuilder()
+        for _, _, row in rows_of_files(pattern, format=entry.dataset.format):
+            builder.add(row, held_out=False)
+        hashes = builder.built().rows["training"]
+        num_files = len(matching(pattern).names)
+        found[split] = Content(path=path, num_files=num_files, num_rows=len(hashes), digest=hashes.digest())
+    return found
+
+
+def fingerprint(found: Mapping[str, Content]) -> str:
+    """Returns the combined digest of all splits."""
+    if len(found) == 1:
+        return next(iter(found.values())).digest
+    text = " ".join(f"{split} {content.digest}" for split, content in sorted(found.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

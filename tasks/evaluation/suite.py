@@ -13,11 +13,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch import references, yaml_sections
 from ringmaster.tasks.batch.faults import Finding, Place
 from ringmaster.tasks.batch.field_types import Factory, Name, Whole
-from ringmaster.tasks.evaluation import declared
+from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.files import is_file
 
 MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")
@@ -205,7 +204,7 @@ ASSERTED = ("finite", "range", "share", "consistent", "steady", "predicate")
 
 def load_suite(path: Path) -> Suite:
     """Loads the slices, tests and assertions of a YAML file. Raises BatchFileError with all faults."""
-    return declared.load(path, Suite, rules=_findings, what="a file of tests, such as examples/tests.yaml")
+    return yaml_sections.load_section(path, Suite, rules=_findings, what="a file of tests, such as examples/tests.yaml")
 
 
 def slots_of(template: str) -> list[str]:

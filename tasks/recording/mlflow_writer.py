@@ -17,7 +17,6 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.code_version import code_version
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED
@@ -27,6 +26,8 @@ from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (
+    Energy,
+    code_version,
     end_details,
     job_params,
     metric_points,
@@ -35,7 +36,6 @@ from ringmaster.tasks.recording.rows import (
     plan_sentence,
     profile_row,
 )
-from ringmaster.tasks.recording.system_metrics import Energy
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.shared_models import fetch_model

@@ -1,16 +1,21 @@
-"""What is written of an event: rows of tables, points of metrics, and sentences."""
+"""What is written of a batch's events: rows of tables, points of metrics, sentences, and the version of the code.
+
+Device telemetry is named like MLflow's system metrics, so that its UI shows the points there.
+"""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import MetricPoint
-from ringmaster.tasks.execution.events import Planned
-from ringmaster.tasks.recording.system_metrics import telemetry_points
-from ringmaster.tasks.storage.journal import JobRecord
+from ringmaster.tasks.execution.events import GangSaid, Planned, SegmentEnded
+from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
@@ -109,3 +114,101 @@ def profile_row(profile: Profile) -> dict[str, Any]:
     """Returns a profile as a row of a table."""
     row: dict[str, Any] = to_json(profile)
     return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}
+
+
+# By the key in a telemetry event: MLflow's metric name, and the factor that converts the value.
+NAMES = {
+    "utilization": ("utilization_percentage", 100.0),
+    "memory_bytes": ("memory_usage_megabytes", 1e-6),
+    "memory_share": ("memory_usage_percentage", 100.0),
+    "power_w": ("power_usage_watts", 1.0),
+    "power_share": ("power_usage_percentage", 100.0),
+    "temperature_c": ("temperature_celsius", 1.0),
+    "clock_mhz": ("sm_clock_megahertz", 1.0),
+}
+ENERGY = "system/energy_joules"
+
+
+def telemetry_points(event: DeviceTelemetry) -> list[MetricPoint]:
+    """Returns the metric points of a telemetry event.
+
+    `tasks/device_monitor.py` documents the form of a telemetry event. The step of a point is its time in
+    seconds since the epoch: a job's segments follow each other in time, and so do its points.
+    """
+    where = f"system/{event.node}/" if event.node else "system/"
+    step, at_ms = int(event.wall_s), int(event.wall_s * 1000)
+    return [
+        MetricPoint(f"{where}{device['kind']}_{number}_{name}", device[key] * factor, step, at_ms)
+        for number, device in event.devices.items()
+        for key, (name, factor) in NAMES.items()
+        if key in device
+    ]
+
+
+class Energy:
+    """The energy in joules that each job has used over all its segments.
+
+    The journal stores the energy of each segment, so segments that an earlier process ran are counted too. Pass the
+    executor's events to `hear` and `end`; passing an event twice is harmless.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._running: dict[int, dict[str, float]] = {}  # by segment and node
+
+    def hear(self, said: GangSaid) -> None:
+        """Takes in an event of a gang; a telemetry event reports the energy that its devices have used so far."""
+        if not isinstance(said.event, DeviceTelemetry):
+            return
+        used = [device["energy_j"] for device in said.event.devices.values() if "energy_j" in device]
+        if used:
+            self._running.setdefault(said.number, {})[said.event.node] = sum(used)
+
+    def end(self, ended: SegmentEnded, *, at_ms: int) -> dict[str, list[MetricPoint]]:
+        """Takes in the end of a segment; returns the energy that each of its jobs has used so far, as metric points.
+
+        The energy of a segment is divided evenly among the jobs that it trains together. A job gets no point if no
+        device reported any energy. at_ms: the time of the event, in milliseconds since the epoch.
+        """
+        jobs, number = (ended.segment.job, *ended.members), str(ended.number)
+        used = self._running.pop(ended.number, None)
+        records = self._journal.jobs()
+        found: dict[str, list[MetricPoint]] = {}
+        for job in jobs:
+            by_segment = dict(records[job].details.get("energy_j", {}))
+            if used is not None:
+                by_segment[number] = sum(used.values()) / len(jobs)
+                self._journal.write_job(job, details={"energy_j": by_segment})
+            if number in by_segment:
+                found[job] = [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]
+        return found
+
+
+GIT_TAKES_AT_MOST_S = 10.0
+
+
+def code_version(folder: Path | None) -> str:
+    """Returns "git COMMIT" (with "+changes" if tracked files differ from it), or else "ringmaster VERSION".
+
+    folder: the folder of the batch file, where its factories are looked up; None if there is no such folder.
+    """
+    commit = None if folder is None else _git(folder, "rev-parse", "HEAD")
+    if folder is None or not commit:
+        return f"ringmaster {metadata.version('ringmaster')}"
+    changes = "+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
+    return f"git {commit}{changes}"
+
+
+def _git(folder: Path, *words: str) -> str:
+    """Returns git's output; an empty text if git is not installed or the folder is in no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=GIT_TAKES_AT_MOST_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

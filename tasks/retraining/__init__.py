@@ -1,1 +1,1 @@
-"""Scheduled retraining: which models are due, which of them fit in the time and budget, and the results."""
+"""Scheduled retraining: which models are due and fit in the time and budget, their promotion, and the results."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.promotion.stage import ServingVersions, training_digest, version_of
-from ringmaster.tasks.retraining.dates import num_days
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
+from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
+from ringmaster.tasks.retraining.selection import num_days
 
 SHORT = 8  # characters of a digest, enough for people to see that two differ
 

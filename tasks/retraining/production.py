@@ -1,8 +1,13 @@
-"""Production models, loaded from a YAML file with all faults reported at once, and from tags in the registry."""
+"""Production models, loaded from a YAML file with all faults reported at once, and from tags in the registry.
+
+Their jobs are validated by the rules of a batch; faults are at places of the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +15,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.batch import Fault, document
-from ringmaster.tasks.batch.faults import Finding, place_text
-from ringmaster.tasks.batch.wording import findings as told
+from ringmaster.tasks.batch import Batch, document, parse_batch
+from ringmaster.tasks.batch.faults import Finding, Place, place_text
+from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
+from ringmaster.tasks.batch.yaml_sections import file_error, read_document
+from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
-from ringmaster.tasks.files import is_file, text_of
-from ringmaster.tasks.promotion.policy_file import Policy, load_policy
-from ringmaster.tasks.retraining.dates import Hours
+from ringmaster.tasks.files import is_file
 from ringmaster.tasks.retraining.drift import DriftRule
 from ringmaster.tasks.retraining.due import DueRules
+from ringmaster.tasks.retraining.policy import Policy, load_policy
 from ringmaster.tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
-from ringmaster.tasks.retraining.production_jobs import jobs_of, misplaced
+from ringmaster.tasks.retraining.selection import Hours
 from ringmaster.techniques import Job
 
 
@@ -123,27 +129,16 @@ class Production:
 
 def load_production(path: Path) -> Production:
     """Loads the production models of a YAML file. Raises BatchFileError with all faults and their lines."""
-    try:
-        text = text_of(path)
-    except (OSError, UnicodeDecodeError) as error:
-        fault = Fault("", None, f"cannot be read: {error}", "name a file of models, such as retraining.yaml", str(path))
-        raise BatchFileError([fault]) from error
-    read = document.read(text)
+    read = read_document(path, what="a file of models, such as retraining.yaml")
     found = list(read.findings)
-    made = None
+    production = None
     if read.data is not None:
-        made, wrong = _production(read.data, folder=path.parent)
+        production, wrong = _production(read.data, folder=path.parent)
         found += wrong
-    if found:
-        places: dict[str, Finding] = {}
-        for finding in found:
-            places.setdefault(place_text(finding.place), finding)
-        faults = [
-            Fault(place, f.line or read.line(f.place), f.message, f.remedy, path.name) for place, f in places.items()
-        ]
-        raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
-    assert made is not None, "a file without a fault has models"
-    return made
+    if production is None or found:
+        first = {place_text(finding.place): finding for finding in reversed(found)}  # one for each place
+        raise file_error(reversed(first.values()), read, file=path.name)
+    return production
 
 
 def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
@@ -208,7 +203,7 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
         suites = [m.due.assertions.suite for m in entry.models if m.due.assertions is not None]
         found += findings(entry, there={suite: is_file(folder, suite) for suite in suites})
     except ValidationError as error:
-        found += told(error, root=ProductionEntry)
+        found += section_findings(error, root=ProductionEntry)
     batch, variants, wrong = jobs_of(raw, folder=folder)
     found += wrong
     policy, wrong = _policy(raw.get("policy"), folder=folder)
@@ -284,3 +279,114 @@ def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Finding]]:
         return None, [
             Finding(("policy",), f"{f.file}:{f.line or 1}: {f.place} {f.message}", f.remedy) for f in error.faults
         ]
+
+
+ELSEWHERE = {
+    "name": "write it beside job: it names the registered model",
+    "data": "write it beside job",
+    "base": "leave it out: a model starts from its champion where there is one, unless warm_start is false",
+    "deadline_s": "write deadline at the top of the file: it holds for all models of a run",
+    "weight": "leave it out: the models of a run are planned by its deadline and budget",
+    "user": "leave it out: the models of a run are planned by its deadline and budget",
+}
+"""The keys that a model's `job` must not have."""
+
+INPUTS, COMPARE_ON = ".inputs", ".compare_on"
+DATA: Mapping[str, Place] = {
+    "": ("data",),
+    COMPARE_ON: ("compare_on",),
+    INPUTS: ("due", "drift", "inputs"),
+}
+"""The suffix of a job's name and the place of its data, for each job of a model."""
+HAS_ROWS, HELD_OUT = ("path", "dataset"), ("held_out", "held_out_path", "held_out_split")
+"""The keys of data with rows of its own, and of data that names its held-out part."""
+MOST_VARIANTS = 64  # of one model: a sweep around its values, not a search
+
+
+def misplaced(raw: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yields a fault for each key of a job that belongs elsewhere in such a file."""
+    for i, model in enumerate(_list(raw.get("models"))):
+        job = model.get("job") if isinstance(model, Mapping) else None
+        for key in ELSEWHERE.keys() & (job.keys() if isinstance(job, Mapping) else ()):
+            yield Finding(("models", i, "job", key), "does not stand in the job", ELSEWHERE[key])
+
+
+def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict[str, list[str]], list[Finding]]:
+    """Returns all jobs of the file as one batch, the names of the sweep's jobs by model, and all faults."""
+    jobs: list[dict[str, Any]] = []
+    origins: list[tuple[int, Place]] = []  # for each job: its model's position, and the place of its data or values
+    variants: dict[str, list[str]] = {}
+    found: list[Finding] = []
+    models = _list(raw.get("models"))
+    grids = [{"over": model.get("sweep")} for model in models if isinstance(model, Mapping)]
+    if (fault := too_many(models, grids)) is not None:
+        return None, {}, [replace(fault, place=("models",))]
+    for i, model in enumerate(models):
+        if not isinstance(model, Mapping) or not isinstance(job := model.get("job"), Mapping):
+            continue
+        own = {key: value for key, value in job.items() if key not in ELSEWHERE}
+        name = model.get("name")
+        for suffix, place in DATA.items():
+            if isinstance(data := _at(model, place), Mapping):
+                if suffix == INPUTS:  # no models are compared on them
+                    data = {"held_out": 0, **data}
+                elif suffix == COMPARE_ON and not data.keys().isdisjoint(HAS_ROWS) and data.keys().isdisjoint(HELD_OUT):
+                    data = {**data, "held_out": 0}  # all rows are compared on
+                jobs.append({**own, "name": f"{name}{suffix}" if isinstance(name, str) else name, "data": data})
+                origins.append((i, place))
+        over, data = model.get("sweep"), model.get("data")
+        if isinstance(over, Mapping) and over and isinstance(name, str) and isinstance(data, Mapping):
+            raws, wrong = _swept({**own, "name": name, "data": data}, over, at=("models", i))
+            found += wrong
+            variants[name] = [variant["name"] for variant in raws]
+            jobs += raws
+            origins += [(i, ("sweep",))] * len(raws)
+    if not jobs:
+        return None, {}, found
+    said = {key: raw[key] for key in ("name", "devices", "datasets") if key in raw}
+    try:
+        return parse_batch(json.dumps({**said, "jobs": jobs}), folder=folder, name="jobs"), variants, found
+    except BatchFileError as error:
+        found += [Finding(_place(fault.place, origins), fault.message, fault.remedy) for fault in error.faults]
+        return None, variants, found
+
+
+def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> tuple[list[Any], list[Finding]]:
+    """Returns the job under every combination of values; none if a value is not a list, which is reported elsewhere."""
+    if not all(isinstance(values, list) and values for values in over.values()):
+        return [], []
+    if (num := num_jobs(over)) > MOST_VARIANTS:
+        said = f"makes {num} jobs, and {MOST_VARIANTS} are the most"
+        return [], [Finding((*at, "sweep"), said, "try fewer values, or search with `ringmaster sweep`")]
+    made, wrong = combinations({"template": template, "over": dict(over)}, at=())
+    found = [Finding((*at, "sweep", *finding.place[1:]), finding.message, finding.remedy) for finding in wrong]
+    return [combination.raw for combination in made], found
+
+
+def _place(text: str, origins: list[tuple[int, Place]]) -> Place:
+    """Converts a place of the batch, such as jobs[1].optimizer.lr, to a place in the file."""
+    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", text)
+    place: Place = tuple(int(number) if number else key for number, key in parts)
+    if len(place) < 2 or place[0] != "jobs" or not isinstance(place[1], int):
+        return place
+    i, data_place = origins[place[1]]
+    if data_place == ("sweep",):
+        return ("models", i, "sweep")
+    match place[2:]:
+        case ("data", *rest):
+            return ("models", i, *data_place, *rest)
+        case ("name", *_):
+            return ("models", i, "name")
+        case rest:
+            return ("models", i, "job", *rest)
+
+
+def _at(model: Mapping[str, Any], place: Place) -> Any:
+    value: Any = model
+    for key in place:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field
 from pydantic.functional_validators import AfterValidator
 
-from ringmaster.tasks.batch.data_schema import Section
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.field_types import Name, Positive, Whole
 from ringmaster.tasks.batch.references import wrong
+from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.retraining.webhook import address_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]

@@ -11,7 +11,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
-from ringmaster.tasks.retraining.dates import day_text
+from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import markdown
 
 PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"

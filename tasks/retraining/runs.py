@@ -25,7 +25,7 @@ from sqlalchemy.exc import IntegrityError
 
 from ringmaster.errors import RetrainingInProgress
 from ringmaster.tasks.background_worker import running
-from ringmaster.tasks.retraining.dates import Clock
+from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database
 
 METADATA = MetaData()

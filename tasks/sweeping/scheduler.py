@@ -18,9 +18,8 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
-from ringmaster.tasks.sweeping.sampling import Tried
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.tasks.sweeping.spec import SweepSpec
+from ringmaster.tasks.sweeping.spec import SweepSpec, Tried
 from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import metric_named

@@ -15,8 +15,7 @@ from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
-from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
-from ringmaster.tasks.timeline.queries import Archive, Head
+from ringmaster.tasks.timeline.queries import Archive, FollowedPlan, Head, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, JobLine, NodeLine, Note, RunTimeline, Span
 from ringmaster.techniques.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang

@@ -21,10 +21,9 @@ from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.timeline.drawing import job_table, render_svg
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import RunTimeline, headline
-from ringmaster.tasks.timeline.svg import render_svg
-from ringmaster.tasks.timeline.text import job_table
 from ringmaster.techniques.processes.events import Steps
 from ringmaster.text import markdown as foreign
 

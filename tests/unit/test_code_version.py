@@ -2,7 +2,7 @@
 
 import subprocess
 
-from ringmaster.tasks.code_version import code_version
+from ringmaster.tasks.recording.rows import code_version
 
 
 def git(folder, *words):

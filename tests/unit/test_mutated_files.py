@@ -17,7 +17,7 @@ from ringmaster.flows.sweeps.file import load_sweep, spec_of
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.planning import Problem, certified_bound, solve, verify
-from ringmaster.tasks.promotion.policy_file import load_policy
+from ringmaster.tasks.retraining.policy import load_policy
 from ringmaster.tasks.retraining.production import load_production
 from tests.mutations import assert_answered
 

@@ -13,19 +13,18 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
-from ringmaster.tasks.evaluation.drawing import figure
 from ringmaster.tasks.evaluation.examination import examine
+from ringmaster.tasks.evaluation.recording import figure
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.promotion.policy import decide_by
-from ringmaster.tasks.promotion.policy_file import Policy, load_policy
-from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
+from ringmaster.tasks.retraining.policy import Policy, decide_by, load_policy
+from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.metric import BUILTIN_METRICS, metric_names
-from ringmaster.techniques.registry import installed
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 

@@ -12,9 +12,8 @@ from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
-from ringmaster.tasks.evaluation.examination import Examined
-from ringmaster.tasks.evaluation.slices import Measured
-from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.evaluation.examination import Examined, Measured
+from ringmaster.tasks.retraining import alias_moves
 from tests.integration.evaluation.test_scores import IMAGES, exported
 
 NAME = "shop.digits"
@@ -67,7 +66,7 @@ def aliases(ledger):
 
 
 def last(ledger, version):
-    return decisions.read(ledger, ledger.resolve_model(f"models:/{NAME}/{version}"))[-1]
+    return alias_moves.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/{version}"))[-1]
 
 
 def test_a_persons_word_is_kept_with_the_reason(ledger):

@@ -9,9 +9,9 @@ from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreached
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.promotion import decisions, stage
-from ringmaster.tasks.promotion.moves import MoveLog
-from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.retraining import alias_moves, promotion
+from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining.policy import Decision
 from ringmaster.tasks.storage.database import Database, file_url
 
 NAME = "shop.prices"
@@ -71,74 +71,74 @@ class Away:
 
 def test_promotions_rollbacks_and_their_records(ledger, log, versions):
     for champion, record in enumerate(versions[:2]):
-        stage.apply(ledger, record, YES, log=log, champion=champion or None, who="policy careful")
+        promotion.apply(ledger, record, YES, log=log, champion=champion or None, who="policy careful")
     assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
-    (kept,) = decisions.read(ledger, versions[1])
+    (kept,) = alias_moves.read_decisions(ledger, versions[1])
     assert (kept.outcome, kept.reasons, kept.champion_before, kept.who) == (
         "promoted",
         YES.reasons,
         1,
         "policy careful",
     )
-    table = json.loads(ledger.read_text(versions[1].run_id, decisions.TABLE))
+    table = json.loads(ledger.read_text(versions[1].run_id, alias_moves.TABLE))
     assert table["data"][0][table["columns"].index("reasons")] == "better: loss 1 against 2\np 0.01"
 
     # A version that waits for a person stays a candidate, so that the next retraining run asks again.
-    stage.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
-    assert stage.standings(ledger, [NAME])[NAME].candidate == versions[2]
-    assert decisions.read(ledger, versions[2])[-1].outcome == "waiting"
+    promotion.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
+    assert promotion.standings(ledger, [NAME])[NAME].candidate == versions[2]
+    assert alias_moves.read_decisions(ledger, versions[2])[-1].outcome == "waiting"
 
     with pytest.raises(LedgerError, match="away"):
-        stage.apply(Away(ledger, 1), versions[2], YES, log=log, champion=2)
+        promotion.apply(Away(ledger, 1), versions[2], YES, log=log, champion=2)
     assert aliases(ledger) == {"champion": 2, "previous": 2, "challenger": 2}
     assert log.finish_left_behind(ledger) == [NAME]
     assert aliases(ledger) == {"champion": 3, "previous": 2, "challenger": 3}
-    assert decisions.read(ledger, versions[2])[-1].outcome == "promoted"
+    assert alias_moves.read_decisions(ledger, versions[2])[-1].outcome == "promoted"
 
-    assert stage.roll_back(ledger, NAME, log=log, who="Ann", why="it is slow") == (2, 3)
+    assert promotion.roll_back(ledger, NAME, log=log, who="Ann", why="it is slow") == (2, 3)
     assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 3}
-    rows = ledger.read_table(versions[2].run_id, decisions.TABLE)
+    rows = ledger.read_table(versions[2].run_id, alias_moves.TABLE)
     assert [row["outcome"] for row in rows] == ["waiting", "promoted", "rolled back"]
-    last = decisions.read(ledger, versions[2])[-1]
+    last = alias_moves.read_decisions(ledger, versions[2])[-1]
     assert (last.outcome, last.reasons, last.who) == ("rolled back", ("it is slow",), "Ann")
-    assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
+    assert promotion.roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
     assert aliases(ledger) == {"champion": 1, "challenger": 3}
     with pytest.raises(PromotionRefused):
-        stage.roll_back(ledger, NAME, log=log, who="Ann")
+        promotion.roll_back(ledger, NAME, log=log, who="Ann")
 
 
 def test_what_was_begun_of_a_model_that_was_deleted_since_is_dropped(ledger, log, versions):
     with pytest.raises(LedgerError, match="away"):
-        stage.apply(Away(ledger, 1), versions[2], YES, log=log, champion=None)
-    assert stage.standings(ledger, [NAME])[NAME].latest == versions[2]
+        promotion.apply(Away(ledger, 1), versions[2], YES, log=log, champion=None)
+    assert promotion.standings(ledger, [NAME])[NAME].latest == versions[2]
     ledger.client.delete_registered_model(NAME)
     assert log.finish_left_behind(ledger) == []
-    assert stage.standings(ledger, [NAME])[NAME] == stage.ServingVersions(name=NAME)
+    assert promotion.standings(ledger, [NAME])[NAME] == promotion.ServingVersions(name=NAME)
 
 
 def test_a_version_that_was_deleted_is_not_promoted_and_no_alias_moves(ledger, log, versions):
     for champion, record in enumerate(versions[:2]):
-        stage.apply(ledger, record, YES, log=log, champion=champion or None)
+        promotion.apply(ledger, record, YES, log=log, champion=champion or None)
     ledger.client.delete_model_version(NAME, "3")
     with pytest.raises(PromotionRefused, match="no version 3 any more"):
-        stage.apply(ledger, versions[2], YES, log=log, champion=2)
+        promotion.apply(ledger, versions[2], YES, log=log, champion=2)
     assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
 
 
 def test_a_rollback_goes_back_though_the_champion_before_that_one_was_deleted(ledger, log, versions):
     for champion, record in enumerate(versions):
-        stage.apply(ledger, record, YES, log=log, champion=champion or None)
+        promotion.apply(ledger, record, YES, log=log, champion=champion or None)
     ledger.client.delete_model_version(NAME, "1")
-    assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
+    assert promotion.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
     assert aliases(ledger) == {"champion": 2, "challenger": 3}
-    assert decisions.read(ledger, versions[2])[-1].outcome == "rolled back"
+    assert alias_moves.read_decisions(ledger, versions[2])[-1].outcome == "rolled back"
 
 
 def test_a_model_becomes_a_version_of_another_name_once(ledger, versions, tmp_path):
     assert ledger.add_version(versions[2], "shop.best", text="The best of three").version == 1
     again = ledger.add_version(versions[2], "shop.best")
     assert (again.registered_name, again.version, again.model_id) == ("shop.best", 1, versions[2].model_id)
-    assert stage.standings(ledger, ["shop.best"])["shop.best"].latest == again
+    assert promotion.standings(ledger, ["shop.best"])["shop.best"].latest == again
     recorded = ledger.record_model(NAME, run_id=versions[2].run_id, folder=tmp_path / "model3", kind="pretrained")
     assert recorded == versions[2]  # recorded again, after a crash, it keeps both names
     assert ledger.resolve_model(again.model_id) == again

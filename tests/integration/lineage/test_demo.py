@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.tasks.batch import load_batch
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.promotion.policy_file import load_policy
+from ringmaster.tasks.retraining.policy import load_policy
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "lineage"

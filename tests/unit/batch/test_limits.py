@@ -8,8 +8,8 @@ import pytest
 from ringmaster.errors import BatchFileError, InputError, ProblemError
 from ringmaster.flows.entry import main
 from ringmaster.tasks.batch import Batch, Fault, load_batch, parse_batch
+from ringmaster.tasks.batch.adaptation_rules import circles_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
-from ringmaster.tasks.batch.job_rules.adaptations import circles_of
 from ringmaster.tasks.files import MAX_BYTES, beside, is_file, text_of
 from ringmaster.text import MOST_FAULTS
 

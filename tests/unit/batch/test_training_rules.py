@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ringmaster.tasks.batch.job_rules.training import training_findings
+from ringmaster.tasks.batch.rules import training_findings
 
 
 @pytest.mark.parametrize("name", [["sgd"], {"sgd": 1}, 3, None])

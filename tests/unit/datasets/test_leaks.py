@@ -2,9 +2,9 @@
 
 import hashlib
 
-from ringmaster.tasks.batch.data_schema import Dataset
+from ringmaster.tasks.batch.schema import Dataset
 from ringmaster.tasks.datasets.catalogue import Entry
-from ringmaster.tasks.datasets.fingerprints import contents
+from ringmaster.tasks.datasets.checking import contents
 from ringmaster.techniques.data.rows import CHARACTERS_PER_READ, FileText, content_hash
 from ringmaster.techniques.data.unfit_data import LeakedRows, SplitRows
 from ringmaster.techniques.data_source import Row

@@ -146,7 +146,7 @@ datasets:
 
 def test_content_that_has_changed_is_told_by_its_fingerprint(folder):
     from ringmaster.tasks.datasets.catalogue import read_catalogue
-    from ringmaster.tasks.datasets.fingerprints import contents, fingerprint
+    from ringmaster.tasks.datasets.checking import contents, fingerprint
 
     (folder / "datasets.yaml").write_text("datasets: {reviews: {path: train.jsonl}}")
     catalogue, _ = read_catalogue(folder / "datasets.yaml")

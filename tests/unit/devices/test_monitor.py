@@ -15,7 +15,7 @@ from ringmaster.tasks.device_monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Tel
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
-from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
+from ringmaster.tasks.recording.rows import Energy, telemetry_points
 from ringmaster.techniques.processes.events import Beat, DeviceTelemetry
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal

@@ -7,8 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.assertions.assertions import check, importable, rows_of
-from ringmaster.tasks.evaluation.assertions.logs import Log
+from ringmaster.tasks.evaluation.model_assertions import Log, check, importable, rows_of
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.evaluation.suite import AssertionEntry
 

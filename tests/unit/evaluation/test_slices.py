@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.drawing import figure
+from ringmaster.tasks.evaluation.examination import masks_of, measure
+from ringmaster.tasks.evaluation.recording import figure
 from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scores
-from ringmaster.tasks.evaluation.slices import masks_of, measure
 from ringmaster.tasks.evaluation.suite import SliceEntry
 
 LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 2])

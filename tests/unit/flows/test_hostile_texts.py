@@ -48,8 +48,8 @@ from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, 
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, Note, RunTimeline, Span
-from ringmaster.tasks.timeline.svg import render_svg
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
 from ringmaster.techniques.processes.events import CheckpointFailed, Steps
 from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
@@ -403,7 +403,7 @@ def journal(tmp_path_factory):
 def test_a_message_is_stored(text: str, journal: Journal):
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
     journal.write_job("a", status="failed", message=text, details={"metrics": {text: 1.0}})
-    journal.end_segment(journal.start_segment("a", {"technique": text}), {"message": outcome.message})
+    journal.end_segment(journal.start_segments([("a", {"technique": text})])[0], {"message": outcome.message})
     check(outcome.message, text)
     stored = journal.jobs()["a"].message
     stored.encode()

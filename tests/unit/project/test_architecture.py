@@ -81,7 +81,7 @@ ALLOWED = {
 }
 # The folders and modules of tasks/ in layers, from below: each layer may import those below it and itself.
 LAYERS = (
-    ("background_worker", "cluster", "code_version", "files", "process_identity"),
+    ("background_worker", "cluster", "files", "process_identity"),
     ("device_monitor", "storage"),
     ("planning",),
     ("batch", "datasets"),
@@ -91,7 +91,6 @@ LAYERS = (
     ("timeline",),
     ("alarms", "recording"),
     ("evaluation",),
-    ("promotion",),
     ("retraining", "sweeping"),
 )
 LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}

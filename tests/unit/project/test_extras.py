@@ -31,7 +31,7 @@ for package in [package for packages in PACKAGES.values() for package in package
     sys.modules[package] = None
 import ringmaster.flows.cli, ringmaster.flows.commands.running, ringmaster.flows.train_batch
 import ringmaster.flows.batch.local_run, ringmaster.flows.services.embedded_server
-import ringmaster.tasks.sweeping.sampling, ringmaster.techniques.data.sources.image_classification
+import ringmaster.tasks.sweeping.spec, ringmaster.techniques.data.sources.image_classification
 """
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import PromotionRefused
-from ringmaster.tasks.promotion.decisions import DecisionRecord
-from ringmaster.tasks.promotion.moves import Move, MoveLog
+from ringmaster.tasks.retraining.alias_moves import DecisionRecord, Move, MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 

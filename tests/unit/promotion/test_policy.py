@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.examination import Examined, Measured, measure
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
-from ringmaster.tasks.evaluation.slices import Measured, measure
-from ringmaster.tasks.promotion.policy import PLAIN_RULE, comparison, decide_by
+from ringmaster.tasks.retraining.policy import PLAIN_RULE, comparison, decide_by
 
 FIRST = "the first one, with accuracy 0.9 (95 % interval 0.85 to 0.93) on 200 rows"
 EQUAL = "the new model is as good as the champion (95 % interval 0.05 worse to 0.05 better) on 200 rows: accuracy 0.8 "

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.evaluation.assertions.assertions import AssertionResult
 from ringmaster.tasks.evaluation.behaviour import TestResult
-from ringmaster.tasks.evaluation.examination import Examined
-from ringmaster.tasks.evaluation.slices import Measured
-from ringmaster.tasks.promotion.policy import decide_by
-from ringmaster.tasks.promotion.policy_file import Policy, load_policy
+from ringmaster.tasks.evaluation.examination import Examined, Measured
+from ringmaster.tasks.evaluation.model_assertions import AssertionResult
+from ringmaster.tasks.retraining.policy import Policy, decide_by, load_policy
 
 POLICY = Policy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)
 GOOD = Measured(

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringmaster.flows.retraining import compare_models, comparison
-from ringmaster.flows.retraining.comparison import Judged
+from ringmaster.flows.retraining import compare_models
+from ringmaster.flows.retraining.compare_models import Judged
 from ringmaster.flows.retraining.inspect_models import Checked
 from ringmaster.flows.retraining.select_models import Chosen
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
-from ringmaster.tasks.promotion.stage import ServingVersions
+from ringmaster.tasks.retraining.drift import Trained
 from ringmaster.tasks.retraining.due import Due
-from ringmaster.tasks.retraining.observing import Trained
 from ringmaster.tasks.retraining.production import ProductionModel, Watched
+from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.scoring.order import TrainingData
 from tests.unit.promotion.fakes import version
@@ -102,5 +102,5 @@ def test_rows_that_are_left_out_of_a_comparison_are_told(is_whole, has_own, num_
     trained_on = TrainingData(spec=DataSpec(source="digits"), prepared={}) if has_own else None
     job = Job(name="a", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
     rival = SimpleNamespace(is_whole=is_whole, trained_on=trained_on, job=job)
-    assert told in "".join(comparison._left_out(rival, data, num_rows, max_rows=max_rows))
-    assert bool(told) == bool(comparison._left_out(rival, data, num_rows, max_rows=max_rows))
+    assert told in "".join(compare_models._left_out(rival, data, num_rows, max_rows=max_rows))
+    assert bool(told) == bool(compare_models._left_out(rival, data, num_rows, max_rows=max_rows))

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ringmaster.tasks.retraining.dates import Hours, day_text, num_missed
+from ringmaster.tasks.retraining.selection import Hours, day_text, num_missed
 
 
 def at(text):

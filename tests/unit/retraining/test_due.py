@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.model_lineage import DatasetInput
-from ringmaster.tasks.promotion.stage import ServingVersions
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
 from ringmaster.tasks.retraining.due import DueRules, Seen, due
+from ringmaster.tasks.retraining.promotion import ServingVersions
 from tests.unit.promotion.fakes import version
 
 OLD, LOST, NEW = version(1, digest="old"), version(2, digest="lost"), version(3, digest="new")

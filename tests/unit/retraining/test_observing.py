@@ -3,7 +3,7 @@
 import numpy as np
 
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
-from ringmaster.tasks.retraining.observing import (
+from ringmaster.tasks.retraining.drift import (
     MOST_ROWS,
     Trained,
     input_features,

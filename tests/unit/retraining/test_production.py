@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.drift import DriftRule
 from ringmaster.tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
+from ringmaster.tasks.retraining.selection import Hours
 
 GOOD = """\
 name: shop

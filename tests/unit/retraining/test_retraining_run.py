@@ -12,9 +12,9 @@ from ringmaster.errors import InputError
 from ringmaster.flows import retrain_daily
 from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run
-from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.production import Production
 from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
+from ringmaster.tasks.retraining.selection import Hours
 from ringmaster.tasks.storage.database import Database, file_url
 
 

@@ -11,11 +11,11 @@ from ringmaster.flows.retraining.inspect_models import Checked, _plain, _read
 from ringmaster.flows.retraining.select_models import Chosen
 from ringmaster.model_lineage import Origin
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.promotion import decisions
-from ringmaster.tasks.promotion.decisions import DecisionRecord
-from ringmaster.tasks.promotion.stage import ServingVersions
+from ringmaster.tasks.retraining import alias_moves
+from ringmaster.tasks.retraining.alias_moves import DecisionRecord
 from ringmaster.tasks.retraining.due import Due
 from ringmaster.tasks.retraining.production import ProductionModel
+from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.promotion.fakes import FakeLedger, version
 
@@ -104,7 +104,7 @@ def test_a_night_of_a_former_release_is_gone_on_with_by_its_data_alone(run):
 def test_only_what_was_decided_of_this_nights_version_is_its_verdict(run, newest, outcome):
     if newest == 2:
         run.ledger.records.append(made(2, job="a"))
-    decisions.write(
+    alias_moves.write_decision(
         run.ledger,
         run.ledger.records[-1],
         DecisionRecord(version=newest, outcome="promoted", reasons=("better",)),

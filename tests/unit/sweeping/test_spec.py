@@ -6,9 +6,9 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.option_profiles import num_evaluations
-from ringmaster.tasks.sweeping.sampling import Tried, propose
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
+from ringmaster.tasks.sweeping.spec import Tried, propose
 from ringmaster.tasks.sweeping.stopping import Stopping
 from ringmaster.techniques.metric import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec

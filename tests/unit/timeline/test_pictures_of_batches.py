@@ -13,9 +13,16 @@ from sqlalchemy import insert
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
 from ringmaster.tasks.storage.schema import JOBS
-from ringmaster.tasks.timeline.svg import MOST_TITLED, render_svg
+from ringmaster.tasks.timeline.drawing import (
+    FAULT_MARK,
+    MOST_TITLED,
+    RUNNING_FILL,
+    TO_COME_FILL,
+    axis,
+    render_svg,
+    rows,
+)
 from ringmaster.tasks.timeline.task import GanttArtifact
-from ringmaster.tasks.timeline.text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
 from ringmaster.techniques.processes.events import Steps
 from tests.unit.timeline.stories import Story, halfway, planned
 

@@ -1,0 +1,371 @@
+"""Validation of adaptations: the keys of each kind, whether the parent models fit each other, and what they imply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
+from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
+
+Raw = Mapping[str, Any]
+Edge = tuple[str, str]
+"""(a job's name, the name of one of its parents)."""
+MOST_STEPS = 200_000
+"""The step limit of the search for cycles."""
+MOST_NAMED = 500
+"""The most jobs among which a remedy searches for a similar name."""
+
+OF_KIND = {
+    "teacher": DISTILLED,
+    "teacher_model": DISTILLED,
+    "temperature": DISTILLED,
+    "weight": DISTILLED,
+    "sparsity": PRUNED,
+    "parents": MERGED,
+    "weights": MERGED,
+}
+"""The keys that only one kind has."""
+REWRITING = (QUANTIZED, MERGED)
+"""The kinds that involve no training."""
+TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
+"""The data keys that determine the vocabulary a model learns if no tokenizer is named."""
+
+
+def adaptation_findings(job: Raw) -> Iterator[Finding]:
+    """Yields the faults in the adaptation of one job; places are relative to the job."""
+    said = _mapping(job.get("adaptation"))
+    kind = str(said.get("kind"))
+    if kind not in ADAPTATIONS:
+        return
+    at = ("adaptation",)
+    for key, owner in OF_KIND.items():
+        if owner != kind and said.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)):
+            yield Finding((*at, key), f"is for {owner} models, and this one is {kind}", f"remove {key}")
+    method, methods = said.get("method"), ADAPTATIONS[kind]
+    if method is None and methods:
+        yield Finding((*at, "method"), "is missing", f"give {' or '.join(methods)}")
+    elif method is not None and method not in methods:
+        remedy = closest(str(method), methods) if methods else "remove method"
+        yield Finding((*at, "method"), f"{method!r} is no way to get a {kind} model", remedy)
+    yield from _others(job, kind)
+    yield from {DISTILLED: _distilled, PRUNED: _pruned, QUANTIZED: _quantized, MERGED: _merged}[kind](job, said)
+
+
+def is_rewriting(job: Raw) -> bool:
+    """Whether a job's adaptation never involves training."""
+    return _mapping(job.get("adaptation")).get("kind") in REWRITING
+
+
+def may_have_no_steps(job: Raw) -> bool:
+    """Whether a job may have zero steps."""
+    return is_rewriting(job) or _mapping(job.get("adaptation")).get("kind") == PRUNED
+
+
+def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
+    """Yields the parent models of a job as the job names them, each with its place."""
+    said = _mapping(job.get("adaptation"))
+    parents = said.get("parents")
+    named: list[tuple[Place, Any]] = [(("base",), job.get("base")), (("adaptation", "teacher"), said.get("teacher"))]
+    named += [(("adaptation", "parents", i), p) for i, p in enumerate(parents if isinstance(parents, list) else [])]
+    yield from ((place, name) for place, name in named if isinstance(name, str))
+
+
+def parent_findings(
+    place: Place, job: Raw, *, key: Place, parent: str, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
+) -> Iterator[Finding]:
+    """Yields the faults of one parent model of a job.
+
+    place: the parent's place in the batch.
+    key: its place in the job.
+    circles: the cycles among the jobs, from `circles_of`.
+    """
+    if parent.startswith("models:/"):
+        if re.fullmatch(r"models:/[^/@]+", parent):
+            yield Finding(place, f"{parent} has no alias and no version", f"write {parent}/1 or {parent}@champion")
+        elif not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", parent):
+            yield Finding(
+                place, f"{parent!r} names no registered model", "write models:/NAME@ALIAS or models:/NAME/VERSION"
+            )
+        return
+    if is_folder(parent):
+        return
+    if parent not in jobs:
+        names = jobs if len(jobs) <= MOST_NAMED else ()
+        remedy = closest(parent, names, what="The jobs of this batch are") if names else "name a job of this batch"
+        yield Finding(place, f"no job is named {parent!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
+        return
+    if (circle := circles.get((job["name"], parent))) is not None:
+        if circle:
+            what = "bases" if all(jobs[a].get("base") == b for a, b in pairwise(circle)) else "parents"
+            yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
+        return
+    other = jobs[parent]
+    if key == ("adaptation", "teacher"):
+        yield from _another_vocabulary(place, job, parent, other)
+        return
+    if _mapping(other.get("adaptation")).get("kind") == QUANTIZED:
+        yield Finding(
+            place,
+            f"{parent} is quantized, and a quantized model is neither trained nor rewritten further",
+            f"take what {parent} was quantized from, and quantize the result",
+        )
+    yield from _another_model(place, job, parent, other, exactly=key != ("base",))
+
+
+def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Returns the jobs of a batch with the values implied by their adaptations: zero steps, and teachers' models."""
+    models = {job.name: job.model for job in jobs}
+    said = []
+    for job in jobs:
+        how = job.adaptation
+        if how is not None and how.kind in REWRITING:
+            job = replace(job, num_steps=0, num_epochs=None)
+        if how is not None and how.teacher in models:
+            job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+        said.append(job)
+    return tuple(said)
+
+
+def _distilled(job: Raw, said: Raw) -> Iterator[Finding]:
+    if said.get("teacher") is None:
+        yield Finding(("adaptation", "teacher"), "is missing", "give a job's name, models:/NAME@ALIAS or a folder")
+    if job.get("loss") is not None:
+        message = "does not go with a teacher, whose logits are weighed against the model's own loss"
+        yield Finding(("loss",), message, "remove loss, or the adaptation")
+
+
+def _pruned(job: Raw, said: Raw) -> Iterator[Finding]:
+    yield from _without_base(job, PRUNED)
+    if said.get("method") == "2:4" and said.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity:
+        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(said.get('sparsity'))}"
+        yield Finding(("adaptation", "sparsity"), message, "remove sparsity, or prune by magnitude")
+
+
+def _quantized(job: Raw, said: Raw) -> Iterator[Finding]:
+    yield from _without_base(job, QUANTIZED)
+    yield from _without_steps(job, QUANTIZED)
+
+
+def _merged(job: Raw, said: Raw) -> Iterator[Finding]:
+    yield from _without_steps(job, MERGED)
+    parents, weights, at = said.get("parents"), said.get("weights"), ("adaptation",)
+    parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
+    if len(set(map(str, parents))) < 2:
+        yield Finding((*at, "parents"), "must be two models or more", "give jobs, registered models or folders")
+    if weights and len(weights) != len(parents):
+        message = f"are {len(weights)}, and there are {len(parents)} parents"
+        yield Finding((*at, "weights"), message, "give one for each of the parents, or none")
+    if said.get("method") == "task-arithmetic" and job.get("base") is None:
+        yield Finding(("base",), "is missing", "give the base that the parents were trained from")
+    if said.get("method") == "average":
+        if job.get("base") is not None:
+            yield Finding(("base",), "has no part in an average", "name it among the parents, or remove it")
+        numbers = [weight for weight in weights if isinstance(weight, (int, float))]
+        if numbers and (min(numbers) < 0 or sum(numbers) <= 0):
+            yield Finding((*at, "weights"), "of an average must not be negative, nor all 0", "give weights above 0")
+
+
+def _others(job: Raw, kind: str) -> Iterator[Finding]:
+    """Yields a fault for each key that no adaptation can be combined with."""
+    if job.get("adapter") is not None:
+        message = f"does not go with a {kind} model"
+        yield Finding(("adapter",), message, "train the adapter in a job of its own, and adapt its result")
+    if _mapping(job.get("model")).get("command") is not None:
+        message = f"is a command's, which cannot be {kind} from outside"
+        yield Finding(("model",), message, "remove the adaptation: the command does it on its own")
+
+
+def _without_base(job: Raw, kind: str) -> Iterator[Finding]:
+    if job.get("base") is None and _mapping(job.get("model")).get("from_pretrained") is None:
+        message = f"is missing: a {kind} model comes from another"
+        yield Finding(("base",), message, "give a job's name, models:/NAME@ALIAS or a folder")
+
+
+def _without_steps(job: Raw, kind: str) -> Iterator[Finding]:
+    for key in ("num_steps", "num_epochs"):
+        if job.get(key):
+            remedy = f"remove {key}; to train further, name this job as the base of another"
+            yield Finding((key,), f"is given, and a {kind} model is not trained", remedy)
+
+
+def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
+    """Yields why the weights of `other` do not fit `job`. exactly: whether differing configs are faults too."""
+    own, theirs = _mapping(job.get("model")), _mapping(other.get("model"))
+    a, b = own.get("architecture"), theirs.get("architecture")
+    if a and b and a != b:
+        remedy = f"use the same architecture, or another base than {parent}"
+        yield Finding(place, f"{parent} is a {b}, whose weights do not fit a {a}", remedy)
+        return
+    for key in ("factory", "config", "kwargs") if exactly else ():
+        if (own.get("factory") is None) == (theirs.get("factory") is None) and not own.get("from_pretrained"):
+            mine, other_value = own.get(key) or None, theirs.get(key) or None
+            if mine != other_value and not theirs.get("from_pretrained"):
+                message = f"{parent} has another model.{key}, so that its shapes do not match"
+                yield Finding(place, message, "merge models of one architecture and size")
+                return
+
+
+def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
+    """Yields why the teacher `other` and `job` have different vocabularies, so that their logits do not match."""
+    own, theirs = _mapping(job.get("data")), _mapping(other.get("data"))
+    if not (own.get("seq_len") or theirs.get("seq_len")):
+        return
+    keys = ("tokenizer",) if own.get("tokenizer") or theirs.get("tokenizer") else TOKENIZER
+    if differing := [key for key in keys if own.get(key) != theirs.get(key)]:
+        message = f"{parent} learnt another vocabulary: its data.{differing[0]} is another"
+        yield Finding(place, message, "give both jobs the same data, or the same data.tokenizer")
+        return
+    sizes = [_mapping(_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        message = f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}"
+        yield Finding(place, message, "give both models the same vocab_size")
+
+
+def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
+    """Returns, for each (job, parent) on a cycle, the path from the job over that parent back to the job.
+
+    Only the first job of a cycle gets the path; the others get an empty list, so that a cycle is reported once. If
+    there are so many cycles that the search would take long, only some are found.
+    """
+    parents = {name: [p for _, p in parents_of(job) if p in jobs] for name, job in jobs.items()}
+    # Jobs without remaining parents, or without remaining children, are on no cycle.
+    for is_upwards in (True, False):
+        done = set(_in_order(parents if is_upwards else _reversed(parents)))
+        parents = {name: [p for p in ps if p not in done] for name, ps in parents.items() if name not in done}
+    order = {name: i for i, name in enumerate(jobs)}
+    found: dict[Edge, list[str]] = {}
+    num_steps = 0
+    for name in parents:
+        for parent in parents[name]:
+            if num_steps > MOST_STEPS:
+                return found
+            came_from, ends = {parent: name}, [parent]
+            while ends and name not in came_from:
+                end = ends.pop()
+                num_steps += 1
+                for further in parents[end]:
+                    if further not in came_from:
+                        came_from[further] = end
+                        ends.append(further)
+            if parent == name or name in came_from:
+                way = _way(name, parent, came_from)
+                found[name, parent] = way if order[name] == min(order[each] for each in way) else []
+    return found
+
+
+def _way(name: str, parent: str, came_from: Mapping[str, str]) -> list[str]:
+    """Returns the cycle of a job over a parent, from the job back to itself, from the predecessors of a search."""
+    way = [name]
+    while parent != name and came_from[way[-1]] != parent:
+        way.append(came_from[way[-1]])
+    return [name, *([parent] if parent != name else []), *reversed(way)]
+
+
+def _reversed(ways: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {name: [] for name in ways}
+    for name, others in ways.items():
+        for other in others:
+            found[other].append(name)
+    return found
+
+
+def _in_order(ways: Mapping[str, list[str]]) -> list[str]:
+    """Returns the nodes that lead to no cycle, in topological order."""
+    back = _reversed(ways)
+    left = {name: len(others) for name, others in ways.items()}
+    done = [name for name, num in left.items() if not num]
+    for name in done:  # `done` grows during the loop
+        for other in back[name]:
+            left[other] -= 1
+            if not left[other]:
+                done.append(other)
+    return done
+
+
+def _mapping(raw: Any) -> Raw:
+    return raw if isinstance(raw, Mapping) else {}
+
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def unfit_parents(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[str]:
+    """Returns a message for every folder that a job cannot adapt as it requests.
+
+    folders: the folders of bases by the job that adapts them, and of other models by the name that jobs give them.
+    """
+    found: list[str] = []
+    for job in jobs:
+        try:
+            found += [f"job {job.name}: {fault}" for fault in _faults(job, folders)]
+        except ValueError as error:  # the files of a model are damaged
+            found.append(f"job {job.name}: {error}")
+    return found
+
+
+def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:
+    """Returns the jobs; a job whose teacher is in a folder gets the model that the folder describes."""
+    said = []
+    for job in jobs:
+        how = job.adaptation
+        folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
+        if how is not None and how.teacher_model is None and folder is not None:
+            job = replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
+        said.append(job)
+    return tuple(said)
+
+
+def _folder(job: Job, parent: str, folders: Mapping[str, Path]) -> Path | None:
+    return folders.get(job.name if parent == job.base else parent)
+
+
+def _faults(job: Job, folders: Mapping[str, Path]) -> Iterator[str]:
+    how = job.adaptation
+    known = [(p, found) for p in job.parents if (found := _folder(job, p, folders)) is not None]
+    for parent, folder in known:
+        if quantization_of(folder) is not None and (how is None or parent != how.teacher):
+            yield (
+                f"{parent} is quantized, and a quantized model is neither trained nor rewritten further. "
+                "To fix: take what it was quantized from"
+            )
+    if how is None or how.kind != MERGED or len(known) < 2:
+        return
+    (first, first_folder), *others = known
+    for parent, folder in others:
+        mine, theirs = tensor_shapes(first_folder), tensor_shapes(folder)
+        differing = sorted(name for name in mine.keys() | theirs.keys() if _shape(mine, name) != _shape(theirs, name))
+        if differing:
+            name = differing[0]
+            yield (
+                f"{parent} and {first} do not match: {name} is {_shape(theirs, name)} and {_shape(mine, name)}. "
+                "To fix: merge models of one architecture and size"
+            )
+        elif _text(folder / TOKENIZER_FILE) != _text(first_folder / TOKENIZER_FILE):
+            yield f"{parent} and {first} have different tokenizers. To fix: merge models that learnt the same tokens"
+
+
+def _shape(shapes: Mapping[str, tuple[str, tuple[int, ...]]], name: str) -> str:
+    return str(list(shapes[name][1])) if name in shapes else "missing"
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, str]:
+    """Returns the faults of jobs by name, with those of all jobs that adapt a job which cannot be trained."""
+    found = dict(faults)
+    while True:
+        left = [job for job in jobs if job.name not in found]
+        orphans = [(job, gone) for job in left if (gone := [parent for parent in job.parents if parent in found])]
+        if not orphans:
+            return found
+        for job, gone in orphans:
+            found[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"

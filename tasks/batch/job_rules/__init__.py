@@ -1,1 +1,0 @@
-"""Validation rules of the parts of a job, which work on plain values."""

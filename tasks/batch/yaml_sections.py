@@ -1,0 +1,149 @@
+"""YAML files whose sections are pydantic models: loading them, with all faults by line, and the words of the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.references import closest
+from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
+from ringmaster.tasks.files import text_of
+
+Entry = TypeVar("Entry", bound=Section)
+
+_WRONG_TYPE = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "list_type": "must be a list",
+    "model_type": "must be a mapping",
+    "string_type": "must be text",
+}
+_OUT_OF_RANGE = {
+    "greater_than": ("must be greater than", "gt"),
+    "greater_than_equal": ("must be at least", "ge"),
+    "less_than": ("must be less than", "lt"),
+    "less_than_equal": ("must be at most", "le"),
+}
+
+
+def findings(error: ValidationError, *, at: Place = (), root: type[Section] = BatchEntry) -> list[Finding]:
+    """Returns a finding for every error of a validation, at places below `at` of a file of type `root`."""
+    found = []
+    for details in error.errors(include_url=False):
+        place = (*at, *details["loc"])
+        section = section_at(place[:-1], root=root)
+        if details["type"] == "missing" and section and place[-1] in misspelt(details["input"], section):
+            continue
+        found.append(_finding(place, details, root))
+    return found
+
+
+def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> Finding:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "reference":
+        return Finding(place, context["problem"], context["remedy"])
+    if kind == "extra_forbidden":
+        return _unknown_key(place, root)
+    remedy = f"give {_description(place, root)}"
+    if kind == "missing":
+        return Finding(place, "is missing", remedy)
+    if kind in _OUT_OF_RANGE:
+        words, key = _OUT_OF_RANGE[kind]
+        bound = context[key]
+        limit = f"{bound:g}" if bound < 10**6 else f"{bound:,.0f}"
+        return Finding(place, f"{words} {limit}, {got(value)}", remedy)
+    if kind == "too_short":
+        return Finding(place, "is empty", remedy)
+    if kind == "none_required":
+        return Finding(place, f"is not possible yet, {got(value)}", remedy)
+    if kind == "string_pattern_mismatch":
+        return Finding(place, f"is no valid name, {got(value)}", remedy)
+    if kind == "string_type" and isinstance(value, (int, float)):
+        remedy += "; put quotes around text that looks like a number"
+    return Finding(place, f"{_WRONG_TYPE.get(kind, details['msg'].lower())}, {got(value)}", remedy)
+
+
+def _unknown_key(place: Place, root: type[Section]) -> Finding:
+    key = str(place[-1])
+    section = section_at(place[:-1], root=root)
+    assert section is not None, f"an unknown key where any may stand: {place}"
+    return Finding(place, "is an unknown key", closest(key, section.model_fields, what="The keys here are"))
+
+
+def _description(place: Place, root: type[Section]) -> str:
+    """Returns the schema's description of the nearest described key at or above `place`."""
+    while place:
+        key = place[-1]
+        section = section_at(place[:-1], root=root)
+        if isinstance(key, str) and section is not None and key in section.model_fields:
+            return section.model_fields[key].description or key
+        place = place[:-1]
+    return "a value of that kind"
+
+
+def read_document(path: Path, *, what: str) -> document.Document:
+    """Returns the YAML document in a file. Raises BatchFileError if the file cannot be read.
+
+    Args:
+        path: The file.
+        what: A description of the file for messages, such as "a file of tests".
+    """
+    try:
+        return document.read(text_of(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
+
+
+def file_error(found: Iterable[Finding], read: document.Document, *, file: str) -> BatchFileError:
+    """Returns the error with these faults, one for each place and message, in the order of the lines of the file."""
+    faults = {Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, file): None for f in found}
+    return BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
+
+
+def load_section(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[Finding]], what: str) -> Entry:
+    """Loads the YAML file `path` as `schema`. Raises BatchFileError with all faults.
+
+    Args:
+        path: The file.
+        schema: The type of the whole file.
+        rules: Yields the faults that remain although each value is of its type.
+        what: A description of the file for messages, such as "a file of tests".
+    """
+    read = read_document(path, what=what)
+    if read.data is None:
+        raise file_error(read.findings, read, file=path.name)
+    found = list(read.findings)
+    folder = path.parent.resolve()
+    try:
+        entry = schema.model_validate(read.data, context={"folder": folder})
+    except ValidationError as error:
+        found += [*findings(error, root=schema), *_faults_of_rest(read.data, error, schema, rules, folder=folder)]
+        raise file_error(found, read, file=path.name) from error
+    if found := [*found, *rules(entry)]:
+        raise file_error(found, read, file=path.name)
+    return entry
+
+
+def _faults_of_rest(
+    data: Mapping[str, Any],
+    error: ValidationError,
+    schema: type[Entry],
+    rules: Callable[[Entry], Iterable[Finding]],
+    *,
+    folder: Path,
+) -> list[Finding]:
+    """Returns the faults that the rules find in the keys that are right; none where a wrong one is required."""
+    wrong = {fault["loc"][0] for fault in error.errors() if fault["loc"]}
+    try:
+        entry = schema.model_validate({k: v for k, v in data.items() if k not in wrong}, context={"folder": folder})
+    except ValidationError:
+        return []
+    return list(rules(entry))

@@ -1,1 +1,0 @@
-"""Promotion of models: aliases in the registry move when a better model is found."""

@@ -1,0 +1,40 @@
+"""Promotion as a Prefect task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from ringmaster.errors import PromotionRefused
+from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining.policy import Decision
+from ringmaster.tasks.retraining.promotion import apply
+
+
+def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
+    """Whether a retry may help. It cannot if another promotion was faster."""
+    return not isinstance(state.result(raise_on_failure=False), PromotionRefused)
+
+
+# Moving aliases again changes nothing, so the task may be retried after any failure.
+@task(
+    name="promote",
+    task_run_name="promote {candidate.registered_name}",
+    retries=2,
+    retry_delay_seconds=[1, 5],
+    retry_condition_fn=_may_be_tried_again,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def promote_task(
+    candidate: ModelRecord, decision: Decision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
+) -> None:
+    """Moves the aliases of a registered model by a decision, and records the decision.
+
+    A candidate that does not become champion raises an alarm.
+    """
+    apply(ledger, candidate, decision, log=log, champion=champion, who=who, sound=sound)

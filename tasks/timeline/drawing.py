@@ -1,0 +1,269 @@
+"""Run timelines drawn: as a self-contained SVG picture, and for a terminal in characters that show the state.
+
+Both have one row per device. In the picture, the first plan is a strip at the bottom of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringmaster.tasks.planning.gantt import (
+    LETTERS,
+    Bar,
+    Box,
+    Frame,
+    Piece,
+    colours,
+    label,
+    legend,
+    pieces,
+    seconds_text,
+    stripes,
+)
+from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, end_text, headline
+from ringmaster.text import printable, xml
+
+RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
+MOST_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan
+FIGURES = ("loss", "samples/s", "tokens/s", "memory")  # of running jobs
+JOB_COLUMNS = ("", "job", "status", "step", *FIGURES, "technique", "ends after", "message")
+KEY = f"letters: done  {RUNNING_FILL} running  {TO_COME_FILL} to come  {FAULT_MARK} failed  · idle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A device, or the first plan of a device."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    is_first_plan: bool = False
+
+
+def letters(run_timeline: RunTimeline) -> dict[str, str]:
+    """Returns a letter for each job. Letters repeat beyond 52 jobs."""
+    names = [job.name for job in run_timeline.jobs] or [span.job for span in run_timeline.first]
+    return {name: LETTERS[i % len(LETTERS)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+def margin_of(run_timeline: RunTimeline) -> int:
+    """Returns the number of columns for the devices' names."""
+    return min(24, max([len("planned"), *(len(f"{node}:{number - 1}") for node, number in run_timeline.rows)]))
+
+
+def num_rows(run_timeline: RunTimeline) -> int:
+    """Returns the number of rows if their number were unlimited."""
+    return sum(number for _, number in run_timeline.rows) * (2 if _is_twice(run_timeline) else 1)
+
+
+def _is_twice(run_timeline: RunTimeline) -> bool:
+    return bool(run_timeline.first) and sum(number for _, number in run_timeline.rows) <= MOST_DEVICES_TWICE
+
+
+def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[list[Row], int]:
+    """Returns at most `most` rows whose pieces fill `columns` cells each, and the number of omitted devices."""
+    letter = letters(run_timeline)
+    is_twice = _is_twice(run_timeline)
+    real, first = _by_device(run_timeline.real), _by_device(run_timeline.first)
+    devices = [(node, device) for node, number in run_timeline.rows for device in range(number)]
+    shown = devices[: max(1, most // (2 if is_twice else 1))]
+    found = []
+    for node, device in shown:
+        bars = [_bar(span, letter, is_named=span.devices[0] == (node, device)) for span in real.get((node, device), ())]
+        cells = tuple(pieces(bars, columns, end_s=run_timeline.width_s))
+        found.append(Row(name=f"{node}:{device}", pieces=tuple(_marked(cell) for cell in cells)))
+        if is_twice:
+            planned = [_bar(s, letter, is_named=False) for s in first.get((node, device), ())]
+            cells = tuple(pieces(planned, columns, end_s=run_timeline.width_s))
+            found.append(Row(name="planned", pieces=cells, is_first_plan=True))
+    return found, len(devices) - len(shown)
+
+
+def axis(run_timeline: RunTimeline, columns: int) -> str:
+    """Returns the line below the rows: some times, each at its column, and the current time."""
+    end_s = run_timeline.width_s
+    line = [" "] * (columns + 1)
+    marks = [("0", 0.0), *((seconds_text(end_s * quarter / 4, like=end_s), quarter / 4) for quarter in range(1, 5))]
+    if not run_timeline.is_over:
+        marks.insert(0, (f"{NOW_MARK} now", min(run_timeline.now_s / end_s, 1.0)))
+    for said, share in marks:
+        at = min(round(columns * share), columns + 1 - len(said))
+        if set(line[max(0, at - 1) : at + len(said) + 1]) == {" "}:
+            line[at : at + len(said)] = said
+    return "".join(line)
+
+
+def _by_device(spans: Sequence[Span]) -> dict[tuple[str, int], list[Span]]:
+    found: dict[tuple[str, int], list[Span]] = {}
+    for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
+        for device in span.devices:
+            found.setdefault(device, []).append(span)
+    return found
+
+
+def _bar(span: Span, letter: dict[str, str], *, is_named: bool) -> Bar:
+    own = letter.get(span.job, "?")
+    fill = {NOW_RUNNING: RUNNING_FILL, TO_COME: TO_COME_FILL}.get(span.status, own)
+    return Bar(span.start_s, span.end_s, fill, own, span.label if is_named else "", span)
+
+
+def _marked(piece: Piece) -> Piece:
+    """Returns the piece with its end marked if its segment failed."""
+    if not isinstance(piece.of, Span) or not piece.of.is_fault:
+        return piece
+    return Piece(piece.text[:-1] + FAULT_MARK, piece.of, min(piece.num_named, len(piece.text) - 1))
+
+
+def job_table(run_timeline: RunTimeline, most: int) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns and the rows of a table of jobs. Columns of figures that no job has are left out."""
+    rows = job_texts(run_timeline, most)
+    shown = [i for i, name in enumerate(JOB_COLUMNS) if name not in FIGURES or any(row[i] for row in rows)]
+    return [JOB_COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows]
+
+
+def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
+    """Returns the rows of a table of jobs, running jobs first, with the cells of `JOB_COLUMNS`.
+
+    The message of a running job says what its gang does other than to train.
+    """
+    letter = letters(run_timeline)
+    order = {"running": 0, "failed": 1, "waiting": 2, "paused": 3, "cancelled": 4, "done": 5}
+    found: list[tuple[str, ...]] = []
+    for job in sorted(run_timeline.jobs, key=lambda job: order.get(job.status, 9))[:most]:
+        step = f"{job.step}/{job.num_steps}" if job.num_steps else str(job.step)
+        option = f"{job.technique} x{job.num_devices}" if job.technique else ""
+        ends = "" if job.ends_s is None else seconds_text(max(0.0, job.ends_s))
+        if job.predicted is not None:
+            ends = end_text(job.predicted)
+        message = printable(job.message or job.figures.phase, limit=60)
+        name = printable(job.name)
+        found.append((letter[job.name], name, job.status, step, *job.figures.cells, option, ends, message))
+    return found
+
+
+MOST_SPANS = 6000  # to draw, the longest of each kind: more could not be distinguished
+MOST_TITLED = 400  # with more spans, boxes have no titles and like ones are merged into one path: a fifth of the size
+STRIP = 0.3  # share of a row's height for the first plan
+FAILED, PLANNED = "#c1121f", "#9aa5ae"
+STYLE = (
+    ".now{stroke:#1d5fbf;stroke-width:1.5}.nowat{font-size:11px;text-anchor:end;fill:#1d5fbf;font-weight:600}"
+    f".fault{{stroke:{FAILED};stroke-width:2}}"
+)
+
+
+def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
+    """Returns the timeline as an SVG document. Past segments are solid, running ones striped, future ones dashed.
+
+    titles: whether boxes have tooltips; pictures embedded in other pages show none.
+    """
+    frame = Frame(run_timeline.rows or [("", 1)], end_s=run_timeline.width_s)
+    first, real, left_out = _the_longest(run_timeline)
+    has_strip = bool(first) and frame.row >= 9
+    is_titled = titles and len(first) + len(real) <= MOST_TITLED
+    colour_of = colours(span.technique for span in (*run_timeline.first, *run_timeline.real))
+    keys = colour_of | {NOW_RUNNING: "url(#running)", TO_COME: "#ffffff", "failed": FAILED}
+    said = headline(run_timeline)
+    if left_out:
+        said.append(f"the {left_out} shortest segments are left out")
+    if first and not has_strip:
+        said.append("no space for what was planned first")
+    parts = [
+        frame.head(run_timeline.name, said, style=STYLE, defs=stripes("running", opacity=0.2)),
+        legend(keys | ({AT_FIRST: PLANNED} if has_strip else {})),
+        frame.axis(),
+        *frame.ground(),
+    ]
+    bottom = 1.0 - STRIP if has_strip else 1.0
+    sheet = _Sheet(frame, is_titled=is_titled)
+    for span in first if has_strip else ():
+        for box in frame.cells(span.devices, span.start_s, span.end_s, top=bottom):
+            sheet.box(box, fill=PLANNED, stroke="#ffffff")
+        sheet.end(span)
+    for span in real:
+        _draw(span, sheet, colour_of[span.technique], now_s=run_timeline.now_s, bottom=bottom)
+        sheet.end(span)
+    parts += sheet.drawn()
+    if not run_timeline.is_over:
+        said_now = f"now, after {seconds_text(run_timeline.now_s)}"
+        parts.append(frame.line(run_timeline.now_s, said=said_now, title="now", style=("now", "nowat")))
+    return "\n".join([*parts, "</svg>"])
+
+
+class _Sheet:
+    """Collects the drawn spans: each alone with its title, or all boxes that look alike as one path."""
+
+    def __init__(self, frame: Frame, *, is_titled: bool) -> None:
+        self.frame, self._is_titled = frame, is_titled
+        self._paths: dict[str, list[str]] = {}
+        self._drawn: list[str] = []
+        self._of_span: list[str] = []
+
+    def box(self, box: Box, *, fill: str, stroke: str = "#5b6873", more: str = "") -> None:
+        """Adds a box of the current span."""
+        if self._is_titled:
+            self._of_span.append(self.frame.rect(box, fill=fill, stroke=stroke, more=more))
+            return
+        look = f'fill="{fill}" stroke="{stroke}" stroke-width="{0.8 if self.frame.row > 6 else 0.3}" {more}'
+        self._paths.setdefault(look, []).append(
+            f"M{box.x:.1f} {box.y:.1f}h{box.wide:.1f}v{box.tall:.1f}h-{box.wide:.1f}z"
+        )
+
+    def add(self, part: str) -> None:
+        """Adds another element of the current span."""
+        if part:
+            self._of_span.append(part)
+
+    def end(self, span: Span) -> None:
+        """Completes the current span."""
+        if self._is_titled:
+            said = (
+                f"{span.job}: {span.technique} on {len(span.devices)} devices, {seconds_text(span.start_s)} to "
+                f"{seconds_text(span.end_s)}, {span.status}{f': {span.message}' if span.message else ''}"
+            )
+            self._of_span = [f"<g><title>{xml(said)}</title>{''.join(self._of_span)}</g>"]
+        self._drawn += self._of_span
+        self._of_span = []
+
+    def drawn(self) -> list[str]:
+        """Returns all elements, labels above boxes."""
+        return [f'<path d="{"".join(path)}" {look}/>' for look, path in self._paths.items()] + self._drawn
+
+
+def _the_longest(run_timeline: RunTimeline) -> tuple[list[Span], list[Span], int]:
+    """Returns the longest spans of the first plan and of the actual run, and the number of omitted spans.
+
+    Each of the two has at most half of `MOST_SPANS`.
+    """
+    kept = []
+    for spans in (run_timeline.first, run_timeline.real):
+        by_length = sorted(spans, key=lambda span: span.start_s - span.end_s)
+        kept.append(sorted(by_length[: MOST_SPANS // 2], key=lambda span: span.start_s))
+    return kept[0], kept[1], len(run_timeline.first) + len(run_timeline.real) - len(kept[0]) - len(kept[1])
+
+
+def _draw(span: Span, sheet: _Sheet, colour: str, *, now_s: float, bottom: float) -> None:
+    """Draws a segment's boxes, with its label in the first of them."""
+    for i, box in enumerate(sheet.frame.cells(span.devices, span.start_s, span.end_s, bottom=bottom)):
+        if span.status == TO_COME:
+            sheet.box(box, fill=colour, more='fill-opacity=".3" stroke-dasharray="4 3"')
+        elif span.status == NOW_RUNNING:
+            sheet.box(box, fill=colour, more='fill-opacity=".45" stroke-dasharray="4 3"')
+            ran = Box(box.x, box.y, max(0.8, min(box.wide, (now_s - span.start_s) * sheet.frame.scale)), box.tall)
+            sheet.box(ran, fill=colour)
+            sheet.box(ran, fill="url(#running)")
+        else:
+            sheet.box(box, fill=colour, stroke=FAILED if span.is_fault else "#5b6873")
+            if span.is_fault:
+                sheet.add(_cross(box))
+        if i == 0:
+            sheet.add(label(box, span.label, least=5))
+
+
+def _cross(box: Box) -> str:
+    """Returns a small red cross at the end of a failed segment."""
+    half = min(5.0, box.tall / 2)
+    x, y = box.x + box.wide, box.y + box.tall / 2
+    return (
+        f'<path d="M{x - half:.1f} {y - half:.1f}L{x + half:.1f} {y + half:.1f}'
+        f'M{x - half:.1f} {y + half:.1f}L{x + half:.1f} {y - half:.1f}" class="fault"/>'
+    )
