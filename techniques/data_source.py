@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ringmaster.codec import SINCE_LATER
+from ringmaster.registry import Registry, find
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.registry import find, installed, make
 
 if TYPE_CHECKING:
     import torch
@@ -103,17 +103,17 @@ class PreparedData:
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
         columns = ", ".join(name if name == role else f"{name} as {role}" for role, name in self.columns)
-        said = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
-        said.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
+        parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
+        parts.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
         if self.labels:
             shown = ", ".join(self.labels[:MAX_SHOWN]) + (", ..." if len(self.labels) > MAX_SHOWN else "")
-            said.append(f"{len(self.labels)} classes ({shown})")
+            parts.append(f"{len(self.labels)} classes ({shown})")
         if self.seq_len is not None:
             cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
-            said.append(f"up to {self.seq_len:,} tokens each{cut}")
+            parts.append(f"up to {self.seq_len:,} tokens each{cut}")
         if self.num_left_out:
-            said.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
-        return "; ".join((*said, *self.notes))
+            parts.append(f"{self.num_left_out:,} were left out, as nothing to learn was left of them")
+        return "; ".join((*parts, *self.notes))
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -196,11 +196,9 @@ def check_same(found: PreparedData, wanted: PreparedData) -> None:
     if found.digest != wanted.digest:
         raise ValueError(
             f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
-            f"To fix: start the job anew, or bring back the data from {wanted.source}"
+            f"To fix: start the job again, or bring back the data from {wanted.source}"
         )
 
-
-DATA_SOURCE_GROUP = "ringmaster.data_sources"
 
 BUILTIN_SOURCES: dict[str, str] = {
     "language-modeling": "ringmaster.techniques.data.sources.text_files:TextFiles",
@@ -220,6 +218,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
     "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }
+DATA_SOURCES = Registry(kind="kind of data", group="ringmaster.data_sources", builtin=BUILTIN_SOURCES)
 
 SOURCES = ("python-stdlib", "digits", "command")
 """The values of `DataSpec.source`."""
@@ -235,18 +234,12 @@ ALIASES = {"text": LANGUAGE_MODELING}
 
 def data_source_names() -> tuple[str, ...]:
     """Returns the names of all data sources, built-in ones first."""
-    return tuple(_sources())
+    return tuple(DATA_SOURCES.paths())
 
 
 def data_source_named(name: str) -> DataSource:
     """Returns a data source. Raises ValueError where no data source, or a faulty one, has the name."""
-    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
-    path = BUILTIN_SOURCES[name] if name in BUILTIN_SOURCES else find("kind of data", name, _sources())
-    source: DataSource = make(DataSource, path)
-    if source.name != name:
-        raise ValueError(
-            f"entry point {name!r} has the data source {source.name!r} ({path}). To fix: give both one name"
-        )
+    source: DataSource = DATA_SOURCES.load(name, DataSource)()
     return source
 
 
@@ -256,16 +249,16 @@ def data_source_of(spec: DataSpec) -> DataSource:
     Raises ValueError where the spec names none or several, or does not say where the rows of one are.
     """
     given = [name for name in ("source", *DEFAULTS) if getattr(spec, name) is not None]
-    said = "none" if not given else " and ".join(given)
+    named = "none" if not given else " and ".join(given)
     kind = ALIASES.get(spec.kind or "", spec.kind)
     if kind is not None and not (kind == LANGUAGE_MODELING and len(given) == 1 and given[0] in ("source", "dataset")):
         source = data_source_named(kind)
         if len(given) != min(len(source.reads), 1) or not set(given) <= set(source.reads):
             wanted = f"exactly one of {', '.join(source.reads)}" if source.reads else "none of them"
-            raise ValueError(f"data: {said} given with kind {spec.kind}. To fix: give {wanted}")
+            raise ValueError(f"data: {named} given with kind {spec.kind}. To fix: give {wanted}")
         return source
     if len(given) != 1:
-        raise ValueError(f"data: {said} given. To fix: give exactly one of source, path, dataset and factory")
+        raise ValueError(f"data: {named} given. To fix: give exactly one of source, path, dataset and factory")
     if spec.source is not None:
         find("source", spec.source, {name: BUILTIN_SOURCES[name] for name in SOURCES})
         return data_source_named(spec.source)
@@ -274,9 +267,4 @@ def data_source_of(spec: DataSpec) -> DataSource:
 
 def installed_source(spec: DataSpec) -> str | None:
     """Returns the dotted path of the class of an installed data source that a spec names; None for built-in ones."""
-    return None if spec.kind is None or spec.kind in BUILTIN_SOURCES else find("kind of data", spec.kind, _sources())
-
-
-def _sources() -> dict[str, str]:
-    # Built-in sources come first, and cannot be shadowed.
-    return {**BUILTIN_SOURCES, **installed(DATA_SOURCE_GROUP), **BUILTIN_SOURCES}
+    return None if spec.kind is None else DATA_SOURCES.installed_path(spec.kind)

@@ -23,9 +23,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
+from ringmaster.registry import resolve
+
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
-from ringmaster.techniques.dotted_names import resolve
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 160

@@ -60,7 +60,7 @@ def _checked(spec: DataSpec) -> DataSource:
     """Returns the data source of `spec`. Raises ValueError where `spec` is wrong in itself, before any data is read."""
     source = data_source_of(spec)
     if not 0 <= spec.held_out < 1:
-        raise ValueError(f"data: held_out {spec.held_out} is no share. To fix: give 0 <= held_out < 1")
+        raise ValueError(f"data: held_out {spec.held_out} is not a share. To fix: give 0 <= held_out < 1")
     if spec.seq_len is not None and spec.seq_len < 2:
         raise ValueError(f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more")
     if spec.sampling not in SAMPLINGS:

@@ -179,8 +179,8 @@ def content_of(tokenizer: Path) -> str:
         if path.is_file():
             content = path.read_bytes()
             if path.name == "tokenizer_config.json":
-                said = json.loads(content)
-                content = json.dumps({key: said[key] for key in sorted(said) if key not in PLACES}).encode()
+                config = json.loads(content)
+                content = json.dumps({key: config[key] for key in sorted(config) if key not in PLACES}).encode()
             sha.update(f"{path.name} {len(content)} ".encode() + content)
     return sha.hexdigest()
 

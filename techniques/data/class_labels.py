@@ -69,7 +69,7 @@ class DiscoveredClasses(ClassLabels):
             check_labelled(each)
             if not (isinstance(each, str) and each in self._numbers) and not _is_class(each):
                 raise ValueError(
-                    f"label {each!r} in column {self._column!r} is no class. To fix: give text or whole numbers, "
+                    f"label {each!r} in column {self._column!r} is not a class. To fix: give text or whole numbers, "
                     "or set data.kind to text-regression for other numbers"
                 )
             numbers.append(self._numbers.setdefault(_name(each), len(self._numbers)))
@@ -87,7 +87,7 @@ def check_labelled(value: Any) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"label {value!r:.80} has half of a surrogate pair, which is no character. To fix: write it as UTF-8"
+            f"label {value!r:.80} has half of a surrogate pair, which is not a character. To fix: write it as UTF-8"
         ) from None
 
 
@@ -104,8 +104,8 @@ def as_list(value: Any) -> Any:
         if re.search(r"[',\"]", value) is None:  # a name in brackets
             return value
         raise ValueError(
-            f'{value[:30]!r} looks like a list, and is no JSON. To fix: write it as ["drama", "war"], in CSV with each '
-            'quote doubled: "[""drama"", ""war""]"'
+            f'{value[:30]!r} looks like a list, but is not valid JSON. To fix: write it as ["drama", "war"], in CSV '
+            'with each quote doubled: "[""drama"", ""war""]"'
         ) from None
 
 

@@ -307,7 +307,7 @@ def moment(value: Any, default: float | None = None) -> float:
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or value is None:
-        raise ValueError(f"{value!r} is no moment")
+        raise ValueError(f"{value!r} is not a valid time")
     if isinstance(value, (int, float)):
         return float(value)
     if hasattr(value, "isoformat"):
@@ -315,5 +315,5 @@ def moment(value: Any, default: float | None = None) -> float:
     try:
         read = datetime.fromisoformat(str(value))
     except ValueError:
-        raise ValueError(f"{value!r} is no moment: write it as 2026-01-31 or 2026-01-31T12:00:00Z") from None
+        raise ValueError(f"{value!r} is not a valid time: write it as 2026-01-31 or 2026-01-31T12:00:00Z") from None
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()

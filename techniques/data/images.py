@@ -78,7 +78,7 @@ def _faults(what: str) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:
-        raise ValueError(f"{what} is no image that can be read. {REMEDY}") from error
+        raise ValueError(f"{what} is not an image that can be read. {REMEDY}") from error
     except (
         OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError
     ) as error:  # fmt: skip

@@ -105,13 +105,13 @@ def architecture_of(model: ModelSpec) -> str | None:
     """Returns the class of a model, as far as it is known without a network."""
     if model.architecture is not None:
         return model.architecture
-    said = model.config.get("architectures")
-    if said is None and model.from_pretrained is not None:
+    architectures = model.config.get("architectures")
+    if architectures is None and model.from_pretrained is not None:
         try:
-            said = json.loads((Path(model.from_pretrained) / "config.json").read_text()).get("architectures")
+            architectures = json.loads((Path(model.from_pretrained) / "config.json").read_text()).get("architectures")
         except (OSError, ValueError):
             return None
-    return str(said[0]) if isinstance(said, (list, tuple)) and said else None
+    return str(architectures[0]) if isinstance(architectures, (list, tuple)) and architectures else None
 
 
 def has_negatives(spec: DataSpec) -> bool:

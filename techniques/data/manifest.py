@@ -108,9 +108,9 @@ class Manifest:
         return {split: {"digest": self.digest(split), "rows": list(rows)} for split, rows in self.rows.items()}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """Returns the manifest whose `to_json` is `said`."""
-        return cls(rows={split: Hashes.of(said[split]["rows"]) for split in SPLITS if split in said})
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Returns the manifest whose `to_json` is `value`."""
+        return cls(rows={split: Hashes.of(value[split]["rows"]) for split in SPLITS if split in value})
 
     def write(self, folder: Path) -> None:
         """Stores the manifest in the folder of the prepared data: the JSON of `to_json`, written in blocks."""

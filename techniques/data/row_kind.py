@@ -72,10 +72,10 @@ class Columns:
             raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
         for name in self._required:
             if row.get(name) is None:
-                said = (
+                problem = (
                     f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
                 )
-                raise ValueError(f"{where} {said}. To fix: add the value, or remove the row")
+                raise ValueError(f"{where} {problem}. To fix: add the value, or remove the row")
         return {name: row.get(name) for name in self.names}
 
     @cached_property

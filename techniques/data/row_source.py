@@ -98,7 +98,7 @@ def _with_names(value: Any, names: Sequence[str]) -> Any:
 
 
 def _split_key(content: Mapping[str, Any], *, index: int) -> str:
-    """The text by whose hash a row is held out: its content, or its number where that is no JSON, such as an image."""
+    """The text by whose hash a row is held out: its content, or its number where that is no JSON value (an image)."""
     try:
         return json.dumps(content)
     except (TypeError, ValueError):

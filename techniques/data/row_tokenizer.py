@@ -321,10 +321,10 @@ def turn_end_of(folder: Path) -> int | None:
         folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
     )
     if template.is_file():
-        said = template.read_text()
+        chat_template = template.read_text()
     else:
-        said = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
-    if TURN_END not in said or not tokens.is_file():
+        chat_template = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
+    if TURN_END not in chat_template or not tokens.is_file():
         return None
     added = json.loads(tokens.read_text()).get("added_tokens") or ()
     return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)

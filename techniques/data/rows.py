@@ -139,9 +139,9 @@ class RowErrors(ValueError):
 
     def __init__(self, faults: Sequence[RowError]) -> None:
         self.faults = tuple(faults)
-        said = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
+        problems = "; ".join(f"{fault.place} {fault.what}" for fault in faults)
         remedies = "; ".join(dict.fromkeys(fault.remedy for fault in faults))
-        super().__init__(f"{said}. To fix: {remedies}")
+        super().__init__(f"{problems}. To fix: {remedies}")
 
 
 def format_of(path: str, given: str | None = None) -> str:
@@ -215,7 +215,7 @@ def read_text(path: str) -> Iterator[str]:
                 while piece := text.read(CHARACTERS_PER_READ):
                     if piece.count("\0") > len(piece) // 4:
                         raise ValueError(
-                            f"{path} is no text but bytes of which many are NUL. To fix: {_naming(path, NUL_REMEDY)}"
+                            f"{path} is not text but bytes of which many are NUL. To fix: {_naming(path, NUL_REMEDY)}"
                         )
                     yield piece
         except UnicodeDecodeError as error:
@@ -332,9 +332,9 @@ def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_
                 kind = "null" if row is None else f"a {type(row).__name__}"
                 is_array = isinstance(row, list) and any(isinstance(each, dict) for each in row)
                 remedy = _naming(path, ARRAY_REMEDY) if is_array else 'write rows as {"text": ...}'
-                yield number, RowError(place, f"is no JSON object but {kind}", remedy)
+                yield number, RowError(place, f"is not a JSON object but {kind}", remedy)
             elif _SURROGATE.search(line) and (half := _half_character(row, columns)):
-                what = f"has half of a surrogate pair, {half!r}, which is no character"
+                what = f"has half of a surrogate pair, {half!r}, which is not a character"
                 yield number, RowError(place, what, "write its text as UTF-8")
             else:
                 yield number, row
@@ -346,7 +346,7 @@ def _json_fault(error: Exception) -> tuple[str, str]:
         return "is nested too deeply", "write rows of texts, numbers and lists"
     if isinstance(error, _RepeatedKey):
         return f"has the key {error.args[0]!r} twice", "rename one of the keys, or remove it"
-    return f"is no JSON: {error}", "one object a line"
+    return f"is not valid JSON: {error}", "one object a line"
 
 
 def _half_character(row: Mapping[str, Any], columns: Sequence[str] | None) -> str | None:
@@ -441,7 +441,7 @@ def _csv_fault(path: str, line: int, error: csv.Error, last_line: int) -> RowErr
         case "unexpected end of data":
             return RowError(place, "begins a value in quotes that is never closed", QUOTE_REMEDY)
         case "line contains NUL":
-            return RowError(place, "has NUL bytes, so that the file is no UTF-8 text", _naming(path, NUL_REMEDY))
+            return RowError(place, "has NUL bytes, so the file is not UTF-8 text", _naming(path, NUL_REMEDY))
     what = f"has a value in quotes with a quote inside it, up to line {last_line}: {error}"
     return RowError(place, what, QUOTE_REMEDY)
 
@@ -459,8 +459,8 @@ def _check_separator(header: str, path: str) -> None:
 
 def _check_names(names: Sequence[str], where: str) -> None:
     if twice := list(dict.fromkeys(name for name in names if names.count(name) > 1)):
-        said = " and ".join(f"two columns {name!r}" for name in twice)
-        raise ValueError(f"{where} has {said}. To fix: rename all but one of them, or remove them")
+        repeated = " and ".join(f"two columns {name!r}" for name in twice)
+        raise ValueError(f"{where} has {repeated}. To fix: rename all but one of them, or remove them")
 
 
 class _RowsInValues:
@@ -519,7 +519,7 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
         # A buffer makes it read column chunks in parts; by default it reads them whole.
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
+        raise ValueError(f"{path} is not a valid Parquet file: {error}. To fix: check the file") from error
     _check_names(table.schema_arrow.names, path)
     expansion = Expansion(path, num_stored_bytes=stream.seek(0, io.SEEK_END))
     there = [name for name in columns or () if name in table.schema_arrow.names]
@@ -542,12 +542,12 @@ def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) ->
     ValueError where a column is compressed so much that reading it takes too much memory.
     """
     chunks = [group.column(i) for i in range(group.num_columns)]
-    mine = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
-    for chunk in mine:  # whose pages, of any size, are decompressed as a whole
+    read_chunks = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
+    for chunk in read_chunks:  # whose pages, of any size, are decompressed as a whole
         expansion.check(chunk.total_uncompressed_size)
-    num_bytes = sum(chunk.total_uncompressed_size for chunk in mine)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in read_chunks)
     num_rows: int = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
-    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in mine):
-        longest = max(chunk.total_uncompressed_size for chunk in mine)
+    if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in read_chunks):
+        longest = max(chunk.total_uncompressed_size for chunk in read_chunks)
         num_rows = min(num_rows, max(BYTES_PER_BATCH // max(longest, 1), REPEATED_ROWS_PER_BATCH))
     return max(1, min(ROWS_PER_BATCH, int(num_rows)))

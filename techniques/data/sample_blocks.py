@@ -71,8 +71,8 @@ class SampleError:
 
 def sample_error(file: str, number: int, what: str) -> RowError:
     """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
-    said, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
-    return RowError(f"{file}, row {number}:", said, remedy or "check the row")
+    problem, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
+    return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
 
 
 class BlockMaker:

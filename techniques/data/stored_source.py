@@ -199,8 +199,8 @@ class Progress:
         if now_s - self._last_s < INTERVAL_S:
             return
         self._last_s = now_s
-        said = f"{self._doing}: {self._num_texts:,} {self._what}"
+        line = f"{self._doing}: {self._num_texts:,} {self._what}"
         if self._num_characters:  # images have none
             size = self._num_characters / MEGABYTE
-            said += f", {size:,.0f} MB, {size / max(now_s - self._start_s, 1e-9):.1f} MB/s"
-        self._listener(said)
+            line += f", {size:,.0f} MB, {size / max(now_s - self._start_s, 1e-9):.1f} MB/s"
+        self._listener(line)

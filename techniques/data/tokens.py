@@ -194,9 +194,9 @@ def _given(name: str) -> Encoder:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
     except Exception as error:  # of a damaged file, the library raises Exception itself, and KeyError
-        said = " ".join(str(error).split()) if isinstance(error, (OSError, ValueError)) else repr(error)
+        reason = " ".join(str(error).split()) if isinstance(error, (OSError, ValueError)) else repr(error)
         raise ValueError(
-            f"tokenizer {name!r} cannot be loaded: {said}. To fix: give a folder that save_pretrained "
+            f"tokenizer {name!r} cannot be loaded: {reason}. To fix: give a folder that save_pretrained "
             f"wrote, or a hub name, or leave it out to train one"
         ) from error
 

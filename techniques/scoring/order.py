@@ -71,8 +71,8 @@ def model_spec(folder: Path) -> ModelSpec:
         base = base_of(folder)
         return model_spec(base) if base else ModelSpec(from_pretrained=read_config(folder)["base_model_name_or_path"])
     if (folder / MODEL_JSON).is_file():
-        said = json.loads((folder / MODEL_JSON).read_text())
-        return ModelSpec(factory=said["factory"], kwargs=said["kwargs"])
+        model = json.loads((folder / MODEL_JSON).read_text())
+        return ModelSpec(factory=model["factory"], kwargs=model["kwargs"])
     if (folder / "config.json").is_file():
         return ModelSpec(from_pretrained=str(folder.absolute()))
     raise ValueError(f"{folder} holds no model. To fix: give a folder that a job exported or `save_pretrained` wrote")

@@ -304,9 +304,9 @@ def _losses_one_by_one(
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The natural log-probability of each row's tokens after the first, given the tokens before them: [rows]."""
-    told = losses_by_row(Loss(compute=next_token_loss, inputs=None, shifted=True), output, batch)
-    assert told is not None
-    return -told[0]
+    losses = losses_by_row(Loss(compute=next_token_loss, inputs=None, shifted=True), output, batch)
+    assert losses is not None
+    return -losses[0]
 
 
 def _stacked(values: list[Any]) -> Array:

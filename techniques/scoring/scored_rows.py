@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmaster.codec import from_json
-from ringmaster.techniques.dotted_names import resolve
+from ringmaster.registry import resolve
 from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.scoring.order import TrainingData, tokenizer_of
 
@@ -227,8 +227,8 @@ def cases_in(file: Path, *, encode: str | None) -> TextCases | Mapping[str, Any]
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as columns:
             return {name: columns[name] for name in columns.files}
-    said = json.loads(file.read_text(encoding="utf-8"))
-    return TextCases(texts=said["texts"], labels=said.get("labels"), encode=encode)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return TextCases(texts=content["texts"], labels=content.get("labels"), encode=encode)
 
 
 def _columns(columns: Mapping[str, Any], config: Any, device: torch.device) -> Iterator[Chunk]:

@@ -76,9 +76,9 @@ def score_together(
 
     if (job is None and data is None and texts is None) or not models:
         raise ValueError("there is nothing to score. To fix: give models, and data, texts or a job")
-    asked = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
+    scored_job = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
     rows = ScoredRows(
-        job=asked,
+        job=scored_job,
         cache_dir=cache_dir,
         reader=next(iter(models.values())),
         cases=None if texts is None else TextCases(texts=texts),

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ringmaster.codec import digest
+from ringmaster.registry import resolve
 from ringmaster.techniques.data.arrays import Array, ColumnWriter, fingerprint
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
 from ringmaster.techniques.data.files import stamp
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
 from ringmaster.techniques.data.tokens import Document, write_tokens
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
@@ -180,7 +180,7 @@ def open_factory(spec: DataSpec) -> tuple[Dataset, Dataset]:
     for name, dataset in zip(("training", "held_out"), made, strict=True):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ValueError(
-                f"data factory {spec.factory}: {name} is no map-style data set. To fix: give it __len__ and "
+                f"data factory {spec.factory}: {name} is not a map-style data set. To fix: give it __len__ and "
                 f"__getitem__(index) -> dict of tensors"
             )
     if len(made[0]) == 0:

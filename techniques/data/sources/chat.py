@@ -115,13 +115,13 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
 
 def _calls(value: Any, number: int) -> list[Any]:
     """The calls of functions that a message has, as JSON or as they are."""
-    said = value
+    parsed = value
     if isinstance(value, str):
         with suppress(json.JSONDecodeError):  # refused as a text
-            said = json.loads(value)
-    calls = said if isinstance(said, list) else [said]
+            parsed = json.loads(value)
+    calls = parsed if isinstance(parsed, list) else [parsed]
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
-        raise ValueError(f'message {number} is no {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
+        raise ValueError(f'message {number} is not a {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
     return calls
 
 

@@ -152,7 +152,7 @@ def _text_pair(row: Mapping[str, Any], context: SampleContext) -> list[dict[str,
     refuse_tools(row)
     prompt, chosen, rejected = _prompt_and_answers(row)
     if not isinstance(prompt, str):
-        raise ValueError("the prompt is no text, and the answers are. To fix: give three texts, or three lists")
+        raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
     return answered(prompt, [chosen, rejected], context)
 
 

@@ -137,7 +137,7 @@ class ImageClassification(RowSource):
         (folder / "processor").mkdir()
         size, mean, std = how["image_size"], how["mean"], how["std"]
         channels = 3 if how["mode"] == "RGB" else 1
-        said = {
+        config = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
             "do_normalize": True,
@@ -146,7 +146,7 @@ class ImageClassification(RowSource):
             "image_mean": mean if isinstance(mean, list) else [mean] * channels,
             "image_std": std if isinstance(std, list) else [std] * channels,
         }
-        (folder / "processor" / PROCESSOR).write_text(json.dumps(said, indent=1))
+        (folder / "processor" / PROCESSOR).write_text(json.dumps(config, indent=1))
 
     def _processor(self, spec: DataSpec) -> Mapping[str, Any]:
         how = {name: self.option(spec, name) for name in self.options}
@@ -244,11 +244,11 @@ def _read_processor(name: str) -> dict[str, Any]:
 
     try:
         file = Path(name) / PROCESSOR if Path(name).is_dir() else Path(hf_hub_download(name, PROCESSOR))
-        said = json.loads(file.read_text(encoding="utf-8"))
-        size = said["crop_size"] if said.get("do_center_crop") else said["size"]
+        config = json.loads(file.read_text(encoding="utf-8"))
+        size = config["crop_size"] if config.get("do_center_crop") else config["size"]
         pixels = size if isinstance(size, int) else size.get("height") or size["shortest_edge"]
-        mean, std = (said["image_mean"], said["image_std"]) if said.get("do_normalize", True) else (0.0, 1.0)
-        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **_mode(said["image_mean"])}
+        mean, std = (config["image_mean"], config["image_std"]) if config.get("do_normalize", True) else (0.0, 1.0)
+        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **_mode(config["image_mean"])}
     except (OSError, ValueError, KeyError, HfHubHTTPError, HFValidationError) as error:
         raise ValueError(
             f"processor {name!r} cannot be read: {' '.join(str(error).split())}. To fix: give a folder with "

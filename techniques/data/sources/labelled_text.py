@@ -87,7 +87,7 @@ class TextRegression(TextClassification):
             number = math.nan
         if not abs(number) <= LARGEST:  # also of NaN
             raise ValueError(
-                f"label {row['label']!r} is no finite number of 32 bits. To fix: correct it, or name another "
+                f"label {row['label']!r} is not a finite number of 32 bits. To fix: correct it, or name another "
                 "label_column"
             )
         return {**encoded_texts(row, context), "labels": np.float32(number)}
@@ -131,7 +131,7 @@ class TokenClassification(RowSource):
             raise ValueError(f"there are {len(words)} tokens and {len(classes)} labels. To fix: give a label for each")
         for place, word in enumerate(words, start=1):
             if not isinstance(word, str) and (not isinstance(word, int) or isinstance(word, bool)):
-                what = "null" if word is None else f"{word!r}, which is no text"
+                what = "null" if word is None else f"{word!r}, which is not text"
                 raise ValueError(f"token {place} is {what}. To fix: give it a text, or remove it and its label")
         tokens: list[int] = []
         labels: list[int] = []

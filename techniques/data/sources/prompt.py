@@ -98,11 +98,11 @@ class Prompt(RowSource):
                 f"the prompt has {len(tokens)} tokens, and prompts are not cut at {context.max_length}. To fix: raise "
                 "data.seq_len, or remove the row"
             )
-        said = json.dumps({**row, PROMPT: prompt}, default=str).encode()  # dates of Parquet files become texts
+        encoded_row = json.dumps({**row, PROMPT: prompt}, default=str).encode()  # dates of Parquet files become texts
         return {
             "input_ids": tokens,
             "attention_mask": [1] * len(tokens),
-            ROW: np.frombuffer(said, dtype=np.uint8),
+            ROW: np.frombuffer(encoded_row, dtype=np.uint8),
         }
 
     def described(self, prepared: PreparedData) -> PreparedData:

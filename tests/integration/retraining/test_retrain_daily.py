@@ -83,7 +83,7 @@ def test_a_failed_training_and_broken_data_keep_their_champions_and_say_so(night
     writer, broken = models(answer)["writer"], models(answer)["broken"]
     assert (writer["outcome"], broken["outcome"]) == ("failed", "failed")
     assert "the loss became" in writer["why"]
-    assert "day1.jsonl, line 1 is no JSON" in broken["why"]
+    assert "day1.jsonl, line 1 is not valid JSON" in broken["why"]
     assert answer["aliases"] == nights["new data, and poisoned data"]["aliases"]
 
 

@@ -405,7 +405,7 @@ def journal(tmp_path_factory):
 def test_a_message_is_stored(text: str, journal: Journal):
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
     journal.write_job("a", status="failed", message=text, details={"metrics": {text: 1.0}})
-    journal.end_segment(journal.start_segment("a", {"technique": text}), {"message": outcome.message})
+    journal.end_segment(journal.start_segments([("a", {"technique": text})])[0], {"message": outcome.message})
     check(outcome.message, text)
     stored = journal.jobs()["a"].message
     stored.encode()

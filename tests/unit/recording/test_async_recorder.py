@@ -286,7 +286,7 @@ def tell(database, *events):
                 "config": {},
                 "devices": ["d"],
             }
-            assert Journal(database, batch=KEY).start_segment(event.segment.job, what) == event.number
+            assert Journal(database, batch=KEY).start_segments([(event.segment.job, what)])[0] == event.number
         EventLog(database).append(KEY, event)
 
 

@@ -26,11 +26,11 @@ def test_all_faults_of_a_file_are_reported_up_to_the_fifth(tmp_path):
     wrong = ["[1, 2]", '{"text": null}', '{"text"', '{"body": "x"}', "null", '{"text": 3}', "7"]
     (tmp_path / "a.jsonl").write_text("\n".join([GOOD, *wrong, GOOD]))
     said = fault_of(tmp_path / "a.jsonl")
-    assert "a.jsonl, line 2 is no JSON object but a list;" in said
+    assert "a.jsonl, line 2 is not a JSON object but a list;" in said
     assert "line 3 has no text in column 'text': it is null;" in said
-    assert "line 4 is no JSON: Expecting" in said
+    assert "line 4 is not valid JSON: Expecting" in said
     assert "line 5 has no text (nor input_ids) in column 'text'; it has ['body'];" in said
-    assert "line 6 is no JSON object but null. To fix: " in said
+    assert "line 6 is not a JSON object but null. To fix: " in said
     assert "line 7" not in said
     assert said.count("To fix") == 1
     for remedy in ('write rows as {"text": ...}', "remove the row", "one object a line", "set text_column"):
@@ -91,7 +91,7 @@ def test_half_a_character_is_refused(tmp_path, kind):
     row = json.dumps(ROWS_OF_HALVES[kind])
     (tmp_path / "a.jsonl").write_text(f"{row.replace(chr(92) + 'ud83d', 'fine')}\n{row}\n")
     said = fault_of(tmp_path / "a.jsonl", kind=kind)
-    assert r"a.jsonl, line 2 has half of a surrogate pair, '\ud83d', which is no character. To fix: " in said
+    assert r"a.jsonl, line 2 has half of a surrogate pair, '\ud83d', which is not a character. To fix: " in said
 
 
 def test_two_halves_are_a_character(tmp_path):

@@ -267,7 +267,7 @@ def test_calls_and_results_in_share_gpts_format_are_tool_calls(tmp_path, tool_to
         tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
     )
     wrong = [turns[0], {**turns[1], "value": "three()"}, *turns[2:]]
-    assert "row 1: message 2 is no function_call. To fix: give JSON" in refused(
+    assert "row 1: message 2 is not a function_call. To fix: give JSON" in refused(
         tmp_path, "chat", [{"conversations": wrong}], tokenizer=tool_tokenizer
     )
 
@@ -562,11 +562,11 @@ def test_a_dataset_names_its_classes(tmp_path):
         ("text-classification", {"text": "", "label": "a"}, "row 1: the text is empty. To fix: add text, or remove"),
         ("text-classification", {"text": "a", "label": 0.5}, "row 1: label 0.5 .* set data.kind to text-regression"),
         ("text-classification", {"text": "a", "label": None}, "line 1 has no value in 'label'. To fix: add the value"),
-        ("text-classification", {"text": "a", "label": ""}, "row 1: label '' in column 'label' is no class"),
+        ("text-classification", {"text": "a", "label": ""}, "row 1: label '' in column 'label' is not a class"),
         ("text-classification", {"text": "a", "label": "3.47"}, "label '3.47' .* set data.kind to text-regression"),
         ("text-classification", {"text": "a", "label": [1, 0, 1]}, "row 1: label 1 is twice among the labels of a row"),
-        ("text-regression", {"text": "a", "label": "b"}, "row 1: label 'b' is no finite number"),
-        ("text-regression", {"text": "a", "label": 1e39}, r"row 1: label 1e\+39 is no finite number of 32 bits"),
+        ("text-regression", {"text": "a", "label": "b"}, "row 1: label 'b' is not a finite number"),
+        ("text-regression", {"text": "a", "label": 1e39}, r"row 1: label 1e\+39 is not a finite number of 32 bits"),
         ("text-classification", {"text": "\ud800", "label": "a"}, "line 1 has half of a surrogate pair"),
         ("token-classification", {"tokens": ["a"], "labels": ["x", "y"]}, "there are 1 tokens and 2 labels"),
         ("token-classification", {"tokens": "a", "labels": ["x"]}, "tokens are str, not a list"),
@@ -633,8 +633,8 @@ def test_all_broken_images_of_a_folder_are_reported(images):
     spec = DataSpec(kind="image-classification", path=str(images / "images" / "**" / "*"), held_out=0)
     with pytest.raises(ValueError, match=r"To fix: replace the file, or remove it$") as caught:
         prepare(spec, cache_dir=images / "cache")
-    assert f"{other}, row 1: is no image that can be read" in str(caught.value)
-    assert f"{cut}, row 1: is no image that can be read" in str(caught.value)
+    assert f"{other}, row 1: is not an image that can be read" in str(caught.value)
+    assert f"{cut}, row 1: is not an image that can be read" in str(caught.value)
 
 
 def test_a_label_that_was_not_named_is_refused(tmp_path):

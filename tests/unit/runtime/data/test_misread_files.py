@@ -164,11 +164,11 @@ def test_a_mark_at_the_beginning_is_no_text(tmp_path):
     [
         ('{"text": "a", "text": "b"}', "has the key 'text' twice"),
         ('{"text": {"a": 1, "a": 1}}', "has the key 'a' twice"),
-        ('{"text": "a"},', "is no JSON: Extra data"),
-        ('{"text": "a",}', "is no JSON: "),
-        ('{"text": "a"}{"text": "b"}', "is no JSON: Extra data"),
+        ('{"text": "a"},', "is not valid JSON: Extra data"),
+        ('{"text": "a",}', "is not valid JSON: "),
+        ('{"text": "a"}{"text": "b"}', "is not valid JSON: Extra data"),
         ("[" * 100_000, "is nested too deeply"),
-        ('{"n": ' + "9" * 5000 + "}", "is no JSON: "),
+        ('{"n": ' + "9" * 5000 + "}", "is not valid JSON: "),
     ],
 )
 def test_wrong_lines_are_refused(tmp_path, line, what):

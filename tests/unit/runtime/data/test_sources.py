@@ -115,7 +115,7 @@ def test_what_was_prepared_is_opened_even_if_the_files_changed_since(tmp_path, t
     pinned = open_data(spec, cache_dir=tmp_path / "cache", prepared=prepared)[0]
     assert torch.equal(pinned[0]["input_ids"], before)
     assert len(pinned) == prepared.num_samples
-    with pytest.raises(ValueError, match=r"has changed.*start the job anew"):
+    with pytest.raises(ValueError, match=r"has changed.*start the job again"):
         open_data(spec, cache_dir=tmp_path / "other", prepared=dataclasses.replace(prepared, folder="/gone"))
 
 
@@ -141,12 +141,12 @@ def test_a_factory_gives_samples_of_any_kind(users, tmp_path):
         ({}, "none given.*exactly one"),
         ({"source": "digits", "path": "x"}, "source and path given"),
         ({"source": "digit"}, "did you mean 'digits'.*python-stdlib, digits"),
-        ({"source": "digits", "held_out": 1.0}, "no share"),
+        ({"source": "digits", "held_out": 1.0}, "not a share"),
         ({"source": "python-stdlib"}, "seq_len is missing"),
         ({"source": "python-stdlib", "seq_len": 1}, "too short"),
         ({"factory": "mine_data:one"}, r"returned Points.*\(training, held_out\)"),
         ({"factory": "mine_data:empty"}, "no training samples"),
-        ({"factory": "mine_data:streamed"}, "training is no map-style"),
+        ({"factory": "mine_data:streamed"}, "training is not a map-style"),
         ({"factory": "mine_data:tuples"}, "a sample is tuple"),
         ({"factory": "__main__:points"}, "module of its own"),
     ],

@@ -25,7 +25,7 @@ def test_classes_are_numbered_as_they_come():
     found = DiscoveredClasses(column="label", classes=lambda value: value)
     assert [found.add(each) for each in (["b"], ["a", "b"], [1, "1", True])] == [[0], [1, 0], [2, 2, 3]]
     assert found.names == ("b", "a", "1", "true")
-    with pytest.raises(ValueError, match=r"label 0.5 in column 'label' is no class. To fix"):
+    with pytest.raises(ValueError, match=r"label 0.5 in column 'label' is not a class. To fix"):
         found.add([0.5])
 
 

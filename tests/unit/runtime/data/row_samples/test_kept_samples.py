@@ -262,7 +262,7 @@ def test_a_wrong_row_names_its_file_and_line_however_late_it_comes(tmp_path):
     with pytest.raises(ValueError, match=r"a.jsonl, line 41 has no value in 'n'. To fix"):
         Labelled().prepare(spec, cache_dir=tmp_path / "cache")
     file.write_text(file.read_text().replace("null", '13, "x": }'))
-    with pytest.raises(ValueError, match=r"a.jsonl, line 41 is no JSON"):
+    with pytest.raises(ValueError, match=r"a.jsonl, line 41 is not valid JSON"):
         Labelled().prepare(spec, cache_dir=tmp_path / "cache")
 
 
@@ -272,7 +272,7 @@ def test_a_wrong_row_outside_the_window_is_not_refused(tmp_path):
     assert Labelled().prepare(spec, cache_dir=tmp_path / "cache").num_samples == 20
     with pytest.raises(ValueError, match=r"a.jsonl, row 2: 13 is no number of ours"):
         Labelled().prepare(replace(spec, window={"last_rows": 27}), cache_dir=tmp_path / "cache")
-    with pytest.raises(ValueError, match=r"a.jsonl, row 1: label 0.5 in column 'label' is no class"):
+    with pytest.raises(ValueError, match=r"a.jsonl, row 1: label 0.5 in column 'label' is not a class"):
         Labelled().prepare(replace(spec, window=None), cache_dir=tmp_path / "cache")
 
 

@@ -48,7 +48,7 @@ def test_a_text_without_a_label_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "what"), [(None, "null"), (float("nan"), "nan, which is no text"), ({}, "{}, which is no text")]
+    ("word", "what"), [(None, "null"), (float("nan"), "nan, which is not text"), ({}, "{}, which is not text")]
 )
 def test_a_word_that_is_no_text_is_refused(tmp_path, bert_tokenizer, word, what):
     path = jsonl(tmp_path / "rows.jsonl", [{"tokens": ["one", word], "labels": ["a", "b"]}])
@@ -83,7 +83,7 @@ def test_words_and_their_labels_may_be_lists_in_a_csv(tmp_path, bert_tokenizer):
 def test_a_list_that_is_no_json_is_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\na,\"['drama', 'war']\"\nb,['war']\n")
     with pytest.raises(
-        ValueError, match=r"row 2: .*looks like a list, and is no JSON;.* row 3: .* To fix: write it as"
+        ValueError, match=r"row 2: .*looks like a list, but is not valid JSON;.* row 3: .* To fix: write it as"
     ):
         opened(tmp_path, kind="text-classification", path=str(tmp_path / "rows.csv"))
 
