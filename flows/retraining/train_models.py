@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.flows.pool.pool_run import newest_run
-
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
+from ringmaster.flows.pool.pool_run import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import TRAINED, InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun

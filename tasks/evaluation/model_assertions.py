@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.registry import resolve
-
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
 
