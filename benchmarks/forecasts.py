@@ -18,7 +18,7 @@ from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.profiling.speed_beliefs import OF_MEASUREMENTS, OF_PREDICTIONS, Errors
+from ringmaster.tasks.profiling.speed_beliefs import OF_MEASUREMENTS, OF_PREDICTIONS, SpeedErrors
 
 SHARES = (0.0, 0.1, 0.5)
 UNKNOWN = 0.08  # what no profile contains: the deviation of the factor of all that is left
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(
-    problem: Problem, errors: Errors, size: float, *, seed: int, ends: dict[tuple[float, str], IntervalCoverage]
+    problem: Problem, errors: SpeedErrors, size: float, *, seed: int, ends: dict[tuple[float, str], IntervalCoverage]
 ) -> None:
     """Adds the ends of one simulated batch."""
     numbers = random.Random(seed)
@@ -90,7 +90,9 @@ def by_rules(problem: Problem) -> Plan:
     return min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
 
 
-def true_factors(problem: Problem, errors: Errors, size: float, numbers: random.Random) -> dict[tuple[str, int], float]:
+def true_factors(
+    problem: Problem, errors: SpeedErrors, size: float, numbers: random.Random
+) -> dict[tuple[str, int], float]:
     """Returns the true over the predicted runtime of each option of each job."""
     techniques = sorted({option.technique for job in problem.jobs for option in job.options})
     of_machine = numbers.gauss(0, errors.machine)

@@ -44,7 +44,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.internal_flows import serve_node_run
 from ringmaster.flows.pool.automations import make_alarms
-from ringmaster.flows.pool.runs.node_runs import DEPLOYMENT
+from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
 from ringmaster.flows.process.process_log import report_faults
 from ringmaster.flows.services.engine_options import NodeDeployment
 
@@ -180,7 +180,7 @@ def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> No
         client.create_work_pool(pool)
     client.create_deployment(
         flow_id=client.create_flow_from_name(serve_node_run.name),
-        name=DEPLOYMENT,
+        name=NODE_DEPLOYMENT,
         entrypoint=f"{serve_node_run.fn.__module__}.{serve_node_run.fn.__name__}",
         work_pool_name=nodes.work_pool,
         parameters={"devices": nodes.devices},

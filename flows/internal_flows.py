@@ -1,6 +1,7 @@
-"""Serves a machine that an engine lends, such as a Slurm node, as a node of the pool, for as long as it is lent.
+"""Flows that people do not start: a segment, and a machine that an engine lends, such as a Slurm node.
 
-The pool's controller starts these flow runs in the engine's work pool, and ends them when the node is needed no more.
+The pool's controller starts and ends their runs: those of a lent node in the engine's work pool, for as long as the
+node is lent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from prefect.runtime import flow_run
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.node import serve_node
-from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
+from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
 from ringmaster.flows.process.process_log import logs_to
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 

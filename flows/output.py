@@ -34,7 +34,7 @@ AllRows = Annotated[
     typer.Option("--all-rows", help="Score all rows of --data, which no model is trained on, not a held-out part."),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also list which techniques were left out for which jobs, and why.")
+    bool, typer.Option("--verbose", "-v", help="List the techniques that were left out, for which jobs, and why.")
 ]
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ringmaster.errors import BatchFailed
 from ringmaster.flows.batch.batch_input import CheckpointEvery, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
 from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch

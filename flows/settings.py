@@ -1,4 +1,4 @@
-"""Paths and settings: RINGMASTER_HOME, the pool's address, and the environment variables of Prefect and MLflow."""
+"""Paths and settings: RINGMASTER_HOME, examples, the pool's address, and the variables of Prefect and MLflow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from ringmaster.flows.process import environment
 from ringmaster.flows.process import environment as ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
-from ringmaster.tasks.execution.engine import check_engine_name
-from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
+    from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
 
 
 JSON_RESULTS = {
@@ -144,7 +143,7 @@ def pool() -> PoolAddress | None:
     missing = [variables[key] for key in ("database", "prefect_api", "mlflow_uri") if key not in said]
     if missing:
         names = " and ".join(missing)
-        raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
+        raise InputError([f"RINGMASTER_DATABASE names a pool; {names} must also be set"])
     address = PoolAddress(**said)
     address.bypass_proxies()
     return address
@@ -158,6 +157,8 @@ def choose_engine(name: str) -> None:
     if name:
         os.environ[ENGINE] = name
     if chosen := os.environ.get(ENGINE):
+        from ringmaster.tasks.execution.engine import check_engine_name
+
         with input_errors():
             check_engine_name(chosen)
 
@@ -175,13 +176,15 @@ def elasticity() -> ElasticityOptions | None:
     num_nodes = os.environ.get(MAX_NODES)
     if not num_nodes:
         return None
+    from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
     try:
         return ElasticityOptions(max_nodes=int(num_nodes), idle_s=float(idle_s), prices=prices)
     except ValueError:
-        said = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
-        raise InputError([f"{said} are not a number of nodes and of seconds. To fix: as in 4 and 300"]) from None
+        got = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
+        raise InputError([f"{got} must be an integer and a number of seconds, for example 4 and 300"]) from None
 
 
 def most_flow_runs() -> int:
@@ -195,7 +198,9 @@ def most_flow_runs() -> int:
     if not (given := os.environ.get(MOST_FLOW_RUNS)):
         return max(int(FLOW_RUNS_SHARE * memory_bytes() / FLOW_RUN_BYTES), LEAST_FLOW_RUNS)
     if not (given.isdecimal() and len(given) < 10 and int(given) > 0):
-        raise InputError([f"{MOST_FLOW_RUNS}={given[:50]} is not a number of flow runs. To fix: as in 8"])
+        raise InputError(
+            [f"{MOST_FLOW_RUNS}={given[:50]} is not a valid number of flow runs. To fix: a number such as 8"]
+        )
     return int(given)
 
 

@@ -17,6 +17,9 @@ Devices have their numbers on the node. Values that a device does not provide ar
 the last event, except `energy_j`: the joules since the segment began on this node, so that a lost event loses no
 energy. CPU slots have no power values. `node` is the node's name for gangs over several nodes, and empty otherwise.
 `tasks/recording/rows.py` converts events into metric points.
+
+Probes sample devices through NVML and the kernel, and detect devices with permanent faults. A value that a device or
+its driver does not provide is None. A query that a driver does not know is no fault of the device.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ import psutil
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques.processes.events import DeviceTelemetry
 
+logger = logging.getLogger(__name__)
+
 # Xids after which the device itself is broken until it is reset; others (13, 31, 43, 45, ...) are faults of programs.
 # NVIDIA, "GPU Debug Guidelines" and "Xid Errors": 48 double-bit ECC error, 64 row remapping failed, 74 NVLink error,
 # 79 fallen off the bus, 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
@@ -46,6 +51,12 @@ BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
 RANK_MODULES = frozenset(("ringmaster.techniques.processes.forkserver", "ringmaster.techniques.processes.rank"))
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied)  # processes that end while they are read, or forbid it
 INITIAL_PIDS = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO, the only namespace in which NVML's PIDs are ours
+
+SAMPLE_EVERY_S = 1.0
+EVENT_EVERY_S = 10.0
+STRANGER_SAMPLES = 5  # consecutive samples with a foreign process before its device counts as unusable
+SILENT_AFTER_S = 30.0  # the time without a sample after which a hanging driver's GPUs count as unusable
+MEANS = ("utilization", "memory_bytes", "memory_share", "power_w", "power_share", "temperature_c", "clock_mhz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,16 +277,6 @@ def _runs_ranks(process: psutil.Process) -> bool:
     with suppress(*GONE):
         return not RANK_MODULES.isdisjoint(process.cmdline())
     return False
-
-
-logger = logging.getLogger(__name__)
-
-SAMPLE_EVERY_S = 1.0
-EVENT_EVERY_S = 10.0
-STRANGER_SAMPLES = 5  # consecutive samples with a foreign process before its device counts as unusable
-SILENT_AFTER_S = 30.0  # the time without a sample after which a hanging driver's GPUs count as unusable
-
-MEANS = ("utilization", "memory_bytes", "memory_share", "power_w", "power_share", "temperature_c", "clock_mhz")
 
 
 @dataclass

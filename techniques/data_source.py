@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ringmaster.codec import SINCE_LATER
+from ringmaster.registry import Registry, find
 from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.registry import find, installed, make
 
 if TYPE_CHECKING:
     import torch
@@ -200,8 +200,6 @@ def check_same(found: PreparedData, wanted: PreparedData) -> None:
         )
 
 
-DATA_SOURCE_GROUP = "ringmaster.data_sources"
-
 BUILTIN_SOURCES: dict[str, str] = {
     "language-modeling": "ringmaster.techniques.data.sources.text_files:TextFiles",
     "text-classification": "ringmaster.techniques.data.sources.labelled_text:TextClassification",
@@ -220,6 +218,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
     "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }
+DATA_SOURCES = Registry(kind="kind of data", group="ringmaster.data_sources", builtin=BUILTIN_SOURCES)
 
 SOURCES = ("python-stdlib", "digits", "command")
 """The values of `DataSpec.source`."""
@@ -235,18 +234,12 @@ ALIASES = {"text": LANGUAGE_MODELING}
 
 def data_source_names() -> tuple[str, ...]:
     """Returns the names of all data sources, built-in ones first."""
-    return tuple(_sources())
+    return tuple(DATA_SOURCES.paths())
 
 
 def data_source_named(name: str) -> DataSource:
     """Returns a data source. Raises ValueError where no data source, or a faulty one, has the name."""
-    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
-    path = BUILTIN_SOURCES[name] if name in BUILTIN_SOURCES else find("kind of data", name, _sources())
-    source: DataSource = make(DataSource, path)
-    if source.name != name:
-        raise ValueError(
-            f"entry point {name!r} has the data source {source.name!r} ({path}). To fix: give both one name"
-        )
+    source: DataSource = DATA_SOURCES.load(name, DataSource)()
     return source
 
 
@@ -274,9 +267,4 @@ def data_source_of(spec: DataSpec) -> DataSource:
 
 def installed_source(spec: DataSpec) -> str | None:
     """Returns the dotted path of the class of an installed data source that a spec names; None for built-in ones."""
-    return None if spec.kind is None or spec.kind in BUILTIN_SOURCES else find("kind of data", spec.kind, _sources())
-
-
-def _sources() -> dict[str, str]:
-    # Built-in sources come first, and cannot be shadowed.
-    return {**BUILTIN_SOURCES, **installed(DATA_SOURCE_GROUP), **BUILTIN_SOURCES}
+    return None if spec.kind is None else DATA_SOURCES.installed_path(spec.kind)

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.dotted_names import resolve
-from ringmaster.techniques.registry import find, installed
+from ringmaster.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -253,8 +252,6 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
             yield OptionFault(option=name, problem=f"must be {known[name]}, not {value!r:.100}", remedy="correct it")
 
 
-LOSS_GROUP = "ringmaster.losses"
-
 BUILTIN_LOSSES: dict[str, str] = {
     "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
@@ -264,11 +261,12 @@ BUILTIN_LOSSES: dict[str, str] = {
     "grpo": "ringmaster.techniques.losses.grpo:Grpo",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
 }
+LOSSES = Registry(kind="loss", group="ringmaster.losses", builtin=BUILTIN_LOSSES)
 
 
 def loss_names() -> tuple[str, ...]:
     """Returns the names of all losses, built-in ones first."""
-    return tuple(_losses())
+    return tuple(LOSSES.paths())
 
 
 def is_named(loss: str | None) -> bool:
@@ -278,14 +276,8 @@ def is_named(loss: str | None) -> bool:
 
 def loss_class(name: str) -> type[LossFunction]:
     """Returns the class of a loss. Raises ValueError where no loss, or a faulty one, has the name."""
-    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
-    path = BUILTIN_LOSSES[name] if name in BUILTIN_LOSSES else find("loss", name, _losses())
-    found = resolve(path)
-    if not (isinstance(found, type) and issubclass(found, LossFunction)):
-        raise ValueError(f"{path} is not a subclass of {LossFunction.__module__}.{LossFunction.__qualname__}")
-    if found.name != name:
-        raise ValueError(f"entry point {name!r} has the loss {found.name!r} ({path}). To fix: give both one name")
-    return found
+    loss: type[LossFunction] = LOSSES.load(name, LossFunction)
+    return loss
 
 
 def loss_named(name: str, options: Mapping[str, Any]) -> LossFunction:
@@ -311,15 +303,10 @@ def source_of(loss: str | None) -> str | None:
     """Returns the dotted name whose source code computes a job's loss; None where it is one of Ringmaster's."""
     if loss is None or loss in BUILTIN_LOSSES:
         return None
-    return find("loss", loss, _losses()) if is_named(loss) else loss
+    return LOSSES.path(loss) if is_named(loss) else loss
 
 
 def reward_names(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the dotted names of the reward functions of a job's loss; () for losses without any."""
     function = loss_function_of(loss, options)
     return () if function is None or function.generation is None else function.generation.rewards
-
-
-def _losses() -> dict[str, str]:
-    # Built-in losses come first, and cannot be shadowed.
-    return {**BUILTIN_LOSSES, **installed(LOSS_GROUP), **BUILTIN_LOSSES}

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.registry import find, installed, make
+from ringmaster.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,8 +186,6 @@ class GatheredMetric(Metric):
         """Returns the metric of samples of rows, as in `Metric`. rows: some of the values that `relate` returned."""
 
 
-METRIC_GROUP = "ringmaster.metrics"
-
 BUILTIN_METRICS: dict[str, str] = {
     "loss": "ringmaster.techniques.metrics.loss_values:MeanLoss",
     "perplexity": "ringmaster.techniques.metrics.loss_values:Perplexity",
@@ -213,28 +211,27 @@ BUILTIN_METRICS: dict[str, str] = {
     "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
     "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
 }
+METRICS = Registry(kind="metric", group="ringmaster.metrics", builtin=BUILTIN_METRICS)
 
 
 def metric_names() -> tuple[str, ...]:
     """Returns the names of all metrics, built-in ones first."""
-    return tuple(_metrics())
+    return tuple(METRICS.paths())
 
 
 def metric_named(name: str) -> Metric:
     """Returns a metric. Raises ValueError where no metric, or a faulty one, has the name."""
-    # Entry points are searched for other names only: that takes a tenth of a second, in each rank.
-    path = BUILTIN_METRICS[name] if name in BUILTIN_METRICS else find("metric", name, _metrics())
-    metric: Metric = make(Metric, path)
-    if metric.name != name:
-        raise ValueError(f"entry point {name!r} has the metric {metric.name!r} ({path}). To fix: give both one name")
+    metric: Metric = METRICS.load(name, Metric)()
     if (fault := name_fault(name)) is not None:
-        raise ValueError(f"metric {name!r} ({path}) cannot have this name: {fault}. To fix: give it another name")
+        raise ValueError(
+            f"metric {name!r} ({METRICS.path(name)}) cannot have this name: {fault}. To fix: give it another name"
+        )
     return metric
 
 
 def installed_metric(name: str) -> str | None:
     """Returns the dotted path of the class of an installed metric; None for built-in ones."""
-    return None if name in BUILTIN_METRICS else find("metric", name, _metrics())
+    return METRICS.installed_path(name)
 
 
 def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
@@ -271,7 +268,7 @@ def why_not_divided(names: Iterable[str]) -> str | None:
 
 def why_undefined(values: Mapping[str, float]) -> list[str]:
     """Returns why metrics, by name, have no value (NaN), as far as it is known; each with a remedy."""
-    causes = {name: metric_named(name).undefined_where for name, value in values.items() if name in _metrics()}
+    causes = {name: metric_named(name).undefined_where for name, value in values.items() if name in METRICS.paths()}
     return [
         f"{name} has no value, as {cause}. To fix: evaluate more rows"
         for name, cause in causes.items()
@@ -285,8 +282,3 @@ def default_metrics(kind: str) -> tuple[str, ...]:
     return tuple(
         sorted((name for name in BUILTIN_METRICS if kind in places[name]), key=lambda name: places[name][kind])
     )
-
-
-def _metrics() -> dict[str, str]:
-    # Built-in metrics come first, and cannot be shadowed.
-    return {**BUILTIN_METRICS, **installed(METRIC_GROUP), **BUILTIN_METRICS}

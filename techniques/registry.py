@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import get_close_matches
-from functools import cache
-from importlib.metadata import entry_points
-from typing import Any
-
-from ringmaster.techniques.dotted_names import resolve
+from ringmaster.registry import Registry, subclass
 from ringmaster.techniques.technique import Technique
-
-ENTRY_POINT_GROUP = "ringmaster.techniques"
 
 BUILTIN: dict[str, str] = {
     "single": "ringmaster.techniques.single:Single",
@@ -32,7 +24,7 @@ BUILTIN: dict[str, str] = {
 GROUPS: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:SharedBase"}
 """Techniques that train several jobs at once: known by name, but never tried on a single job."""
 
-_registered: dict[str, str] = {}
+TECHNIQUES = Registry(kind="technique", group="ringmaster.techniques", builtin={**BUILTIN, **GROUPS})
 
 
 def register(technique: type[Technique]) -> type[Technique]:
@@ -47,10 +39,10 @@ def register(technique: type[Technique]) -> type[Technique]:
             "To fix: move it into a module beside your script and import it from there"
         )
     path = f"{technique.__module__}:{technique.__qualname__}"
-    taken = _every().get(technique.name)
+    taken = TECHNIQUES.paths().get(technique.name)
     if taken is not None and taken != path:
         raise ValueError(f"technique {technique.name!r} is {taken} already. To fix: choose another name")
-    _registered[technique.name] = path
+    TECHNIQUES.registered[technique.name] = path
     return technique
 
 
@@ -59,12 +51,12 @@ def dotted_paths() -> dict[str, str]:
 
     Built-in techniques cannot be shadowed.
     """
-    return {name: path for name, path in _every().items() if name not in GROUPS}
+    return {name: path for name, path in TECHNIQUES.paths().items() if name not in GROUPS}
 
 
 def names() -> tuple[str, ...]:
     """Returns the names of all techniques, built-in ones first, including those that train groups."""
-    return tuple(dict.fromkeys([*BUILTIN, *GROUPS, *_every()]))
+    return tuple(TECHNIQUES.paths())
 
 
 def dotted_path(name: str) -> str:
@@ -72,38 +64,10 @@ def dotted_path(name: str) -> str:
 
     Raises ValueError, with the known names, on an unknown one.
     """
-    paths = _every()
-    return find("technique", name, {known: paths[known] for known in names()})
+    return TECHNIQUES.path(name)
 
 
 def load(path: str) -> Technique:
     """Returns the technique at a dotted path "package.module:Class". Raises ValueError where there is none."""
-    technique: Technique = make(Technique, path)
+    technique: Technique = subclass(Technique, path)()
     return technique
-
-
-def find(what: str, name: str, paths: Mapping[str, str]) -> str:
-    """Returns the dotted path of the class with a name. Raises ValueError, with the known names, on an unknown one."""
-    if name not in paths:
-        close = get_close_matches(name, paths, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown {what} {name!r}: {hint}there are {', '.join(paths)}")
-    return paths[name]
-
-
-def make(base: type, path: str) -> Any:
-    """Returns an object of the subclass of `base` at a dotted path. Raises ValueError where there is none."""
-    found = resolve(path)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ValueError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
-    return found()
-
-
-@cache
-def installed(group: str) -> dict[str, str]:
-    """Returns the dotted paths that installed distributions name as entry points of a group, by their names."""
-    return {entry.name: entry.value for entry in entry_points(group=group)}
-
-
-def _every() -> dict[str, str]:
-    return {**_registered, **installed(ENTRY_POINT_GROUP), **BUILTIN, **GROUPS}

@@ -32,7 +32,7 @@ from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
 from ringmaster.tasks.planning.problems.problem_validation import LEAST_RUNTIME_S
-from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBelief, SpeedBeliefs
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, SpeedErrors
 
 DAY_S = 86_400.0
 REPAIR_S = 600.0
@@ -80,7 +80,7 @@ def simulate(
     num_steps: Mapping[str, int] | None = None,
     make_plan: MakePlan | None = None,
     factors: Mapping[tuple[str, int], float] | None = None,
-    errors: Errors | None = None,
+    errors: SpeedErrors | None = None,
     predict_at_s: Sequence[float] = (),
 ) -> SimulationResult:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
@@ -104,7 +104,7 @@ def simulate(
         raise ValueError(f"{problem.name}: nodes that go away cannot be simulated. To fix: no `until` on {leaving}")
     factor = factors or _factors(problem, noise, option_noise, seed=seed)
     world = _World(problem, factor, failures_per_day=failures_per_day, repair_s=repair_s, seed=seed)
-    errors = errors or Errors(machine=0.0, technique=0.0, job=noise, option=option_noise)
+    errors = errors or SpeedErrors(machine=0.0, technique=0.0, job=noise, option=option_noise)
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
     policy = policy or Policy(objective=plan.objective)
@@ -192,7 +192,7 @@ class _Run:
         problem: Problem,
         plan: Plan,
         world: _World,
-        errors: Errors,
+        errors: SpeedErrors,
         num_steps: Mapping[str, int],
         replan: Replan,
         policy: Policy,

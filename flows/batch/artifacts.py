@@ -1,4 +1,4 @@
-"""Artifacts of a batch's flow run: its plan, the table of its decisions, and its cost."""
+"""Artifacts of a batch's flow run: its plan, the table of its decisions, its cost, and links to MLflow's pages."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
-from ringmaster.tasks.execution.forecast import Surroundings, errors_in
+from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.execution.local_engine import Leases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
-from ringmaster.tasks.profiling.speed_beliefs import Load, at_load, present_load
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
@@ -93,22 +93,22 @@ class NodeContext:
         """The name under which this batch holds devices, for others that wait for them."""
         return f"batch {self.batch.name}"
 
-    def load(self) -> Load:
+    def load(self) -> MachineLoad:
         """Returns the load that other work puts on this machine now.
 
         Devices that other batches hold are busy with these. They will be free when a job of this batch gets them.
         """
         if self.leases.held():
-            return Load()
+            return MachineLoad()
         load = present_load(self.environment.devices, server=self.server, cache_dir=self.environment.cache_dir)
         if load.is_busy:
             current_view.get().notice(f"other work slows this machine down {load.ratio:.1f} times")
         return load
 
-    def surroundings(self, load: Load) -> Surroundings:
+    def surroundings(self, load: MachineLoad) -> ForecastConditions:
         """Returns a load of this machine, with the errors of earlier runs of the batch."""
         earlier = self.ledger.finished_batches(self.batch.name, most=NUM_EARLIER)
-        return Surroundings(load=load, earlier=errors_in(earlier))
+        return ForecastConditions(load=load, earlier=errors_in(earlier))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +319,6 @@ def _together(*actions: Callable[[], Any]) -> None:
 NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction
 
 
-def profiled_at(profiled: Profiled, load: Load) -> Profiled:
+def profiled_at(profiled: Profiled, load: MachineLoad) -> Profiled:
     """Returns the profiles, of jobs and of groups, at a load."""
     return replace(profiled, profiles=at_load(profiled.profiles, load), groups=at_load(profiled.groups, load))

@@ -1,4 +1,4 @@
-"""Dry runs: a batch is planned and not trained, to estimate its end, its devices and its cost."""
+"""Batches that are not trained: profiled alone, or planned to estimate their end, their devices and their cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
+from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
@@ -160,7 +160,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
             profiled, cluster = _profile_on(database, batch, policy=policy)
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
         found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
-        found = _with_prediction(found, profiled, Surroundings())
+        found = _with_prediction(found, profiled, ForecastConditions())
     _write(found)
     return found
 
@@ -173,7 +173,7 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRu
     return _with_prediction(found, profiled, node_context.surroundings(load))
 
 
-def _with_prediction(found: DryRun, profiled: Profiled, surroundings: Surroundings) -> DryRun:
+def _with_prediction(found: DryRun, profiled: Profiled, surroundings: ForecastConditions) -> DryRun:
     if found.plan is None or found.problem is None:
         return found
     # In the plan, the options of a group follow those of the job that leads it.

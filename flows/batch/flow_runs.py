@@ -1,4 +1,4 @@
-"""Flow runs in Prefect: their names, their ids, their final states, and their cancellation."""
+"""Flow runs in Prefect: names, ids, final states, cancellation, and calls that wait for a server that is away."""
 
 from __future__ import annotations
 

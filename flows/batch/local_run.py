@@ -34,7 +34,7 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.forecast import Surroundings, plan_left, predict
+from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.local_engine import StepEvents, watching
@@ -89,7 +89,7 @@ class LocalPlan:
     cluster: Cluster
     jobs: Sequence[JobState]
     plan: Planned | None
-    surroundings: Surroundings
+    surroundings: ForecastConditions
     failures: Sequence[JobEnded]
 
 
@@ -176,7 +176,7 @@ class LocalRun:
         job_table = JobTable(self.journal)
         job_table.add(jobs)
         problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
-        plan, surroundings = None, Surroundings()
+        plan, surroundings = None, ForecastConditions()
         if problem is not None:
             surroundings = self._context.node_context.surroundings(load)
             plan = self._plan(problem, job_table, cluster, surroundings, start=groups.plan)
@@ -359,7 +359,13 @@ class LocalRun:
             ]
 
     def _plan(
-        self, problem: Problem, job_table: JobTable, cluster: Cluster, surroundings: Surroundings, *, start: Plan | None
+        self,
+        problem: Problem,
+        job_table: JobTable,
+        cluster: Cluster,
+        surroundings: ForecastConditions,
+        *,
+        start: Plan | None,
     ) -> Planned:
         """Plans what is left, and shows the plan. start: the plan by which the groups were chosen."""
         is_first = not self.journal.plans()

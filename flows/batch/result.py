@@ -1,4 +1,4 @@
-"""The result of a batch, which `run --json` prints."""
+"""The result of a batch, which `run --json` prints, and its records: in MLflow, and in the flow run's log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
-from ringmaster.tasks.profiling.preflight import Failed
+from ringmaster.tasks.profiling.preflight import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
@@ -369,7 +369,7 @@ def failure(job: str, why: str) -> JobEnded:
     return JobEnded(job=job, status=JobStatus.FAILED, message=why, details={})
 
 
-def failure_reporter(*, but: Iterable[str] = ()) -> Failed:
+def failure_reporter(*, but: Iterable[str] = ()) -> ReportFailure:
     """Returns a function that reports a failed job once, at once, on the terminal and in the flow run's log.
 
     but: jobs that have ended before and are not reported.

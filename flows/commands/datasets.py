@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Data sets by name and version: what they hold, and what is wrong.")
 
 File = Annotated[
-    Path, typer.Argument(metavar="[FILE]", help="A file with `datasets:`: a batch, or a catalogue of its own.")
+    Path, typer.Argument(metavar="[FILE]", help="File with `datasets:`: a batch, or a catalogue of its own.")
 ]
 CATALOGUE = Path("datasets.yaml")
 
@@ -56,8 +56,8 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="One data set; all where left out.")] = None,
-    file: Annotated[Path, typer.Option("--file", help="A file with `datasets:`.")] = CATALOGUE,
+    name: Annotated[str | None, typer.Argument(help="Name of a data set; default: all.")] = None,
+    file: Annotated[Path, typer.Option("--file", help="File with `datasets:`.")] = CATALOGUE,
     as_json: AsJson = False,
 ) -> None:
     """List data sets with their versions and splits: files, rows, and the fingerprint of their content."""
@@ -81,8 +81,8 @@ def show(
 
 @app.command()
 def trace(
-    row: Annotated[str, typer.Argument(help="A row's text, or FILE:LINE of a file that has it.")],
-    text_column: Annotated[str, typer.Option(help="Of a row in a file, the column that holds the text.")] = "text",
+    row: Annotated[str, typer.Argument(help="Text of a row, or FILE:LINE of a file that has it.")],
+    text_column: Annotated[str, typer.Option(help="Column that holds the text of a row in a file.")] = "text",
     as_json: AsJson = False,
 ) -> None:
     """List the models that were trained or evaluated on a row of a data set with a name."""

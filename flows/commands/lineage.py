@@ -1,4 +1,7 @@
-"""The commands that ask the lineage: what came from what, what differs, what a fault reached. They need no torch."""
+"""The commands of the lineage: questions, the search for what broke a model, and changes of what is kept.
+
+They need no torch.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="A folder with safetensors, or a name on Hugging Face's hub.")],
-    name: Annotated[str, typer.Option(help="What it is called here: the registered model's name.")],
+    source: Annotated[str, typer.Argument(help="Folder with safetensors, or a name on Hugging Face's hub.")],
+    name: Annotated[str, typer.Option(help="Name of the registered model.")],
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
@@ -68,7 +71,7 @@ def store(
 
 def restore(
     model: Model,
-    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a model's files from the tensor store to a folder, bit for bit as they were."""
@@ -94,7 +97,9 @@ def restore(
 def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Drop them; without it they are only listed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them, as without --yes.")] = False,
-    keep_days: Annotated[float, typer.Option(help="Younger models stay, and what they came from.", min=0)] = 7.0,
+    keep_days: Annotated[
+        float, typer.Option(help="Age in days below which models stay, and what they came from.", min=0)
+    ] = 7.0,
     as_json: AsJson = False,
 ) -> None:
     """Drop models that nothing reaches: without an alias, and with no descendant that has one."""
@@ -154,14 +159,14 @@ def bisect(
     test: Annotated[
         str,
         typer.Option(
-            help="A shell command, given the model's folder, that ends with 0 for a good one, with 125 for one that "
+            help="Shell command, given the model's folder, that ends with 0 for a good one, with 125 for one that "
             "cannot be tested; or loss<2.5."
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
-    checkpoints: Annotated[bool, typer.Option(help="Whether to search the culprit's checkpoints too.")] = True,
+    checkpoints: Annotated[bool, typer.Option(help="Search the culprit's checkpoints too.")] = True,
     anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
-    record: Annotated[bool, typer.Option(help="Whether MLflow's pages mark the culprit and what it reached.")] = True,
+    record: Annotated[bool, typer.Option(help="Mark the culprit, and what it reached, on MLflow's pages.")] = True,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
@@ -253,8 +258,8 @@ def show(
 def diff(
     first: Model,
     second: Model,
-    tensors: Annotated[bool, typer.Option(help="Whether to compare the weights too.")] = True,
-    most: Annotated[int, typer.Option(help="How many tensors to list.", min=0)] = 20,
+    tensors: Annotated[bool, typer.Option(help="Compare the weights too.")] = True,
+    most: Annotated[int, typer.Option(help="Number of tensors to list.", min=0)] = 20,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
@@ -275,9 +280,11 @@ def diff(
 
 
 def impact(
-    what: Annotated[str, typer.Argument(help="A model, a component, or a data set by its name or digest.")],
-    data: Annotated[bool, typer.Option("--data", help="A data set is meant, though a model has its name.")] = False,
-    alias: Annotated[str, typer.Option(help="The alias that production serves.")] = "champion",
+    what: Annotated[str, typer.Argument(help="Model, component, or data set by its name or digest.")],
+    data: Annotated[
+        bool, typer.Option("--data", help="Take WHAT for a data set, though a model has its name.")
+    ] = False,
+    alias: Annotated[str, typer.Option(help="Alias that production serves.")] = "champion",
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
@@ -298,13 +305,13 @@ def impact(
 
 def export(
     model: Annotated[
-        str | None, typer.Argument(help="This model, its ancestors and descendants; by default all.")
+        str | None, typer.Argument(help="Model to write, with its ancestors and descendants; default: all.")
     ] = None,
     kind: Annotated[
         Format, typer.Option("--format", help="JSON, GraphML, Hugging Face model cards, or a picture.")
     ] = Format.json,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A file, or for cards a folder; by default stdout.")
+        Path | None, typer.Option("--output", "-o", help="File to write, or for cards a folder; default: stdout.")
     ] = None,
     refresh: Refresh = False,
 ) -> None:

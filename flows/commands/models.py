@@ -1,4 +1,4 @@
-"""Commands about single models: how good one is, whether its answers in production are sane, and its formats."""
+"""Commands about single models: evaluation, monitoring in production, promotion and rollback, conversion of formats."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def promote(
     model: Annotated[
         str, typer.Argument(help="NAME/VERSION, NAME@ALIAS or a model id; NAME alone is its newest version.")
     ],
-    policy: Annotated[Path | None, typer.Option(help="A policy file that decides; without one, --why does.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy file that decides; default: --why does.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="What the policy looks at: a source (digits), files, a mapping or file as a batch's data."),
+        typer.Option(help="Data for the policy: a source (digits), files, a mapping or file as a batch's data."),
     ] = None,
     all_rows: AllRows = False,
     against: Annotated[
-        str | None, typer.Option(help="Compare with this model in place of the champion of the same name.")
+        str | None, typer.Option(help="Model to compare with; default: the champion of the same name.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Promote it though the policy refuses; needs --why.")] = False,
-    why: Annotated[str, typer.Option(help="Your reason, kept with the decision.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
-    from ringmaster.flows.promotion.promote import Asked, promote_by_hand
+    from ringmaster.flows.promotion.promote import PromotionRequest, promote_by_hand
 
-    asked = Asked(
+    asked = PromotionRequest(
         model=model,
         policy=policy,
         data=data,
@@ -63,8 +63,8 @@ def promote(
 
 
 def rollback(
-    name: Annotated[str, typer.Argument(help="A registered model, such as production.digits.")],
-    why: Annotated[str, typer.Option(help="Kept with the decision.")] = "",
+    name: Annotated[str, typer.Argument(help="Registered model, such as production.digits.")],
+    why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Let the previous champion of a registered model serve again."""
@@ -108,16 +108,18 @@ def evaluate(
     ],
     data: Annotated[
         str | None,
-        typer.Option(help="A source (digits), files ('data/*.jsonl'), a mapping or file as a batch file's data."),
+        typer.Option(help="Source (digits), files ('data/*.jsonl'), a mapping or file as a batch file's data."),
     ] = None,
-    tests: Annotated[Path | None, typer.Option(help="A file of slices, behavioural tests and assertions.")] = None,
-    against: Annotated[str | None, typer.Option(help="Another model, on the same rows, such as NAME@champion.")] = None,
+    tests: Annotated[Path | None, typer.Option(help="File of slices, behavioural tests and assertions.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Model to compare with on the same rows, such as NAME@champion.")
+    ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="A metric, once for each. By default those of the model's kind.")
+        list[str] | None, typer.Option(help="Metric; may be repeated. Default: those of the model's kind.")
     ] = None,
-    max_rows: Annotated[int, typer.Option(help="The most rows.", min=1)] = 2000,
+    max_rows: Annotated[int, typer.Option(help="Maximum number of rows.", min=1)] = 2000,
     all_rows: AllRows = False,
-    record: Annotated[bool, typer.Option(help="Whether a registered model's run keeps what was found.")] = True,
+    record: Annotated[bool, typer.Option(help="Store the results in the run of a registered model.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure models on held-out data with intervals, test their behaviour, compare them. Exit 1: something failed.
@@ -160,8 +162,8 @@ def evaluate(
 
 
 def monitor(
-    assertions: Annotated[Path, typer.Argument(help="A file with assertions.")],
-    predictions: Annotated[Path, typer.Argument(help="A JSONL or Parquet file, a row a prediction.")],
+    assertions: Annotated[Path, typer.Argument(help="File with assertions.")],
+    predictions: Annotated[Path, typer.Argument(help="JSONL or Parquet file with a prediction in each row.")],
     as_json: AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
@@ -240,12 +242,12 @@ def _cell(value: Any) -> str:
 def convert(
     source: Annotated[
         str,
-        typer.Argument(help="A checkpoint (or a job's folder or URL of them), or a model of Hugging Face or Megatron."),
+        typer.Argument(help="Checkpoint (or a job's folder or URL of them), or a model of Hugging Face or Megatron."),
     ],
-    destination: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
+    destination: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     to: Annotated[str, typer.Option(help="hf, which from_pretrained loads, or megatron, Megatron-LM's layout.")],
-    tp: Annotated[int, typer.Option(help="Megatron's tensor-parallel ranks.", min=1)] = 1,
-    pp: Annotated[int, typer.Option(help="Megatron's pipeline stages.", min=1)] = 1,
+    tp: Annotated[int, typer.Option(help="Number of Megatron's tensor-parallel ranks.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Number of Megatron's pipeline stages.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""

@@ -1,4 +1,4 @@
-"""Commands that plan a problem file and say what a plan is worth; nothing is run."""
+"""Commands that plan a problem file and check a plan, and the files of both; nothing is run."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def plan(
     time_limit: Annotated[
         float, typer.Option(help="Wall-clock limit in seconds, after which the best plan so far is taken.", min=0.1)
     ] = 300.0,
-    preemption: Annotated[Preemption, typer.Option(help="Whether jobs may switch between options.")] = "auto",
+    preemption: Annotated[Preemption, typer.Option(help="Permission for jobs to switch between options.")] = "auto",
     objective: Annotated[
         str,
         typer.Option(
             metavar="[makespan|weighted|cost|...]",
-            help="What to minimise; packages may register more.",
+            help="Quantity to minimise; packages may register more.",
             callback=lambda name: _registered(name),
         ),
     ] = "makespan",
@@ -113,8 +113,8 @@ def plan(
 
 
 def check(
-    problem_file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="The problem that was planned.")],
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="What `ringmaster plan -o` wrote.")],
+    problem_file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="Planning problem of the plan.")],
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="Plan that `ringmaster plan -o` wrote.")],
 ) -> None:
     """Check a plan by arithmetic alone: that it keeps all rules, and that its prices prove its bound.
 

@@ -42,7 +42,7 @@ def controller(
 
     One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
     """
-    from ringmaster.flows.pool.asking import pool_address
+    from ringmaster.flows.pool.batch_requests import pool_address
 
     log_to_stderr(Role.CONTROLLER)
     settings.choose_engine(engine)
@@ -69,7 +69,7 @@ def worker(
     ] = LONGEST_DRAIN_S,
 ) -> None:
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
-    from ringmaster.flows.pool.node_options import NodeOptions, cluster_of, node_name
+    from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
 
     log_to_stderr(Role.NODE)
     if devices == NO_DEVICES and not flows:
@@ -122,7 +122,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
-    from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database, pool_address
+    from ringmaster.flows.pool.batch_requests import ANSWER_PATIENCE_S, in_time, open_database, pool_address
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 
@@ -141,8 +141,8 @@ def submit(
             end.result = train_batch(jobs, name=batch, checkpoint_every_s=checkpoint_every)
         raise typer.Exit(show_result(end.result, as_json=as_json))
     from ringmaster.flows.batch.batch_input import batch_in_file
-    from ringmaster.tasks.pool.handed_over import hand_over
     from ringmaster.tasks.pool.requests import Requests
+    from ringmaster.tasks.pool.submissions import hand_over
     from ringmaster.tasks.storage.releases import check_release
 
     with open_database(pool) as database:
@@ -198,7 +198,7 @@ def set_priority(
 
 def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
     """Sends the controller a request, and prints its answers; exit 1 where none has answered yet."""
-    from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+    from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
     from ringmaster.tasks.pool.requests import RequestKind
 
     with open_database(pool_address()) as database:

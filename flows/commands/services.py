@@ -14,8 +14,9 @@ from ringmaster.flows import settings
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.process.process_log import log_format as format_of_environment
-from ringmaster.tasks.execution.engine import WORKERS
-from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
+
+WORKERS = "workers"  # as in `ringmaster.tasks.execution.engine`, which imports the planner
+DEFAULT_IDLE_S = 300.0  # as in `ringmaster.tasks.pool.controller.elasticity`, likewise
 
 
 def up(
@@ -28,80 +29,81 @@ def up(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="This machine's address for browsers and nodes; by default others do not reach it.")
+        str, typer.Option(help="Address of this machine for browsers and nodes; default: others do not reach it.")
     ] = "127.0.0.1",
-    port_prefect: Annotated[int, typer.Option(help="Of Prefect's server.", min=1, max=65535)] = 4200,
-    port_mlflow: Annotated[int, typer.Option(help="Of MLflow's server.", min=1, max=65535)] = 5000,
-    port_metrics: Annotated[int, typer.Option(help="Of the metrics for Prometheus.", min=1, max=65535)] = 9464,
+    port_prefect: Annotated[int, typer.Option(help="Port of the Prefect server.", min=1, max=65535)] = 4200,
+    port_mlflow: Annotated[int, typer.Option(help="Port of the MLflow server.", min=1, max=65535)] = 5000,
+    port_metrics: Annotated[int, typer.Option(help="Port of the metrics for Prometheus.", min=1, max=65535)] = 9464,
     password_file: Annotated[
         Path | None,
         typer.Option(
-            help="A file with one line, the password of all servers, which only you may read; without it, the one "
-            "that they had last, or a new one."
+            help="File of one line, the password of all servers, which only you may read; default: the last password, "
+            "or a new one."
         ),
     ] = None,
     worker: Annotated[
         bool | None,
-        typer.Option(help="Whether this machine's devices serve; by default where no engine lends nodes."),
+        typer.Option(help="Serve this machine's devices; default: only where no engine lends nodes."),
     ] = None,
     engine: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="What lends further nodes: slurm, ray or work-pool; by default, people start workers."
+            metavar="NAME",
+            help="Engine that lends further nodes: slurm, ray or work-pool; default: people start workers.",
         ),
     ] = WORKERS,
-    max_nodes: Annotated[int, typer.Option(help="The most nodes that the engine lends at a time.", min=1)] = 1,
+    max_nodes: Annotated[int, typer.Option(help="Maximum number of nodes that the engine lends at a time.", min=1)] = 1,
     idle: Annotated[
         float, typer.Option(help="Seconds without work after which a lent node is given back.", min=0.0)
     ] = (DEFAULT_IDLE_S),
     node_price: Annotated[
         float | None,
         typer.Option(
-            help="Of a lent node for an hour: nodes are requested while each gains more than it costs.", min=0
+            help="Price of a lent node for an hour: nodes are requested while each gains more than it costs.", min=0
         ),
     ] = None,
-    hour_worth: Annotated[
-        float | None, typer.Option(help="What it is worth that the last job ends an hour earlier.", min=0)
-    ] = None,
+    hour_worth: Annotated[float | None, typer.Option(help="Value of finishing one hour earlier.", min=0)] = None,
     budget: Annotated[
-        float | None, typer.Option(help="The most that lent nodes may cost until all jobs have ended.", min=0)
+        float | None, typer.Option(help="Maximum cost of lent nodes until all jobs have ended.", min=0)
     ] = None,
     node_devices: Annotated[
-        str, typer.Option(help="Of a lent node: auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all.")
+        str, typer.Option(help="Devices of a lent node: auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all.")
     ] = "auto",
     address: Annotated[
         str,
-        typer.Option(help="Of a Ray cluster, as in 10.0.0.5:6379; without it, one is started for this machine alone."),
+        typer.Option(
+            help="Address of a Ray cluster, for example 10.0.0.5:6379; default: a new one on this machine alone."
+        ),
     ] = "",
-    port_ray: Annotated[int, typer.Option(help="Of a Ray cluster of this machine alone.", min=1, max=65535)] = 6379,
-    partition: Annotated[str, typer.Option(help="Of Slurm, which lends the nodes.")] = "",
-    time: Annotated[str, typer.Option(help="Limit of a Slurm job, as in 8h, 30m or 1-12:00:00.")] = "",
-    gres: Annotated[str, typer.Option(help="Of a Slurm job, as in gpu:8.")] = "",
+    port_ray: Annotated[
+        int, typer.Option(help="Port of a Ray cluster of this machine alone.", min=1, max=65535)
+    ] = 6379,
+    partition: Annotated[str, typer.Option(help="Partition of Slurm, which lends the nodes.")] = "",
+    time: Annotated[str, typer.Option(help="Time limit of a Slurm job, for example 8h, 30m or 1-12:00:00.")] = "",
+    gres: Annotated[str, typer.Option(help="Value of sbatch --gres, for example gpu:8.")] = "",
     sbatch: Annotated[
-        list[str] | None, typer.Option(help="A further option of sbatch, as in --account=ml; may be repeated.")
+        list[str] | None, typer.Option(help="Further option of sbatch, for example --account=ml; may be repeated.")
     ] = None,
     work_pool: Annotated[
-        str, typer.Option(help="With --engine work-pool: the work pool in Prefect whose worker starts the nodes.")
+        str, typer.Option(help="Work pool in Prefect whose worker starts the nodes, with --engine work-pool.")
     ] = "",
     work_pool_type: Annotated[
-        str, typer.Option(help="The type with which that work pool is made if it is missing, such as kubernetes.")
+        str, typer.Option(help="Type of that work pool if it is missing, such as kubernetes.")
     ] = "process",
     work_pool_template: Annotated[
         Path | None,
-        typer.Option(help="A file with the base job template of the engine's work pool; by default what it has."),
+        typer.Option(help="File with the base job template of the engine's work pool; default: what it has."),
     ] = None,
     notify: Annotated[
         str | None,
         typer.Option(
-            help="Where alarms go: a webhook's address, or TYPE/NAME of one of Prefect's notification blocks, such as "
-            f"slack-webhook/on-call; by default what {settings.NOTIFY} says."
+            help="Target of alarms: the URL of a webhook, or TYPE/NAME of a notification block of Prefect, such as "
+            f"slack-webhook/on-call; default: {settings.NOTIFY}."
         ),
     ] = None,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option(
-            help=f"Of all logs: text, or json, one object a line; by default what {LOG_FORMAT} says, or text."
-        ),
+        typer.Option(help=f"Format of all logs: text, or json, one object a line; default: {LOG_FORMAT}, or text."),
     ] = None,
     wait: Annotated[
         bool,
@@ -222,7 +224,7 @@ def _print_address(home: Path, as_json: bool) -> None:
 def diagnose(
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="The file to write, a tar.gz; by default one named by the time."),
+        typer.Option("-o", "--output", help="File to write, a tar.gz; default: one named by the time."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

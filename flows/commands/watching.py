@@ -23,14 +23,14 @@ MOST_CHARACTERS = 1_000_000  # of a log that are read at a time
 def techniques(
     model: Annotated[
         Path | None,
-        typer.Option(help="A file with a job, or a batch file: what would fit, and why others would not."),
+        typer.Option(help="File with a job, or batch file: list what would fit, and why others would not."),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="Of a batch file, this job alone.")] = None,
+    job: Annotated[str | None, typer.Option(help="Name of the only job to look at.")] = None,
     devices: Annotated[
-        int | None, typer.Option(help="How many GPUs, with --memory; by default the devices of this machine.", min=1)
+        int | None, typer.Option(help="Number of GPUs, with --memory; default: the devices of this machine.", min=1)
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Of each GPU, such as 80GiB.")] = None,
-    nodes: Annotated[int, typer.Option(help="Over how many machines the GPUs are divided.", min=1)] = 1,
+    memory: Annotated[str | None, typer.Option(help="Memory of each GPU, such as 80GiB.")] = None,
+    nodes: Annotated[int, typer.Option(help="Number of machines over which the GPUs are divided.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
     """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
@@ -55,7 +55,7 @@ def techniques(
 
 
 def status(
-    batch: Annotated[str | None, typer.Argument(help="A batch's name; all batches where it is left out.")] = None,
+    batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the newest run of each batch stands, and all runs that stand on a pool."""
@@ -70,10 +70,11 @@ def status(
 
 def logs(
     names: Annotated[
-        list[str], typer.Argument(metavar="[BATCH] JOB", help="A job's name, after its batch's where several have it.")
+        list[str],
+        typer.Argument(metavar="[BATCH] JOB", help="Name of a job, after that of its batch where several have it."),
     ],
-    rank: Annotated[int, typer.Option(help="Which worker process of the gang.")] = 0,
-    batch: Annotated[str | None, typer.Option(help="The batch, as an option.")] = None,
+    rank: Annotated[int, typer.Option(help="Rank of the worker process in its gang.")] = 0,
+    batch: Annotated[str | None, typer.Option(help="Name of the batch, as an option.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job has ended, from gang to gang.")
     ] = False,
@@ -170,7 +171,7 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
 def watch(
     batch: Annotated[
         str | None,
-        typer.Argument(help="A batch's name, in a pool its id too; the pool, or here the newest batch, by default."),
+        typer.Argument(help="Name of a batch, or its id in a pool; default: the pool, or the newest batch here."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
     as_json: AsJson = False,

@@ -30,38 +30,38 @@ DEVICES = re.compile(r"([1-9]\d{0,5})(?::(.+))?")
 
 
 def whatif(
-    file: Annotated[
-        Path, typer.Argument(metavar="PROBLEM.json|BATCH.yaml", help="A planning problem, or a batch file.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="PROBLEM.json|BATCH.yaml", help="Planning problem, or batch file.")],
     add_devices: Annotated[
         list[str] | None,
-        typer.Option(metavar="N[:TYPE]", help="N more devices on the node where they gain most by the prices."),
+        typer.Option(metavar="N[:TYPE]", help="Add N devices to the node where they gain most by the prices."),
     ] = None,
-    add_node: Annotated[list[str] | None, typer.Option(metavar="N[:TYPE]", help="A new node of N devices.")] = None,
+    add_node: Annotated[list[str] | None, typer.Option(metavar="N[:TYPE]", help="Add a node of N devices.")] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="JOB[,JOB...]", help="These jobs are left out together.")
+        list[str] | None, typer.Option(metavar="JOB[,JOB...]", help="Leave these jobs out together.")
     ] = None,
     deadline: Annotated[
         list[str] | None,
-        typer.Option(metavar="TIME", help="Can all jobs end by 06:00, or within 6h, 90m or 3600 seconds?"),
+        typer.Option(
+            metavar="TIME", help="Time by which all jobs are to end: 06:00, or within 6h, 90m or 3600 seconds."
+        ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Which nodes and jobs decide when the last job ends.")
+        bool, typer.Option("--explain", help="Name the nodes and jobs that decide when the last job ends.")
     ] = False,
     plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN.json", help="A plan of the problem, which is otherwise made.")
+        Path | None, typer.Option(metavar="PLAN.json", help="Plan of the problem; default: a new one.")
     ] = None,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="Only what is certain at once; nothing is planned anew.")
+        bool, typer.Option("--at-once", help="Tell only what is certain at once; nothing is planned again.")
     ] = False,
     work: Annotated[
-        float, typer.Option(help="Work of each search for a plan, as of `ringmaster plan`.", min=0.1)
+        float, typer.Option(help="Search budget of each plan, in seconds of an idle machine.", min=0.1)
     ] = 30.0,
-    time_limit: Annotated[float, typer.Option(help="Seconds of the wall for each search.", min=0.1)] = 300.0,
+    time_limit: Annotated[float, typer.Option(help="Wall-clock limit of each search, in seconds.", min=0.1)] = 300.0,
     profiles: Annotated[
-        Profiles, typer.Option(help="Of a batch: predict what is not known, as a run does, or measure it.")
+        Profiles, typer.Option(help="Predict unknown runtimes of a batch, as a run does, or measure them.")
     ] = "predict",
-    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """What more devices would gain, what a job costs, and whether all jobs can end in time.
@@ -165,14 +165,16 @@ def seconds_until(text: str, *, now: datetime) -> float:
         seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
         if seconds > 0:
             return seconds
-    raise InputError([f"--deadline: {text!r} is no time. To fix: give a time of the day, 06:00, or 6h, 90m or 3600"])
+    raise InputError(
+        [f"--deadline {text!r} is not a valid time. To fix: give a time of the day, 06:00, or 6h, 90m or 3600"]
+    )
 
 
 def _devices(text: str) -> tuple[int, str]:
     """Returns the number and the type of devices."""
     if found := DEVICES.fullmatch(text):
         return int(found[1]), found[2] or ""
-    raise InputError([f"{text!r} is no number of devices. To fix: give a number from 1 on, or 2:TYPE"])
+    raise InputError([f"{text!r} is not a valid number of devices. To fix: give a number from 1 on, or 2:TYPE"])
 
 
 def _check(problem: Problem, changes: Iterable[Change]) -> None:

@@ -1,4 +1,8 @@
-"""A bundle of parts, each of which is collected alone: one that fails is noted, and the others are there."""
+"""A bundle of parts without secrets. Each part is collected alone: one that fails is noted, and the others are there.
+
+Secrets are those that this machine knows, and what looks like one. Of environment variables, only those of an allow
+list are shown; the values of all others count as secrets, and are removed wherever a text quotes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Collects the bundle of `ringmaster diagnose`, with the ends of the newest log files."""
+"""Collects the bundle of `ringmaster diagnose`: versions, machine, settings, states of the pool and its runs, and logs.
+
+Of jobs, it has names, states and times, and no contents.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +224,7 @@ def _database(url: str) -> dict[str, Any]:
     try:
         parts = make_url(url)
     except ArgumentError:
-        return {"fault": "it is no URL of a database"}
+        return {"fault": "not a valid URL of a database"}
     known = {"driver": parts.drivername, "host": parts.host, "port": parts.port, "name": parts.database}
     return {**known, "user": parts.username, "has_password": parts.password is not None, "options": sorted(parts.query)}
 

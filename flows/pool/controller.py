@@ -10,23 +10,20 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.pool.alarms import PoolAlarms
-from ringmaster.flows.pool.runs.batch_runs import BatchRuns
-from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
-from ringmaster.flows.pool.runs.late_answers import LateAnswers
-from ringmaster.flows.pool.runs.node_runs import PrefectNodeRuns
-from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
+from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
+from ringmaster.flows.pool.segment_runs import PrefectNodeRuns, SegmentRuns
 from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
+from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
@@ -35,27 +32,72 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
-from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.nodes import Nodes, Timeouts
+from ringmaster.tasks.pool.nodes import Nodes, PoolLeases, Timeouts
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.releases import check_release, note_release
+from ringmaster.tasks.timeline.reader import TimelineReader
 
 logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 10.0
+
+Sound = Callable[[Alarm], None]
+"""Sends an alarm."""
 
 NAME = "pool"
 STAND_BY_S = 1.0  # interval of the leader checks
 BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
 FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
-
 Notice = Callable[[str], None]
+Watch = Callable[[threading.Event], None]
+"""Looks at the pool or at Prefect periodically until the event is set."""
 
 
-class Watcher(Protocol):
-    """A part of the controller's process that looks at the pool or at Prefect periodically."""
+class PoolAlarms:
+    """Watches a pool for lost nodes and devices, and for batches whose deadlines come to be in danger."""
+
+    def __init__(self, database: Database, *, sound: Sound = sound) -> None:
+        self._database, self._sound = database, sound
+        self._nodes = NodeAlarms()
+        self._deadlines: dict[str, DeadlineAlarms | None] = {}  # by active batch; None for one without deadlines
+        self._timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
 
     def keep_looking(self, until: threading.Event) -> None:
-        """Looks until `until` is set."""
+        """Checks the pool periodically until `until` is set; skips checks while the database is away."""
+        while not until.wait(LOOK_EVERY_S):
+            with suppress(SQLAlchemyError, DatabaseClosed):
+                self.look()
+
+    def look(self) -> list[Alarm]:
+        """Sends and returns the alarms that are new since the last check."""
+        nodes = Nodes(self._database)
+        records = nodes.all()  # before those that have left: whoever leaves in between is in both
+        found = [*self._nodes.look(records, left=nodes.left()), *self._late()]
+        for alarm in found:
+            logger.warning("alarm: %s", alarm.message)
+            self._sound(alarm)
+        return found
+
+    def _late(self) -> list[Alarm]:
+        submissions = Submissions(self._database)
+        active = submissions.active()
+        self._deadlines = {id: known for id, known in self._deadlines.items() if id in active}
+        found: list[Alarm] = []
+        for id in active:
+            if id not in self._deadlines:
+                self._deadlines[id] = _watch(submissions.find(id))
+            if (watch := self._deadlines[id]) is not None:
+                found += watch.look(self._timeline_reader.read(id))
+        return found
+
+
+def _watch(batch: Submission | None) -> DeadlineAlarms | None:
+    """Returns the watch over a batch's deadlines, None if it has none."""
+    if batch is None or not batch.asked.deadlines_s:
+        return None
+    return DeadlineAlarms(batch.name, deadlines_s=batch.asked.deadlines_s, started_s=batch.started_s)
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
@@ -125,24 +167,27 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker.start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
         silent_s = 2 * Timeouts.of_environment().lost_after_s
-        watchers: Mapping[str, Watcher] = {
-            "segment-runs": segment_runs,
-            "crashed-runs": CrashedRuns(database),
-            "batch-runs": BatchRuns(database, silent_s=silent_s),
-            "alarms": PoolAlarms(database),
-            "late-answers": LateAnswers(),
+        watchers: Mapping[str, Watch] = {
+            "segment-runs": segment_runs.keep_looking,
+            "crashed-runs": CrashedRuns(database).keep_looking,
+            "batch-runs": BatchRuns(database, silent_s=silent_s).keep_looking,
+            "alarms": PoolAlarms(database).keep_looking,
+            "late-answers": LateAnswers().keep_looking,
         }
-        for name, watcher in watchers.items():
-            threading.Thread(target=keep_looking, args=(watcher, stopping), name=name, daemon=True).start()
+        for name, watch in watchers.items():
+            threading.Thread(target=keep_looking, args=(watch, stopping), name=name, daemon=True).start()
         yield executor
 
 
-def keep_looking(watcher: Watcher, stopping: threading.Event) -> None:
-    """Has a watcher look until `stopping` is set. One that raises is logged once for each error, and begins again."""
+def keep_looking(watch: Watch, stopping: threading.Event) -> None:
+    """Has a part of this process look until `stopping` is set.
+
+    One that raises is logged once for each error, and begins again.
+    """
     told = set[str]()
     while not stopping.is_set():
         try:
-            watcher.keep_looking(stopping)
+            watch(stopping)
         except Exception as error:
             if repr(error) not in told:
                 told.add(repr(error))

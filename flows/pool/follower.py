@@ -19,7 +19,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, notices
 from ringmaster.flows.batch.result import log_decision
-from ringmaster.flows.pool.run import PoolRun
+from ringmaster.flows.pool.pool_run import PoolRun
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.tensors import TensorStore

@@ -13,9 +13,8 @@ import httpx
 
 from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.pool.node_options import NodeOptions
-from ringmaster.flows.pool.own_node import fork_server_of
-from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
+from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
+from ringmaster.flows.pool.own_node import NodeOptions, fork_server_of
 from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.services.service_files import say_ready

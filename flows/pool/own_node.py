@@ -11,14 +11,64 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ringmaster.errors import DevicesBusy, NodeUnavailable
+from ringmaster.errors import DevicesBusy, InputError, NodeUnavailable
 from ringmaster.flows import settings
-from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
+from ringmaster.tasks.cluster import Cluster, Device, Node, detect
 from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.node_agent import DRAIN_S
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """The options of a node.
+
+    home: RINGMASTER_HOME of this machine.
+    pool: address of the pool.
+    name: name of the node.
+    cluster: the devices that it serves.
+    address: address for the other nodes; None for the address of this machine that reaches the pool.
+    allocation: the id under which an engine lends the machine; empty for a machine of one's own.
+    serves_flows: whether its worker runs flows too.
+    drain_s: seconds for gangs to stop at a checkpoint when the worker ends.
+    """
+
+    home: Path
+    pool: PoolAddress
+    name: str
+    cluster: Cluster
+    address: str | None = None
+    allocation: str = ""
+    serves_flows: bool = False
+    drain_s: float = DRAIN_S
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that it serves, in their order."""
+        return self.cluster.devices
+
+
+def node_name(name: str | None) -> str:
+    """Returns the name of this machine's node: the one that was asked for, else the machine's. Raises InputError."""
+    name = name or platform.node() or "localhost"
+    if not is_name(name):
+        raise InputError([f"a node cannot be called {name!r}. To fix: {NAME_REMEDY}"])
+    return name
+
+
+def cluster_of(devices: str) -> Cluster:
+    """Returns the devices of this machine that `--devices` names: auto, cpu:N, gpu:N or gpu:all. Raises InputError."""
+    kind, colon, number = devices.partition(":")
+    try:
+        return detect({kind: int(number) if number.isdigit() else number} if colon else devices)
+    except ValueError as error:
+        raise InputError([f"--devices {devices}: {error}"]) from error
+
 
 IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices
 
@@ -111,15 +161,13 @@ def lent(
     with ExitStack() as stack:
         stack.callback(requests.answer, number, status=wishes.RequestStatus.WITHDRAWN)
         stack.enter_context(requests.renewed(lambda: number, every_s=beat_every_s))
-        answer = requests.wait(number, until=lambda: time.monotonic() > until_s or is_withdrawn(requests, number))
+        answer = requests.wait(
+            number,
+            until=lambda: time.monotonic() > until_s or requests.read(number).status == wishes.RequestStatus.WITHDRAWN,
+        )
         if answer.status == wishes.RequestStatus.OPEN:
             raise DevicesBusy(f"{wanted.least} devices of {node.name} were not idle within {idle_within_s:.0f} s")
         if answer.status != wishes.RequestStatus.GRANTED:
             why = answer.answer.get("message", answer.status)
             raise NodeUnavailable([f"the devices of {node.name} cannot be had for trials: {why}"])
         yield tuple(node.devices[int(name.rpartition(":")[2])] for name in answer.answer["devices"])
-
-
-def is_withdrawn(requests: Requests, number: int) -> bool:
-    """Returns whether a request was withdrawn."""
-    return requests.read(number).status == wishes.RequestStatus.WITHDRAWN

@@ -35,8 +35,8 @@ from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, c
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
 from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
 from ringmaster.flows.pool.own_node import healthy
+from ringmaster.flows.pool.pool_run import IS_OVER, PoolRun, place_of_run, reopen
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
-from ringmaster.flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
 from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
@@ -49,10 +49,9 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.pool.event_log import Position
-from ringmaster.tasks.pool.handed_over import BatchMeasurement, followed, is_cancelled, measured
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import RequestKind, Requests
-from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release

@@ -27,9 +27,9 @@ from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.pool.handed_over import PROGRESS
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.submissions import PROGRESS
 from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database

@@ -1,4 +1,7 @@
-"""Proxies of the environment: what runs on this machine or belongs to the pool is reached without them.
+"""The environment of a process: permissions of the files that it writes, and proxies.
+
+What runs on this machine or belongs to the pool is reached without proxies. Files are for the owner alone or, with
+RINGMASTER_UMASK, for the users of a group too.
 
 HTTP_PROXY and its relatives are meant for the internet. httpx (Prefect, Hugging Face), requests (MLflow), urllib and
 websockets apply them to every host, loopback included, that NO_PROXY does not name. httpx also refuses to work at all
@@ -91,9 +94,9 @@ def _fault(proxy: str, *, schemes: Iterable[str]) -> str | None:
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         host, _ = parts.hostname, parts.port
     except ValueError:
-        return "its value is no address of a proxy"
+        return "its value is not a valid address of a proxy"
     if not (host and proxy.isascii() and proxy.isprintable() and " " not in proxy):
-        return "its value is no address of a proxy"
+        return "its value is not a valid address of a proxy"
     if parts.scheme not in schemes:
         return f"a proxy of {parts.scheme} cannot be used"
     return None
@@ -148,6 +151,6 @@ def _umask() -> int:
         return OWNER_ALONE
     if not re.fullmatch("0?0[0-7]{2}", said):
         raise InputError(
-            [f"{UMASK} {said!r} is no umask. To fix: 077 for the owner alone, 007 for a group too, which may write"]
+            [f"{UMASK} {said!r} is not a valid umask; use 077 for the owner alone, 007 to let the group write"]
         )
     return int(said, 8)

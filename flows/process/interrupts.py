@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM during training: the first signal stops the command in order, the second kills it.
+"""Signals that end a process: of a command that trains, of a pool's long-lived processes, and of child processes.
+
+During training, the first Ctrl-C or SIGTERM stops the command in order, the second kills it.
 
 A signal's handler in Python runs once the main thread returns to the interpreter. A solver's code or an import may
 delay that by seconds. The answer to the user therefore comes from a thread. It reads the signals from a pipe, into

@@ -76,7 +76,7 @@ def log_format() -> LogFormat:
     try:
         selected = LogFormat(said)
     except ValueError as error:
-        raise InputError([f"{LOG_FORMAT} {said!r} is no format of logs. To fix: text, or json"]) from error
+        raise InputError([f"{LOG_FORMAT}: unknown log format {said!r}. To fix: text, or json"]) from error
     if selected is LogFormat.JSON and (fault := missing_extra("pool", feature=f"{LOG_FORMAT}=json")):
         raise InputError([fault])
     return selected

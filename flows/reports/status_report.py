@@ -16,12 +16,11 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
-from ringmaster.flows.pool.asking import open_database
+from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.flows.process.process_log import report_faults
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.pool.handed_over import Pending, pending
-from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, PendingBatch, Submissions, pending
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import (
     LEADER,
@@ -126,7 +125,7 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
             )
 
 
-def _pending_rows(found: Pending) -> list[dict[str, Any]]:
+def _pending_rows(found: PendingBatch) -> list[dict[str, Any]]:
     """Returns a row for each job of a batch that was handed over, and of which no job is in a plan yet."""
     return [_row(found.name, found.run, job, status=found.status, step=0, message=found.message) for job in found.jobs]
 

@@ -1,4 +1,7 @@
-"""Report of the techniques that fit a model's jobs, with memory estimates and refusals; needs no weights and no GPU."""
+"""Checks of jobs before they are submitted: which techniques fit, in how much memory, and a tiny step of each job.
+
+They need neither weights nor a GPU.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,9 @@ def _bytes(text: str) -> int:
     found = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", text.strip())
     if found is None or found[2] not in UNITS or found[1].count(".") > 1 or found[1] == ".":
         units = ", ".join(UNITS)
-        raise InputError([f"--memory {text!r} is no amount of memory. To fix: write 80GiB, or a number with {units}"])
+        raise InputError(
+            [f"--memory {text!r} is not a valid amount of memory. To fix: write 80GiB, or a number with {units}"]
+        )
     return int(float(found[1]) * UNITS[found[2]])
 
 

@@ -104,8 +104,8 @@ def _parsed(url: str) -> URL:
     if server is None or server.drivername != "postgresql" or not server.host:
         raise InputError(
             [
-                "--database is no PostgreSQL server. To fix: write postgresql://USER@HOST:PORT/NAME, with the password "
-                "in ~/.pgpass"
+                "--database is not the URL of a PostgreSQL server. To fix: postgresql://USER@HOST:PORT/NAME, with "
+                "the password in ~/.pgpass"
             ]
         )
     return server

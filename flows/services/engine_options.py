@@ -1,10 +1,10 @@
-"""The engine of a pool as `ringmaster up` configures it: what lends nodes, how many, and for how long."""
+"""The engine of a pool as `ringmaster up` configures it: what lends nodes, how many, for how long; and its checks."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,15 +114,11 @@ class EngineOptions:
             )
         if self.name == WORK_POOL and not self.work_pool:
             found.append(f"--engine {WORK_POOL} needs --work-pool NAME: the work pool in Prefect that starts the nodes")
-        if self.name != WORK_POOL and self.work_pool:
-            found.append(f"--work-pool is of --engine {WORK_POOL}. To fix: leave out one of them")
-        if self.name != SLURM and (
-            names := ", ".join(f"--{name.replace('_options', '')}" for name in self.job_variables())
-        ):
-            found.append(f"{names} is of --engine {SLURM}, not of {self.name}. To fix: leave it out")
+        for engine, options in OWN_OPTIONS.items():
+            given = ", ".join(f"--{name.replace('_', '-')}" for name, value in options(self).items() if value)
+            if given and self.name != engine:
+                found.append(f"{given} is of --engine {engine}, not of {self.name}. To fix: leave it out")
         found += [*self._template_faults(), *self._price_faults()]
-        if self.name != RAY and self.address:
-            found.append(f"--address is of --engine {RAY}, not of {self.name}. To fix: leave it out")
         if self.name == RAY and (fault := missing_extra("ray", feature=f"--engine {RAY}")):
             found.append(fault)
         if self.lends_nodes and not self.has_own_ray and not has_server:
@@ -149,9 +145,22 @@ class EngineOptions:
         except (OSError, ValueError) as error:
             remedy = "`prefect work-pool get-default-base-job-template --type TYPE` prints one"
             return [
-                f"--work-pool-template {self.work_pool_template} is no base job template: {error}. To fix: {remedy}"
+                f"--work-pool-template {self.work_pool_template} is not a valid template: {error}. To fix: {remedy}"
             ]
         return []
+
+
+OWN_OPTIONS: Mapping[str, Callable[[EngineOptions], Mapping[str, Any]]] = {
+    WORK_POOL: lambda options: {"work_pool": options.work_pool},
+    SLURM: lambda options: {
+        "partition": options.partition,
+        "time": options.time,
+        "gres": options.gres,
+        "sbatch": options.sbatch_options,
+    },
+    RAY: lambda options: {"address": options.address},
+}
+"""The options that only one engine has, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)

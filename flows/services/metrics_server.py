@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.pool.asking import pool_address
+from ringmaster.flows.pool.batch_requests import pool_address
 from ringmaster.flows.process import environment
 from ringmaster.flows.process.process_log import Role, report_faults
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of

@@ -123,7 +123,7 @@ def port_fault(host: str, port: int, name: str) -> str | None:
             trial.bind(address)
             trial.listen()
     except socket.gaierror as error:
-        return f"--host {host} is no address: {error.strerror}"
+        return f"--host {host} is not a valid address: {error.strerror}"
     except OSError as error:
         remedy = f"choose another by --port-{name}, or see by `ss -ltnp` who has it"
         return f"port {port} of {host} cannot be used for {name}: {error.strerror}. To fix: {remedy}"

@@ -1,4 +1,4 @@
-"""The files in a home's `pool` folder: definitions, states, process ids and logs of the services."""
+"""The files in a home's `pool` folder: definitions, states, process ids, logs and the password of the services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts and stops a pool's services, and reports the progress on the terminal."""
+"""Starts and stops a pool's services, and reports the progress on the terminal; `up --wait` stays until their end."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect.events import emit_event
 
-from ringmaster.tasks.alarms.rules import Alarm
+from ringmaster.tasks.alarms import Alarm
 from ringmaster.text import printable, storable_values
 
 

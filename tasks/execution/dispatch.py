@@ -17,6 +17,9 @@ from ringmaster.tasks.planning import Plan
 DeviceId = tuple[str, int]
 """The name of a node, and the number of a device on it."""
 
+Command = tuple[int, str]
+"""The number of a segment, and the command to send to its gang."""
+
 
 def device_of(lease: str) -> DeviceId:
     """Returns the device of a lease name "node:kind:number". The device need not exist any more."""
@@ -164,7 +167,3 @@ def hand_over(planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSeg
         seen.add(segment.job)
         taken.update(segment.devices)
     return Handover(stays=stays, stops=frozenset(active) - frozenset(stays), planned=tuple(left))
-
-
-Command = tuple[int, str]
-"""The number of a segment, and the command to send to its gang."""

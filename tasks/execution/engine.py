@@ -10,19 +10,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from ringmaster.registry import Registry, resolve
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.storage.database import Database
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.processes.events import Event
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.launcher import Launcher
 from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.registry import find, installed
 
 Say = Callable[[Event], None]
+
+LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
+BUILTIN: dict[str, str] = {
+    LOCAL: "ringmaster.tasks.execution.local_engine:local",
+    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
+    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
+    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
+    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
+}
+"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
+ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)
+Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
+"""Runs a function in the background, under a label that a person sees."""
 
 
 class SegmentTelemetry:
@@ -167,26 +179,14 @@ class Engine(Protocol):
         """
 
 
-ENTRY_POINT_GROUP = "ringmaster.engines"
-LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
-BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:local",
-    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
-    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
-    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
-    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
-}
-"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
-
-
 def engine_names() -> tuple[str, ...]:
     """Returns the names of all engines, built-in ones first."""
-    return tuple(_every())
+    return tuple(ENGINES.paths())
 
 
 def check_engine_name(name: str) -> None:
     """Raises ValueError, with the known names, on an unknown one."""
-    find("engine", name, _every())
+    ENGINES.path(name)
 
 
 def build_engine(name: str, context: EngineContext) -> Engine:
@@ -195,8 +195,7 @@ def build_engine(name: str, context: EngineContext) -> Engine:
     Raises ValueError on an unknown name, with the known ones; where what is built is no engine; and where the engine
     needs what its host does not have.
     """
-
-    path = find("engine", name, _every())
+    path = ENGINES.path(name)
     engine = resolve(path)(context)
     if not isinstance(engine, Engine):
         lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
@@ -205,11 +204,6 @@ def build_engine(name: str, context: EngineContext) -> Engine:
             "To fix: give it all methods of ringmaster.tasks.execution.engine.Engine"
         )
     return engine
-
-
-def _every() -> dict[str, str]:
-    # Built-in engines come first, and cannot be shadowed.
-    return {**BUILTIN, **installed(ENTRY_POINT_GROUP), **BUILTIN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,10 +241,6 @@ class NodeRuns(Protocol):
         """Returns how a flow run has ended, for people; empty if that is not known."""
 
 
-Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
-"""Runs a function in the background, under a label that a person sees."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineContext:
     """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
@@ -273,3 +263,10 @@ class EngineContext:
     telemetry: SegmentTelemetry | None = None
     node_runs: NodeRuns | None = None
     on_failure: Callable[[], None] = lambda: None
+
+
+def completed(outcome: Outcome) -> Future[Outcome]:
+    """Returns a future that has its outcome already."""
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future

@@ -17,6 +17,8 @@ from ringmaster.techniques.processes.events import Event
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.text import printable_lines
 
+logger = logging.getLogger(__name__)
+
 COVERAGE = 0.9  # the share of ends that should be in their interval
 
 
@@ -94,9 +96,6 @@ def _read(data: Any) -> Prediction | None:
         return None if data is None else from_json(Prediction, data)
     except ValueError:  # of another release
         return None
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

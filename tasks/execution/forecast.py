@@ -41,7 +41,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
 from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.speed_beliefs import Errors, Load, SpeedBeliefs, errors_of
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile
 
 NUM_DRAWS = 200
@@ -70,14 +70,14 @@ class EarlierRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ForecastConditions:
     """What is known of a batch's makespan beside the speeds of its options.
 
     load: the load of the machine, which the plan contains.
     earlier: the errors of earlier runs.
     """
 
-    load: Load = field(default_factory=Load)
+    load: MachineLoad = field(default_factory=MachineLoad)
     earlier: Sequence[EarlierRun] = ()
 
 
@@ -96,7 +96,7 @@ class _Normals:
 
 
 def seconds_left(
-    ahead: PlanSimulator, beliefs: SpeedBeliefs, options: Mapping[OptionKey, tuple[str, Errors]]
+    ahead: PlanSimulator, beliefs: SpeedBeliefs, options: Mapping[OptionKey, tuple[str, SpeedErrors]]
 ) -> dict[str, Draws]:
     """Returns draws of the seconds until each job ends, by job; jobs that never end by the plan are left out.
 
@@ -166,7 +166,7 @@ def _waiting_for_leads(problem: Problem, plan: Plan) -> tuple[Problem, dict[str,
     return (replace(problem, jobs=jobs) if leads else problem), leads
 
 
-def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tuple[str, Errors]]:
+def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tuple[str, SpeedErrors]]:
     """Returns the technique and the prior errors of each option; option k of a job is its profile k."""
     return {
         (job, number): (profile.technique, errors_of(profile))
@@ -183,7 +183,7 @@ def spread_of(left: Mapping[str, Draws]) -> float:
 def predict(
     left: Mapping[str, Draws],
     *,
-    surroundings: Surroundings | None = None,
+    surroundings: ForecastConditions | None = None,
     first_spread: float | None = None,
     since_s: float = 0.0,
     made_s: float = 0.0,
@@ -195,7 +195,7 @@ def predict(
     since_s: the batch's begin, in seconds since the epoch.
     made_s: the seconds from then to now.
     """
-    about = surroundings or Surroundings()
+    about = surroundings or ForecastConditions()
     load, last = about.load, _last(left)
     speeds = spread_of(left)
     common = math.hypot(LEAST_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))

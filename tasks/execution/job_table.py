@@ -2,6 +2,19 @@
 
 The journal is the record. The table caches in memory what this executor alone writes there, so that a list of a
 thousand jobs is not read again for each event of a gang.
+
+Groups: jobs that one gang trains together. The planner sees a group as one job, its lead job.
+
+A group is formed when its jobs are added to the job table, and is never formed again. A member may leave the group and
+is then an ordinary job. If the lead job ends, is paused or rests before the others, the group *parts*: each job
+continues alone from its own checkpoint. The lead job's record stores that its group has parted, so that another
+executor that takes over finds it there.
+
+Steering of a running batch: requests that set how far jobs may train and define jobs that were placeholders.
+
+A job's *goal* is the step up to which it is planned. A job that has reached its goal rests and holds no devices, until
+its goal is raised or it is stopped early. A stop is no failure: the last checkpoint and metrics stay. The job's record
+in the journal holds all of this, so that another executor that takes over finds it.
 """
 
 from __future__ import annotations
@@ -25,6 +38,11 @@ GOAL: its goal. RESTED: the goal that it has reached. EVALUATED: the step and me
 jobs that have a goal. SETTLED: the job that its placeholder became. LIKE: the job of the same shape whose data and
 profiles it uses.
 """
+
+PARTED, LEFT = "parted", "left_group"
+"""Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group."""
+LAYOUT = "layout"
+"""The key of a job's details with the option under which it first ran, where it must run under no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +116,6 @@ class SteeringPolicy(Protocol):
 def _names(names: Mapping[str, Any]) -> str:
     listed = list(names)
     return ", ".join(listed) if len(listed) <= 3 else f"{', '.join(listed[:2])} and {len(listed) - 2} others"
-
-
-PARTED, LEFT = "parted", "left_group"
-"""Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group."""
 
 
 class GroupedJob(Protocol):
@@ -231,10 +245,6 @@ class GroupTable:
             return replace(profile, members=members).beside(self._members[lead])
 
         return [up_to_goal(profile) for profile in self._job_table.entries[lead].together]
-
-
-LAYOUT = "layout"
-"""The key of a job's details with the option under which it first ran, where it must run under no other."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import Engine, EngineNode
+from ringmaster.tasks.execution.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +24,6 @@ checkpoints.
 """
 
 UNFENCED = "what ran on the node before it was lost may still run"
-
-
-class Movable(Protocol):
-    """The methods of an executor by which its cluster is changed; `Executor` documents them."""
-
-    def move_to(self, cluster: Cluster, *, why: str, out: Collection[DeviceId] = ()) -> None:
-        """Replaces the cluster, of which the devices `out` must not be used."""
-
-    def hold(self, node: str) -> None:
-        """Starts nothing more on a node, and stops the segments that run there."""
-
-    def release(self, node: str) -> None:
-        """Allows segments to start on a node again."""
-
-    def is_free(self, node: str) -> bool:
-        """Returns whether no segment runs on a node."""
-
-    def call(self, action: Callable[[], None]) -> None:
-        """Runs an action on the executor's thread. From any thread."""
 
 
 class KnownNodes:
@@ -58,7 +39,7 @@ class KnownNodes:
     def __init__(
         self,
         engine: Engine,
-        executor: Movable,
+        executor: Executor,
         *,
         cluster: Cluster | None = None,
         empty_before_s: Callable[[], float] = lambda: EMPTY_BEFORE_S,
@@ -149,7 +130,7 @@ class KnownNodes:
 
 
 @contextmanager
-def following(engine: Engine, executor: Movable, *, cluster: Cluster) -> Iterator[None]:
+def following(engine: Engine, executor: Executor, *, cluster: Cluster) -> Iterator[None]:
     """Inside the context, passes the changes of an engine's nodes on to an executor whose cluster they are."""
     known_nodes, is_done = KnownNodes(engine, executor, cluster=cluster), threading.Event()
 

@@ -1,4 +1,10 @@
-"""The engine of this machine: runs gangs as its own processes."""
+"""The engine of this machine: runs gangs as its own processes.
+
+`Leases` is a ledger of the machine's devices on disk, so that processes that share the machine never share a device. A
+lease identifies its holder's process by pid and start time. The leases of a process that has ended are void. The
+processes that a holder started cannot outlive it (the fork server ensures that), so the devices of a void lease are
+free.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +37,11 @@ CREATE TABLE IF NOT EXISTS device_leases (
     device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, since_s REAL NOT NULL
 )
 """
+
+END_TIMEOUT_S = 30.0
+EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
+MOST_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
+MOST_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
 
 
 def leases_of(home: Path, cluster: Cluster) -> Leases:
@@ -133,9 +144,6 @@ def watching(cluster: Cluster) -> Iterator[SegmentTelemetry | None]:
         telemetry.close()
 
 
-END_TIMEOUT_S = 30.0
-
-
 def local(context: EngineContext) -> LocalEngine:
     """Builds the engine of this machine."""
     if context.launcher is None:
@@ -224,11 +232,6 @@ class LocalEngine:
             for gang in self._gangs.values():
                 gang.kill()
             self._ended.wait_for(lambda: not self._gangs, timeout=END_TIMEOUT_S)
-
-
-EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
-MOST_PHASES = 10  # that are written at once; a gang may have one more every `EVERY_S`
-MOST_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
 
 
 class StepEvents:

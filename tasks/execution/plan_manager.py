@@ -1,4 +1,8 @@
-"""The plan manager of an executor: re-plans what is left when that is requested or may pay off."""
+"""The plan manager of an executor: re-plans what is left when that is requested or may pay off.
+
+`Forecaster` predicts the ends of each batch that an executor runs, and of its jobs: at the first plan, and again as it
+runs. Batches that arrive later share the devices and may change what is predicted for a batch of a pool.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     predictions_in,
 )
-from ringmaster.tasks.execution.forecast import Draws, Surroundings, predict, spread_of
+from ringmaster.tasks.execution.forecast import Draws, ForecastConditions, predict, spread_of
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
@@ -34,6 +38,9 @@ MakePlan = Callable[[Problem], Plan]
 
 AddTerms = Callable[[Problem], Problem]
 """Adds the terms of a problem beside its jobs: weights, prices, and deadlines relative to the present."""
+
+EVERY_S = 2.0  # while speeds are measured
+MOST_SHARE = 0.01  # of the executor's time
 
 
 class PlanManager:
@@ -237,12 +244,6 @@ def problem_left(
     return add_terms(planning_problem(jobs, job_table.profiles, cluster, name=name, steps_done=steps_done))
 
 
-EVERY_S = 2.0  # while speeds are measured
-
-
-MOST_SHARE = 0.01  # of the executor's time
-
-
 class Forecaster:
     """Predicts the ends of each batch of an executor's job table; a listener of the executor.
 
@@ -294,7 +295,7 @@ class Forecaster:
         for batch, left in of_batches.items():
             self._predict(batch, left, replanner.surroundings)
 
-    def _predict(self, batch: str, left: dict[str, Draws], surroundings: Surroundings) -> None:
+    def _predict(self, batch: str, left: dict[str, Draws], surroundings: ForecastConditions) -> None:
         journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
         facts = {}
         if batch not in self._since_s:

@@ -22,6 +22,8 @@ MOST_STEPS = 100  # the newest steps, over which a speed is measured
 MOST_REPORTS = 50  # the newest reports, over which rates for people are measured
 STARTING, TRAINING = "starting", "training"  # the phase before any report, and that in which steps are taken
 
+NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
+
 
 def is_about(event: Event, job: str) -> bool:
     """Whether a gang's event concerns `job`.
@@ -313,9 +315,6 @@ def range_text(low_s: float, high_s: float) -> str:
 def whole_seconds(seconds: float) -> str:
     """Returns a time that changes while one looks, without fractions of a second: "12 s", "5.1 min"."""
     return seconds_text(float(round(max(0.0, seconds))))
-
-
-NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
 
 
 class PlanProgress:

@@ -3,6 +3,23 @@
 The policy has no clock and no I/O. The executor and `simulate` share it: both report their observations to it, act on
 its decisions, and run the solver in between. Predictions err by tens of per cent. A batch that uses the measured speeds
 and re-plans ends within a few per cent of a clairvoyant plan.
+
+Exploration: options that have not run are tried in short real segments where that is worth more than it costs.
+
+Let a plan run job j under option b for the rest of its work, and let p be another option that fits on the same devices.
+With c_o = t_o (n_o + r_j), where t_o is the believed runtime of that rest under option o on n_o devices, trying p gains
+
+    E[max(0, c_b - c_p)] - max(0, c_b - E[c_p])
+
+device-seconds in expectation, as the better of both is used once they are known. This is the value of information
+(Howard, Information Value Theory, 1966). Options are tried one after another: for a further one, c_b is what is
+expected of the best of those before it, so that each must gain beyond them. c_p / c_b is log-normal, so the expectation
+has the closed form of an option's price. The price of a device-second is that of the plan's bound on the makespan,
+equal for all jobs; r_j is the further price of a second of job j, in devices: the least one under which no option beats
+the planned one. It is 0 for a job that takes the cheapest option, and large for a job that is spread over many devices
+as it decides the end.
+
+Trying p costs a switch, two for a job that runs, and the part of the devices' time that p leaves unused or wastes.
 """
 
 from __future__ import annotations
@@ -24,6 +41,12 @@ from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 LEAST_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
 LEAST_TRIED_S = 1.0
 MOST_SHARE = 0.02  # of the job's remaining steps
+
+EPS_S = 1e-6  # rounding error of sums of seconds
+Size = tuple[str, int, int, int]
+"""What decides on which nodes an option can run: device type, numbers of devices and nodes, and host memory."""
+
+
 PRICES = (0.0, *(2.0**k for k in range(-6, 11)))  # of a second of a job, in devices
 
 
@@ -157,12 +180,6 @@ def _price(options: Sequence[Option], planned: int) -> float:
         return round(costs[planned] / min(costs), 9)
 
     return min(PRICES, key=regret)
-
-
-EPS_S = 1e-6  # rounding error of sums of seconds
-
-Size = tuple[str, int, int, int]
-"""What decides on which nodes an option can run: device type, numbers of devices and nodes, and host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from functools import partial
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
-from ringmaster.tasks.execution.forecast import Draws, Surroundings, options_of, seconds_left
+from ringmaster.tasks.execution.forecast import Draws, ForecastConditions, options_of, seconds_left
 from ringmaster.tasks.execution.job_table import keeps_layout
 from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -127,14 +127,14 @@ class Replanner:
         make_plan: Callable[[Problem], Plan],
         add_terms: Callable[[Problem], Problem] = lambda problem: problem,
         policy: Policy = POLICY,
-        surroundings: Surroundings | None = None,
+        surroundings: ForecastConditions | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
     ) -> None:
         self._name, self._policy, self._clock = name, policy, clock
         self._make_plan, self._on_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
-        self._began_s, self.surroundings = clock(), surroundings or Surroundings()
+        self._began_s, self.surroundings = clock(), surroundings or ForecastConditions()
         self._beliefs, self._when = SpeedBeliefs(), When(policy)
         self._pending_plan: PendingPlan | None = None
         # `_blind_s`: until when no improvement is looked for.

@@ -29,6 +29,8 @@ from ringmaster.techniques.turns import steps_taken
 MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
 MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's
 
+LEASE_RETRY_S = 1.0  # other processes return devices without notice
+
 
 def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = MEAN_TIME_BETWEEN_FAILURES_S) -> float:
     """Returns the seconds of training between checkpoints that minimize the expected loss of time.
@@ -40,9 +42,6 @@ def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = M
     """
     optimum_s = math.sqrt(2 * stall_s * mtbf_s / num_devices)
     return max(optimum_s, stall_s / MOST_OVERHEAD)
-
-
-LEASE_RETRY_S = 1.0  # other processes return devices without notice
 
 
 class Leases(Protocol):

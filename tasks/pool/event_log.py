@@ -1,6 +1,16 @@
 """The event log: the stored decisions of a pool's controller about its batches, and their plans.
 
-The events of gangs are in the message store; `batch_events` reads both.
+The events of gangs are in the message store. `BatchEvents` reads both, and returns the events of a batch in one order.
+
+The executor writes its decisions into the event log; the nodes write the events of their gangs into the message store.
+Followers read both tables, so that no event is stored twice. The order between the two follows from two rules:
+
+- The events of a gang come after the start of its segment.
+- A decision comes after the events that it follows from. These have lower numbers than any event that is stored after
+  the decision, so a reader that reads the decisions first, and then all events of gangs, has read them.
+
+An event that arrives after the end of its segment is dropped, as the executor has not heard it either: its node was
+taken for lost.
 """
 
 from __future__ import annotations
@@ -12,7 +22,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from sqlalchemy import Connection, Integer, cast, func, insert, select
 
@@ -35,6 +45,12 @@ from ringmaster.techniques.processes.events import (
 )
 
 logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.2
+MOST_AT_ONCE = 1000
+MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
+FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, ShareEnded)  # events that reach followers as the decisions on them
+
 
 _KINDS: Mapping[str, Any] = {cls.__name__: cls for cls in get_args(ExecutionEvent)}
 
@@ -121,12 +137,6 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
     return event
 
 
-LOOK_EVERY_S = 0.2
-MOST_AT_ONCE = 1000
-MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
-FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, ShareEnded)  # events that reach followers as the decisions on them
-
-
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """How far a reader has read: the last row of the event log, and the last event of a gang."""
@@ -152,7 +162,7 @@ class _Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
+class _GangRow:
     id: int
     segment: int
     job: str
@@ -160,12 +170,7 @@ class _Said:
     time_s: float
 
 
-class _Numbered(Protocol):
-    @property
-    def id(self) -> int: ...
-
-
-Row = TypeVar("Row", bound=_Numbered)
+Row = TypeVar("Row", bound="_Decision | _GangRow")
 
 
 class BatchEvents:
@@ -174,8 +179,8 @@ class BatchEvents:
     def __init__(self, database: Database, batch: str) -> None:
         self.database, self.batch = database, batch
         self._lock = threading.Lock()
-        self._decisions: _Recent[_Decision] = _Recent(self._read_decisions)
-        self._said: _Recent[_Said] = _Recent(self._read_said)
+        self._decisions: _RecentRows[_Decision] = _RecentRows(self._read_decisions)
+        self._said: _RecentRows[_GangRow] = _RecentRows(self._read_said)
         self._copied: dict[int, int] | None = None
 
     def newest(self) -> Position:
@@ -201,10 +206,10 @@ class BatchEvents:
             if not entries:
                 clock.wait(LOOK_EVERY_S)
 
-    def rows(self, after: Position, *, most: int) -> tuple[Sequence[_Decision], Sequence[_Said]]:
+    def rows(self, after: Position, *, most: int) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
         """Returns the rows of both tables after that position, at most `most` of each."""
 
-        def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_Said]]:
+        def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
             # First the decisions: all events that they follow from are then in the other table.
             decisions = self._decisions.after(connection, after.told, most=most)
             return decisions, self._said.after(connection, after.said, most=most)
@@ -219,7 +224,7 @@ class BatchEvents:
         query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__, TOLD.c.id <= until)
         return set(self.database.read(lambda connection: connection.execute(query).scalars().all()))
 
-    def is_copied(self, said: _Said) -> bool:
+    def is_copied(self, said: _GangRow) -> bool:
         """Returns whether an event is in the event log too: an earlier release copied the events of gangs there."""
         return said.id <= (self._copied or {}).get(said.segment, 0)
 
@@ -241,7 +246,7 @@ class BatchEvents:
         rows = connection.execute(query).all()
         return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
 
-    def _read_said(self, connection: Connection, after: int, most: int) -> Sequence[_Said]:
+    def _read_said(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
         query = select(SAID.c.id, SAID.c.segment, SAID.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s)
         query = query.join(SEGMENTS, SEGMENTS.c.id == SAID.c.segment).where(SEGMENTS.c.batch == self.batch)
         rows = connection.execute(query.where(SAID.c.id > after).order_by(SAID.c.id).limit(most)).all()
@@ -287,7 +292,7 @@ class EventReader:
         self._take(said[number:], found)
         return found
 
-    def _take(self, said: Sequence[_Said], found: list[BatchEvent]) -> int:
+    def _take(self, said: Sequence[_GangRow], found: list[BatchEvent]) -> int:
         """Adds the events up to the first one of a gang whose segment has not started; returns how many it read."""
         started = self._started
         newest = max(started, default=0)
@@ -309,7 +314,7 @@ class EventReader:
             self._ended.add(event.number)
 
 
-class _Recent(Generic[Row]):
+class _RecentRows(Generic[Row]):
     """The newest rows of a table that were read: all rows with a number above `_low`, up to `_high`.
 
     fetch: reads the rows after a number, at most so many.
@@ -341,9 +346,9 @@ def _number() -> Any:
     return cast(json_field(TOLD.c.content, "number"), Integer)
 
 
-def _said(row: Any) -> _Said:
+def _said(row: Any) -> _GangRow:
     event = event_or_refusal(row.content)
     named = event.job if isinstance(event, JobEvent) else None
     # Events that have no time of their own are given one that stays the same however often they are read.
     time_s = event.wall_s if isinstance(event, (Steps, Metrics, DeviceTelemetry)) else None
-    return _Said(id=row.id, segment=row.segment, job=named or row.job, event=event, time_s=time_s or row.started_s)
+    return _GangRow(id=row.id, segment=row.segment, job=named or row.job, event=event, time_s=time_s or row.started_s)

@@ -1,6 +1,12 @@
 """The node agent: takes the orders for one node, runs their gangs, and passes on commands and events.
 
 It needs only the pool's database. Prefect shows the segments, and takes no part in starting or ending them.
+
+A worker's heartbeat: a row update in the pool's database, and a tick of the fork server after each success.
+
+The fork server ends its ranks if no tick arrives for long. So a node that the pool no longer hears has no ranks left by
+the time its jobs are given to other nodes. The cause of a failed heartbeat makes no difference: a refused connection
+looks the same whether the database is down for all nodes, or a firewall or a tunnel cuts off this node alone.
 """
 
 from __future__ import annotations
@@ -26,7 +32,18 @@ from ringmaster.techniques.processes.fence import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Outcome, as_event
 
+logger = logging.getLogger(__name__)
+
 GATHER_S = 0.1
+
+AGAIN_S = 1.0  # between attempts of a heartbeat that failed
+LOOK_EVERY_S = 0.1
+IDLE_S, IDLE_LOOK_EVERY_S = 30.0, 0.5  # after so long without a gang, orders are looked for less often
+DRAIN_S = 25.0  # out of the 30 s that a spot notice gives
+HEED_S = 1.5  # the executor checks its nodes every second
+KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
+FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
+UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class Outbox:
@@ -94,9 +111,6 @@ class Outbox:
             self._changed.notify_all()
 
 
-AGAIN_S = 1.0  # between attempts of a heartbeat that failed
-
-
 class Heartbeat:
     """Sends heartbeats from a thread of its own until it is stopped, or until the node belongs to another worker.
 
@@ -159,17 +173,6 @@ class Heartbeat:
             self._tick(asked_s)
             return self._every_s
         return 0.0 if self._on_replaced() else None
-
-
-logger = logging.getLogger(__name__)
-
-LOOK_EVERY_S = 0.1
-IDLE_S, IDLE_LOOK_EVERY_S = 30.0, 0.5  # after so long without a gang, orders are looked for less often
-DRAIN_S = 25.0  # out of the 30 s that a spot notice gives
-HEED_S = 1.5  # the executor checks its nodes every second
-KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
-FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
-UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class DeviceMonitor(Protocol):

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ringmaster.errors import NodeAlreadyServed
 from ringmaster.tasks.execution.local_engine import Leases
@@ -19,6 +18,9 @@ from ringmaster.techniques.processes.reporter import STOP
 
 LOOK_EVERY_S = 1.0
 WORKER = "worker "
+
+MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
+StartGang = Callable[[Launcher, GangOrder, int], Gang]
 
 
 def hold_devices(
@@ -54,26 +56,7 @@ def hold_devices(
         wait(LOOK_EVERY_S)
 
 
-MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
-
-
-class RunningGang(Protocol):
-    """The methods of a gang that this module calls."""
-
-    def send(self, command: str) -> None:
-        """Sends a command to every rank."""
-
-    def kill(self) -> None:
-        """Ends every rank at once."""
-
-    def wait(self, on_event: Callable[[Event], None]) -> Outcome:
-        """Passes on the events of rank 0 until all ranks have ended; returns the outcome."""
-
-
-StartGang = Callable[[Launcher, GangOrder, int], RunningGang]
-
-
-def start_gang(launcher: Launcher, order: GangOrder, num_ranks: int) -> RunningGang:
+def start_gang(launcher: Launcher, order: GangOrder, num_ranks: int) -> Gang:
     """Starts a gang of processes."""
     return Gang(launcher, order, num_ranks=num_ranks)
 
@@ -87,7 +70,7 @@ class _Run:
     """
 
     share: Share
-    gang: RunningGang | None = None
+    gang: Gang | None = None
     overruled: Outcome | None = None
 
     def tell(self, command: str) -> None:

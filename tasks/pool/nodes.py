@@ -1,4 +1,7 @@
-"""The registry of a pool's nodes, to which their workers write."""
+"""The nodes of a pool: the registry to which their workers write, the leases of their devices, and their timeouts.
+
+A lease outlives the process that took it. The executor that takes over finds it, and ends it if its holder is gone.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,75 @@ from sqlalchemy import Connection, delete, insert, select, update
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
-from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import ABOUT, NODES
+from ringmaster.tasks.storage.database import Database, insert_missing
+from ringmaster.tasks.storage.schema import ABOUT, LEASES, NODES
+
+logger = logging.getLogger(__name__)
+
+LOAN = "loan {}"
+"""The holder of the leases of a request for devices, by the request's number. All other leases are of segments."""
 
 VARIABLE = "RINGMASTER_PATIENCE"
-
 BLIND_S = 10.0
 """The time between two checks of nodes or requests after which, unless said otherwise, all silences are measured
 anew.
 """
+KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
+"""By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
+MOST_BYTES = 2**60  # of a device
+MOST_LENT = "most lent nodes"
+LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
+
+
+def is_loan(holder: str) -> bool:
+    """Returns whether a lease belongs to a request for devices, and not to a segment."""
+    return holder.startswith(LOAN.format(""))
+
+
+class PoolLeases:
+    """The leases of a pool's devices, named "node:kind:number". Safe between threads and between processes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, devices: Sequence[str], *, holder: str) -> bool:
+        """Leases all of `devices` to `holder`, or none of them if one is leased; returns whether they were leased.
+
+        A device that the same holder has leased counts as leased too: one holder may act for many users that must not
+        share the device.
+        """
+        (is_taken,) = self.take_each([devices], holder=holder)
+        return is_taken
+
+    def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
+        """Leases the devices of each gang as `take` does, in one transaction; returns which were leased."""
+        since_s = time.time()  # identifies this call among all of the holder's, in case its commit is retried
+
+        def act(connection: Connection) -> list[bool]:
+            query = select(LEASES).where(LEASES.c.device.in_([device for gang in gangs for device in gang]))
+            found = connection.execute(query).all()
+            busy = {row.device for row in found if (row.holder, row.since_s) != (holder, since_s)}
+            are_taken, rows = [], []
+            for gang in gangs:
+                are_taken.append(busy.isdisjoint(gang))
+                if are_taken[-1]:
+                    busy.update(gang)
+                    rows += [{"device": device, "holder": holder, "since_s": since_s} for device in gang]
+            if rows:
+                insert_missing(connection, LEASES, rows)
+            return are_taken
+
+        return self._database.write(act)
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Ends the leases on `devices`."""
+        ended = delete(LEASES).where(LEASES.c.device.in_(devices))
+        self._database.write_later(lambda connection: connection.execute(ended))
+
+    def held(self) -> dict[str, str]:
+        """Returns the holder of each device that is leased now."""
+        rows = self._database.read(lambda connection: connection.execute(select(LEASES)).all())
+        return {row.device: row.holder for row in rows}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +136,6 @@ class Timeouts:
         return cls(beat_every_s=beat_every_s, lost_after_s=lost_after_s, fence_after_s=fence_after_s)
 
 
-logger = logging.getLogger(__name__)
-
-
 class NodeStatus(StrEnum):
     """The states of a node in the registry."""
 
@@ -103,13 +163,6 @@ class NodeRecord:
     beats: int = 0
     health: Mapping[str, str] = field(default_factory=dict)
     allocation: str = ""
-
-
-KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
-"""By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
-MOST_BYTES = 2**60  # of a device
-MOST_LENT = "most lent nodes"
-LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
 class Nodes:

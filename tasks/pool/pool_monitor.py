@@ -20,12 +20,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.pool.leases import is_loan
-from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, read_nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, is_loan, read_nodes
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS, SEGMENTS, TOLD, json_field
+
+logger = logging.getLogger(__name__)
+
+LEADER = ("leader", "")
 
 
 class DeviceStatus(StrEnum):
@@ -301,11 +304,6 @@ def _with_jobs(connection: Connection, before: PoolCounts) -> PoolCounts:
     newest = connection.execute(select(func.max(TOLD.c.id))).scalar() or 0
     jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(TOLD.c.id <= newest)).scalars().all())
     return replace(before, jobs=jobs, last_event=max(before.last_event, int(newest)))
-
-
-logger = logging.getLogger(__name__)
-
-LEADER = ("leader", "")
 
 
 @dataclass(frozen=True, kw_only=True)

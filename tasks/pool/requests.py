@@ -17,6 +17,10 @@ from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_once
 from ringmaster.tasks.storage.schema import REQUESTS
 
+MOST_PRIORITY = 1000.0
+LOOK_EVERY_S = 0.2
+LAST_RENEWAL_S = 2.0
+
 
 class RequestStatus(StrEnum):
     """The states of a request."""
@@ -40,7 +44,7 @@ class RequestKind(StrEnum):
       withdrawn, or until the requester no longer `renew`s it.
     - `NODE` says that a batch needs a node to be profiled on, for as long as it is renewed.
     - `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which
-      renews it (`ringmaster.tasks.pool.handed_over`).
+      renews it (`ringmaster.tasks.pool.submissions`).
     """
 
     CANCEL = "cancel"
@@ -52,11 +56,6 @@ class RequestKind(StrEnum):
     LEND = "lend"
     NODE = "node"
     TRAIN = "train"
-
-
-MOST_PRIORITY = 1000.0
-LOOK_EVERY_S = 0.2
-LAST_RENEWAL_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +175,7 @@ class Requests:
         return request
 
 
-class Silences:
+class SilenceMonitor:
     """Detects requests that are no longer renewed, by the observer's own clock (monotonic seconds).
 
     silent_s: the time without a renewal after which a request counts as silent.

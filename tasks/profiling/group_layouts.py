@@ -28,6 +28,8 @@ LONGER = 4 / 3
 # The techniques that train a job alone as a group would on several devices: batch divided, base whole or sharded.
 LIKE = {WHOLE: ("ddp", "zero1", "zero2"), SHARDED: ("fsdp", "fsdp_static")}
 
+MOST_TOGETHER = 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -155,11 +157,8 @@ def _step_s(profile: Profile) -> float:
     return profile.step_s
 
 
-MOST_TOGETHER = 32
-
-
 @dataclass(frozen=True, kw_only=True)
-class Solo:
+class SoloProfile:
     """A job that can be in a group, and its properties when it runs alone on as many devices.
 
     data: the JSON form of its prepared data.
@@ -193,7 +192,7 @@ class Solo:
         return self.profile.startup_s + self.job.total_steps * self.profile.step_s + self.end_s
 
 
-Group = tuple[Solo, ...]
+Group = tuple[SoloProfile, ...]
 """Jobs that one gang would train. The first one, which has the most steps, is the lead job."""
 
 
@@ -213,7 +212,7 @@ def classes(
     layout: the layout of their gang. Their batches must be divisible among its devices.
     """
     names = {job.name for job in jobs}
-    by_base: dict[str, list[list[Solo]]] = {}
+    by_base: dict[str, list[list[SoloProfile]]] = {}
     for job in jobs:
         preflight = preflights[job.name]
         # ModelFacts itself would need torch. Its JSON form may lack newer fields, which have their defaults then.
@@ -287,12 +286,14 @@ def _may_join(job: Job, names: Collection[str], *, num_devices: int) -> bool:
     return job.num_devices is None or num_devices in job.num_devices
 
 
-def _solo(job: Job, preflight: Preflight, profiles: Sequence[Profile], *, key: str, layout: Layout) -> Solo | None:
+def _solo(
+    job: Job, preflight: Preflight, profiles: Sequence[Profile], *, key: str, layout: Layout
+) -> SoloProfile | None:
     """Returns None if such devices cannot train the job, or not its whole batch at once."""
     profile, own_bytes = layout.profile(job, preflight, profiles), layout.own_bytes(job, preflight)
     if profile is None or own_bytes is None:
         return None
-    return Solo(
+    return SoloProfile(
         job=job,
         data=preflight.data,
         key=key,
@@ -302,7 +303,7 @@ def _solo(job: Job, preflight: Preflight, profiles: Sequence[Profile], *, key: s
     )
 
 
-def _by_steps_and_likeness(solo: Solo) -> tuple[Any, ...]:
+def _by_steps_and_likeness(solo: SoloProfile) -> tuple[Any, ...]:
     """Sorts similar jobs next to each other, because adapters of one shape are computed side by side."""
     job = solo.job
     assert job.adapter is not None

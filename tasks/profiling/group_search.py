@@ -1,4 +1,28 @@
-"""The search for groups of one class of jobs in one layout: its trials, and the groups that it offers."""
+"""The search for groups of one class of jobs in one layout: its trials, and the groups that it offers.
+
+Prediction of a group's speed and memory from its jobs' own profiles and measurements of a few groups.
+
+A step of a group S takes
+
+    fixed_s + kappa * sum of alone_s(i) for i in S
+
+where alone_s(i) is the time of a step of job i when it runs alone. Kernels are started, and the base's weights are
+read, once for all jobs, while the arithmetic adds up. Memory is that of the base, plus an amount for each job. Both are
+lines through the measurements; a job alone is a group of one. If no group was measured, kappa is 1: a group then saves
+only the starts.
+
+On several devices alone_s(i) is the time of a step of job i alone on as many devices, with its batch divided as in the
+group. Until a group was measured there, kappa is that of fewer devices: the same share of a step is paid once for all
+jobs.
+
+Profiles of groups of jobs that are trained on one base: few sizes are measured, and all others are predicted.
+
+Each class of jobs is considered in every layout that can hold it, the plainest first: one device, then several devices
+with the base whole or sharded, then all of these with recomputed activations. In the first layout in which a group
+fits, one size is tried, by a thorough search up to three. A later layout offers a group only if it fits in no plainer
+layout, or if it is faster than in the plainer ones and alone would take longer there than the whole class divided over
+all devices. There, only a thorough search tries a size.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +41,7 @@ from ringmaster.tasks.profiling.group_layouts import (
     SHARDED,
     Group,
     Layout,
-    Solo,
+    SoloProfile,
     candidate_groups,
     even_parts,
     sample,
@@ -32,9 +56,18 @@ from ringmaster.techniques.profiles import PREDICTED, GroupMember, ProfileKey
 from ringmaster.techniques.training.fused.group_requirements import NAME
 from ringmaster.techniques.turns import AT_ONCE
 
+Point = tuple[float, float]
+LEAST_STARTUP_S = 1e-3
+# The size of the first group that is tried, if a class has so many jobs. A pair and the largest power of two follow:
+# at most three trials.
+FIRST_SIZE = 8
+# The least number of jobs at a time in a group whose jobs take turns; one at a time is no better than without a group.
+LEAST_AT_ONCE = 2
+MOST_SIZES = 3  # of a thorough search, in the first layout of a class
+
 
 @dataclass(frozen=True)
-class Line:
+class LinearFit:
     """The line y = `fixed` + `slope` x."""
 
     fixed: float
@@ -45,7 +78,7 @@ class Line:
         return self.fixed + self.slope * x
 
 
-def fitted(points: Sequence[Point], *, lone_slope: float) -> Line:
+def fitted(points: Sequence[Point], *, lone_slope: float) -> LinearFit:
     """Returns the least-squares line of relative errors, with a slope and an intercept of at least zero.
 
     lone_slope: the slope of a line through a single point, or through points of one x. All y are positive.
@@ -54,7 +87,7 @@ def fitted(points: Sequence[Point], *, lone_slope: float) -> Line:
     if len(xs) == 1:
         x, y = xs.pop(), sum(y for _, y in points) / len(points)
         slope = min(lone_slope, y / x) if x else lone_slope
-        return Line(y - slope * x, slope)
+        return LinearFit(y - slope * x, slope)
     weights = [1 / y**2 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
@@ -63,18 +96,13 @@ def fitted(points: Sequence[Point], *, lone_slope: float) -> Line:
     xy = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
     slope = max(xy / xx, 0.0)
     if (fixed := mean_y - slope * mean_x) >= 0:
-        return Line(fixed, slope)
+        return LinearFit(fixed, slope)
     through_zero = sum(w * x * y for w, (x, y) in zip(weights, points, strict=True))
-    return Line(0.0, through_zero / sum(w * x * x for w, (x, _) in zip(weights, points, strict=True)))
-
-
-Point = tuple[float, float]
-
-LEAST_STARTUP_S = 1e-3
+    return LinearFit(0.0, through_zero / sum(w * x * x for w, (x, _) in zip(weights, points, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laws:
+class GroupScaling:
     """The fitted lines of a class of jobs.
 
     step: the seconds of a group's step, by the sum of its jobs' step seconds when they run alone.
@@ -83,9 +111,9 @@ class Laws:
     layout: the layout for which the lines hold.
     """
 
-    step: Line
-    startup: Line
-    peak: Line
+    step: LinearFit
+    startup: LinearFit
+    peak: LinearFit
     layout: Layout = ONE_DEVICE
 
     def profile(self, group: Group, *, is_measured: bool, at_once: int | None = None) -> Profile:
@@ -124,13 +152,13 @@ class Laws:
         )
 
 
-def laws_of(
+def scaling_of(
     members: Group,
     measured: Sequence[tuple[Group, Profile]],
     *,
     layout: Layout = ONE_DEVICE,
     kappa: float = 1.0,
-) -> Laws:
+) -> GroupScaling:
     """Fits the lines of a class of jobs on gangs of a layout.
 
     measured: groups of its jobs, with the profile that a trial measured; its step is that of the whole group.
@@ -140,7 +168,7 @@ def laws_of(
     start_s = statistics.mean(solo.profile.startup_s for solo in members)
     own = statistics.mean(solo.own_bytes for solo in members)
     peak = statistics.mean(_peak_bytes(solo, layout) for solo in members)
-    return Laws(
+    return GroupScaling(
         step=fitted([(alone_s, alone_s), *((step_s_alone(g), p.step_s) for g, p in measured)], lone_slope=kappa),
         startup=fitted(
             [(x, max(y, LEAST_STARTUP_S)) for x, y in [(1, start_s), *((len(g), p.startup_s) for g, p in measured)]],
@@ -156,12 +184,12 @@ def step_s_alone(group: Group) -> float:
     return sum(solo.profile.step_s for solo in group)
 
 
-def own_bytes(group: Sequence[Solo]) -> int:
+def own_bytes(group: Sequence[SoloProfile]) -> int:
     """Returns the bytes that the jobs need beside the base."""
     return sum(solo.own_bytes for solo in group)
 
 
-def _peak_bytes(solo: Solo, layout: Layout) -> int:
+def _peak_bytes(solo: SoloProfile, layout: Layout) -> int:
     """Returns the peak bytes of a group of one job.
 
     A profile whose step divides the batch further, or stores the base otherwise, does not show this peak.
@@ -171,13 +199,6 @@ def _peak_bytes(solo: Solo, layout: Layout) -> int:
     needed = solo.base_bytes + solo.own_bytes
     needs_less = layout.base == SHARDED or layout.recompute == AGAIN
     return needed if needs_less else max(solo.profile.peak_bytes, needed)
-
-
-# The size of the first group that is tried, if a class has so many jobs. A pair and the largest power of two follow:
-# at most three trials.
-FIRST_SIZE = 8
-# The least number of jobs at a time in a group whose jobs take turns; one at a time is no better than without a group.
-LEAST_AT_ONCE = 2
 
 
 @dataclass(kw_only=True)
@@ -255,10 +276,10 @@ class GroupSearch:
         return next(failed, None)
 
     @cached_property
-    def laws(self) -> Laws:
+    def laws(self) -> GroupScaling:
         """The fitted lines, as far as trials have measured them."""
         kappa = self.kappa if self.first is self else self.first.laws.step.slope
-        return laws_of(self.members, self._measured(), layout=self.layout, kappa=kappa)
+        return scaling_of(self.members, self._measured(), layout=self.layout, kappa=kappa)
 
     def fair_s(self, names: Collection[str] | None = None) -> float:
         """Returns the seconds for which the class, or its named jobs, occupies all devices if divided evenly."""
@@ -373,9 +394,6 @@ class GroupSearch:
             ),
             members=tuple((solo.job, solo.data) for solo in others),
         )
-
-
-MOST_SIZES = 3  # of a thorough search, in the first layout of a class
 
 
 def group_searches(

@@ -1,4 +1,15 @@
-"""Conversion of profiles into the planner's options: the rest of each job, in seconds, under each profile."""
+"""Conversion of profiles into the planner's options: the rest of each job, in seconds, under each profile.
+
+Profiles without trials: the predicted step times, corrected by what other options and other jobs have taken.
+
+A job's options are those that were measured and, of each technique and gang size, the config that is predicted to be
+the fastest of the others. So that the mixture is not biased towards either, predictions are corrected by the model of
+`speed_beliefs`: by the measured options of jobs of the same speed, and by the newest measurements of other jobs on such
+devices. What running segments measure corrects them further.
+
+The predictions for gangs over several nodes assume that the network is as fast as the links within a node. Such gangs
+are therefore offered only to jobs that no single node can train.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +30,12 @@ from ringmaster.techniques.training.fused.group_requirements import NAME
 
 # No runtime may be zero, not even that of a job of which only the export is left.
 LEAST_RUNTIME_S = 1e-3
+
+# Assumed if nothing is known of a device's speed; corrected by the first steps.
+GUESSED_STEP_S = 1.0
+GUESSED_STARTUP_S = 15.0
+GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
+LEAST_MEASUREMENT_ERROR = 0.02  # relative, of a step time that an earlier run measured
 
 
 def planning_problem(
@@ -128,13 +145,6 @@ def _option(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
         device_type=profile.device_type,
         num_nodes=profile.num_nodes,
     )
-
-
-# Assumed if nothing is known of a device's speed; corrected by the first steps.
-GUESSED_STEP_S = 1.0
-GUESSED_STARTUP_S = 15.0
-GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
-LEAST_MEASUREMENT_ERROR = 0.02  # relative, of a step time that an earlier run measured
 
 
 def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ...]:

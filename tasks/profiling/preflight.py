@@ -30,6 +30,14 @@ from ringmaster.techniques.processes.gang import was_killed
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
 
+PREFLIGHT_TARGET = "ringmaster.techniques.estimates.preflight:main"
+# The attempts of a trial, or of a job's preflight, that is killed from outside.
+MAX_ATTEMPTS = 3
+Notice = Callable[[str], None]
+"""Takes a line of progress for a person."""
+ReportFailure = Callable[[str, str], None]
+"""Takes the name of a job that cannot be trained, and the cause, as soon as it is known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnvironment:
@@ -59,17 +67,6 @@ def gang_shape(devices: Sequence[Device]) -> GangShape:
     return GangShape(kind=devices[0].kind, num_devices=len(devices), memory_bytes=min(d.memory_bytes for d in devices))
 
 
-PREFLIGHT_TARGET = "ringmaster.techniques.estimates.preflight:main"
-# The attempts of a trial, or of a job's preflight, that is killed from outside.
-MAX_ATTEMPTS = 3
-
-Notice = Callable[[str], None]
-"""Takes a line of progress for a person."""
-
-Failed = Callable[[str, str], None]
-"""Takes the name of a job that cannot be trained, and the cause, as soon as it is known."""
-
-
 def untold(job: str, why: str) -> None:
     """Ignores the failure of a job; the caller reads it from the faults."""
 
@@ -82,7 +79,7 @@ def preflight_jobs(
     notice: Notice,
     shapes: Sequence[GangShape] | None = None,
     evaluated: Sequence[str] = (),
-    failed: Failed = untold,
+    failed: ReportFailure = untold,
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
 
@@ -137,7 +134,7 @@ class PreflightAhead:
         self._thread.start()
 
     def result(
-        self, order: PreflightOrder, *, notice: Notice, failed: Failed
+        self, order: PreflightOrder, *, notice: Notice, failed: ReportFailure
     ) -> tuple[dict[str, Preflight], dict[str, str]] | None:
         """Waits for the result of `order`; None where another one was carried out, or where that was not possible."""
         if order != self._order:
@@ -154,7 +151,7 @@ class PreflightAhead:
 
 
 def run_preflight(
-    order: PreflightOrder, *, server: ForkServerClient, notice: Notice, failed: Failed = untold
+    order: PreflightOrder, *, server: ForkServerClient, notice: Notice, failed: ReportFailure = untold
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Carries out a preflight order in worker processes; returns preflights and faults, by job name."""
     Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
@@ -254,7 +251,7 @@ def _how_it_ended(status: int | None) -> str:
 def _preflight(
     order: PreflightOrder,
     preflights: dict[str, Preflight],
-    fail: Failed,
+    fail: ReportFailure,
     *,
     names_of: Mapping[str, Sequence[str]],
     server: ForkServerClient,

@@ -51,6 +51,9 @@ NUMBERS = frozenset(
 LENGTHS_AN_OCTAVE = 4  # lengths of samples that differ by less than a fifth count as equal
 TRIALS_VERSION = 2  # the version of the measurement, incremented when new profiles are not comparable with old ones
 
+TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
+MOST_STEPS = 200  # for which older measurements count: a machine may change
+
 
 def speed_key(
     job: Job,
@@ -187,10 +190,6 @@ def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return ""
     return digest(Path(spec.origin).read_text(errors="replace"))
-
-
-TRIAL_STEPS = 12  # the steps of a trial whose profile does not say over how many it was measured
-MOST_STEPS = 200  # for which older measurements count: a machine may change
 
 
 @dataclass(frozen=True, kw_only=True)

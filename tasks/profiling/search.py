@@ -18,6 +18,9 @@ MOST_MISSES = 4  # configs in a row that are not faster than the best, after whi
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
 OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT = "out_of_memory", "failed", "killed", "timed_out"
 
+MOST_REASONS = 3
+MORE = "--verbose shows all that was left out"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -179,10 +182,6 @@ def _looks_far_behind(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bo
     if search.predicted_s is None or best.best_predicted_s is None:
         return False
     return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
-
-
-MOST_REASONS = 3
-MORE = "--verbose shows all that was left out"
 
 
 def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -> str:

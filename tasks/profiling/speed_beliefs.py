@@ -4,8 +4,8 @@ The seconds of a step of job j under option o are the predicted ones times exp(x
 
     x_jo = s_m u + s_t v_k + s_b w_j + s_o z_jo        u, v_k, w_j, z_jo ~ N(0, 1), independent
 
-u is what the machine, v_k what the technique, and w_j what the job has in common with all of its options; `Errors` has
-the standard deviations. A running segment measures y_jo = x_jo + e_jo with e_jo ~ N(0, s_e^2).
+u is what the machine, v_k what the technique, and w_j what the job has in common with all of its options; `SpeedErrors`
+has the standard deviations. A running segment measures y_jo = x_jo + e_jo with e_jo ~ N(0, s_e^2).
 
 Let i number a job's measurements, f_i = (s_m, s_t e_k) be their coefficients of theta = (u, v_1, ..., v_K), b_i their
 s_b and p_i = 1 / (s_o^2 + s_e^2). Given theta, the posterior of the job's factor w_j is normal (Bishop, Pattern
@@ -20,6 +20,12 @@ Integrating over w_j, the job contributes to theta
 
 so that one system of 1 + K equations is solved, however many jobs there are. `SpeedBeliefs.draws` draws theta, then
 each w_j given theta, then each z_jo given both, so that draws of several options are correlated as the posterior is.
+
+The load of a machine by other work, as the reference kernel measures it beside trials and before a plan.
+
+The load is the kernel's mean seconds over its seconds on a quiet machine. These are the fewest seconds that a
+repetition took on this machine lately: repetitions are shorter than a time slice, so some of them are undisturbed on a
+busy machine, too.
 """
 
 from __future__ import annotations
@@ -52,9 +58,13 @@ BUSY_LOAD = 1.15
 """The load above which a machine counts as busy with other work, and its user is told."""
 NUM_KEPT = 100  # measurements by which a quiet machine is known; older ones may be of another state of it
 
+LEAST_SPREAD = 1e-9  # of an option that has not run
+Option = int | str
+"""The number or the fingerprint of an option of a job."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class MachineLoad:
     """The load of a machine by other work.
 
     ratio: how many times as long as on a quiet machine a computation takes.
@@ -76,14 +86,14 @@ class QuietTimes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(self, timed: Sequence[ReferenceTimed]) -> Load:
+    def load(self, timed: Sequence[ReferenceTimed]) -> MachineLoad:
         """Returns the mean load at some timings of the kernel, and learns from them; no load without timings."""
         if not timed:
-            return Load()
+            return MachineLoad()
         ratios = [max(1.0, each.mean_s / self._quiet_s(each)) for each in timed]
         ratio = math.exp(sum(map(math.log, ratios)) / len(ratios))
         drift = math.log(max(ratios) / min(ratios)) / 2
-        return Load(ratio=ratio, spread=max(drift, *(each.spread for each in timed)))
+        return MachineLoad(ratio=ratio, spread=max(drift, *(each.spread for each in timed)))
 
     def _quiet_s(self, timed: ReferenceTimed) -> float:
         """Returns the fewest seconds of a repetition, of those that are kept and the one that is timed."""
@@ -100,7 +110,7 @@ class QuietTimes:
         return min(kept)
 
 
-def without_load(measured: Measured, load: Load) -> dict[str, Any]:
+def without_load(measured: Measured, load: MachineLoad) -> dict[str, Any]:
     """Returns the measured fields of a `Profile` as they would be on a quiet machine.
 
     The mean of the steps contains the time slices of other work, as the load does, and is divided by it. Of steps that
@@ -113,12 +123,12 @@ def without_load(measured: Measured, load: Load) -> dict[str, Any]:
     return {**measured.profile, **seconds, "step_s": step_s}
 
 
-def at_load(profiles: Mapping[str, Sequence[Profile]], load: Load) -> dict[str, tuple[Profile, ...]]:
+def at_load(profiles: Mapping[str, Sequence[Profile]], load: MachineLoad) -> dict[str, tuple[Profile, ...]]:
     """Returns the profiles of each job on a machine with this load."""
     return {job: tuple(profile.under_load(load.ratio) for profile in mine) for job, mine in profiles.items()}
 
 
-def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> Load:
+def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> MachineLoad:
     """Returns the load of a machine's CPU slots now, timed on all of them at once in half a second.
 
     GPUs have no load: nothing else may compute on a leased GPU, and another process on it would need its own context.
@@ -150,7 +160,7 @@ def _is_divided(name: str, value: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errors:
+class SpeedErrors:
     """Standard deviations of the logarithm of true over predicted step times, by what causes them.
 
     machine: common to all jobs on this machine.
@@ -167,15 +177,11 @@ class Errors:
     measurement: float = 0.005
 
 
-OF_PREDICTIONS = Errors(machine=0.2, technique=0.1, job=0.25, option=0.1)
-OF_MEASUREMENTS = Errors(machine=0.0, technique=0.0, job=0.1, option=0.03)
-LEAST_SPREAD = 1e-9  # of an option that has not run
-
-Option = int | str
-"""The number or the fingerprint of an option of a job."""
+OF_PREDICTIONS = SpeedErrors(machine=0.2, technique=0.1, job=0.25, option=0.1)
+OF_MEASUREMENTS = SpeedErrors(machine=0.0, technique=0.0, job=0.1, option=0.03)
 
 
-def errors_of(profile: Profile) -> Errors:
+def errors_of(profile: Profile) -> SpeedErrors:
     """Returns the errors to expect of a profile's step time.
 
     A prediction that measurements have corrected states its spread. That of the option itself is corrected last.
@@ -226,7 +232,7 @@ class SpeedBelief:
 class _Measurement:
     log_ratio: float
     technique: str
-    errors: Errors
+    errors: SpeedErrors
 
 
 class SpeedBeliefs:
@@ -236,7 +242,7 @@ class SpeedBeliefs:
         self._measured: dict[str, dict[Option, _Measurement]] = {}
         self._posterior: _Posterior | None = None  # of the machine and the techniques, until something is measured
 
-    def note(self, job: str, option: Option, ratio: float, *, technique: str, errors: Errors) -> None:
+    def note(self, job: str, option: Option, ratio: float, *, technique: str, errors: SpeedErrors) -> None:
         """Records the measured over the predicted seconds of a step under an option; replaces its last measurement.
 
         errors: the prior errors of the option's predicted step time.
@@ -252,7 +258,7 @@ class SpeedBeliefs:
         if self._measured.pop(job, None):
             self._posterior = None
 
-    def of(self, job: str, option: Option, *, technique: str, errors: Errors) -> SpeedBelief:
+    def of(self, job: str, option: Option, *, technique: str, errors: SpeedErrors) -> SpeedBelief:
         """Returns the belief about an option."""
         posterior = self._posterior_now()
         known = self._measured.get(job, {})
@@ -272,7 +278,7 @@ class SpeedBeliefs:
         )
 
     def draws(
-        self, options: Mapping[tuple[str, int], tuple[str, Errors]], *, normals: Callable[[], NDArray[np.float64]]
+        self, options: Mapping[tuple[str, int], tuple[str, SpeedErrors]], *, normals: Callable[[], NDArray[np.float64]]
     ) -> dict[tuple[str, int], NDArray[np.float64]]:
         """Returns draws of x, the logarithm of true over predicted seconds, of options from their joint posterior.
 
@@ -309,7 +315,7 @@ class SpeedBeliefs:
         return self._posterior
 
 
-def _own_share(errors: Errors) -> float:
+def _own_share(errors: SpeedErrors) -> float:
     """Returns the part of what a measurement differs by from what is common that is the option's own error."""
     own = errors.option**2
     return own / (own + errors.measurement**2) if own else 0.0
@@ -363,7 +369,7 @@ class _Posterior:
         covariance: NDArray[np.float64] = np.linalg.inv(precision).astype(np.float64)
         return cls(techniques, covariance @ information, covariance)
 
-    def common(self, known: Iterable[_Measurement], *, technique: str, errors: Errors) -> tuple[float, float]:
+    def common(self, known: Iterable[_Measurement], *, technique: str, errors: SpeedErrors) -> tuple[float, float]:
         """Returns mean and variance of what an option has in common with others: x_jo without its own error.
 
         known: the measurements of its job.
@@ -374,13 +380,13 @@ class _Posterior:
         variance = float(factors @ self.covariance @ factors) + errors.job**2 / job.total
         return mean, variance + (0.0 if technique in self.techniques else errors.technique**2)
 
-    def technique_variance(self, technique: str, *, errors: Errors) -> float:
+    def technique_variance(self, technique: str, *, errors: SpeedErrors) -> float:
         """Returns the variance of what the options of one technique have in common."""
         number = self.techniques.get(technique)
         return errors.technique**2 * (1.0 if number is None else float(self.covariance[number, number]))
 
 
-def _factors(technique: str, errors: Errors, techniques: Mapping[str, int]) -> NDArray[np.float64]:
+def _factors(technique: str, errors: SpeedErrors, techniques: Mapping[str, int]) -> NDArray[np.float64]:
     factors = np.zeros(1 + len(techniques))
     factors[0] = errors.machine
     if technique in techniques:

@@ -25,8 +25,8 @@ from ringmaster.tasks.profiling.option_profiles import (
     shapes_over_nodes,
 )
 from ringmaster.tasks.profiling.preflight import (
-    Failed,
     Notice,
+    ReportFailure,
     TrialEnvironment,
     data_lines,
     gang_shape,
@@ -112,7 +112,7 @@ def profile_jobs(
     lend: Lend | None = None,
     num_nodes: int = 1,
     policy: TrialPolicy = TrialPolicy.NEEDED,
-    failed: Failed = untold,
+    failed: ReportFailure = untold,
     all_or_none: bool = False,
     share: float = 0.05,
 ) -> Profiled:

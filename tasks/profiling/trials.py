@@ -39,6 +39,11 @@ from ringmaster.techniques.profiles import ProfileKey
 
 _Device = TypeVar("_Device")
 
+READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed
+STOPPING_S = 5.0  # after the limit, for gangs to end
+MOST_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
+LEAST_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun
+
 
 @dataclass(frozen=True, kw_only=True)
 class DevicesWanted:
@@ -65,10 +70,6 @@ class DevicesWanted:
 
 Lend = Callable[[DevicesWanted], AbstractContextManager[tuple[Device, ...]]]
 """Lends devices while the context is open, and waits until they are idle. Raises DevicesBusy after too long a wait."""
-
-
-READY_SHARE = 0.75  # of a trial's time limit, after which a gang that has not begun to train is killed
-STOPPING_S = 5.0  # after the limit, for gangs to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +237,6 @@ def _kind(outcome: Outcome) -> str:
     if outcome.status == OutcomeStatus.OUT_OF_MEMORY:
         return OUT_OF_MEMORY
     return KILLED if outcome.was_killed else FAILED
-
-
-MOST_TRIAL_S = 20.0  # of one trial, from its start: then it is killed, and the prediction of its option stands
-LEAST_TRIAL_S = 3.0  # of a trial of a small model; less time is not begun
 
 
 @dataclass(frozen=True, kw_only=True)

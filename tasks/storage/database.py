@@ -2,6 +2,11 @@
 
 Write transactions are serialized, by an advisory lock on PostgreSQL and by SQLite itself. So a reader that has read a
 table's rows up to a number has read all rows up to it, and row locks are not needed.
+
+`BatchingDatabase` carries out many writes of a thread in one transaction. A transaction costs round trips, the lock of
+all writers and a sync of the disk, and hundreds of segments may start or report at once. The writes that have no result
+are therefore put off while a thread is inside `together`. They are carried out in their order, all or none, before that
+thread reads or writes anything else.
 """
 
 from __future__ import annotations
@@ -39,6 +44,9 @@ SQLITE_MAY_PASS = ("locked", "busy", "full", "disk i/o")
 # SQLSTATE: connections, resources (including a full disk), a transaction ended after FROZEN_S, restarts
 POSTGRESQL_MAY_PASS = ("08", "53", "25P03", "57P")
 FROZEN_S = 5.0  # idle time after which the server ends a transaction, as all other writers wait for it
+
+MOST_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
+Act = Callable[[Connection], object]
 
 
 class Database:
@@ -297,9 +305,6 @@ def _postgresql(url: str) -> Engine:
     )
 
 
-MOST_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
-
-
 def delete_in_chunks(
     database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MOST_ROWS
 ) -> int:
@@ -316,9 +321,6 @@ def delete_in_chunks(
 def _drop(connection: Connection, *, table: Table, where: ColumnElement[bool], most_rows: int) -> int:
     some = select(table.c.id).where(where).limit(most_rows)
     return int(connection.execute(delete(table).where(table.c.id.in_(some))).rowcount)
-
-
-Act = Callable[[Connection], object]
 
 
 class BatchingDatabase(Database):

@@ -26,6 +26,9 @@ from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url,
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 
+LEADER = "leader"
+"""Key of a job's details: the lead job whose gang trained it, if one did."""
+
 
 class JobStatus(StrEnum):
     """The states of a job."""
@@ -40,10 +43,6 @@ class JobStatus(StrEnum):
 
 
 ENDED = (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED)
-
-
-LEADER = "leader"
-"""Key of a job's details: the lead job whose gang trained it, if one did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +174,6 @@ class Journal:
         if known:
             connection.execute(update(JOBS).where(JOBS.c.number == bindparam("of")), known)
         return records
-
-    def start_segment(self, job: str, what: Mapping[str, Any]) -> int:
-        """Records that a segment is about to start. Returns its number."""
-        (number,) = self.start_segments([(job, what)])
-        return number
 
     def start_segments(self, started: Sequence[tuple[str, Mapping[str, Any]]]) -> list[int]:
         """Records that segments, each with its job, are about to start. Returns their numbers."""

@@ -15,6 +15,11 @@ from ringmaster.text import storable
 UNREADABLE = "unreadable"
 """The key, in what is read of a JSON column, of a text that is no JSON, as it was damaged or written by hand."""
 
+METADATA = MetaData()
+# The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
+# auto-increments only columns of type INTEGER.
+NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
 
 class json_field(FunctionElement[str]):
     """A field of a JSON column as text, such as `json_field(BATCHES.c.content, "name")`; NULL in a damaged row.
@@ -38,9 +43,6 @@ def _field_of_sqlite(element: Any, compiler: Any, **options: Any) -> str:
     return f"CASE WHEN json_valid({column}) THEN {column} ->> {key} END"
 
 
-METADATA = MetaData()
-
-
 class Text(TypeDecorator[str]):
     """Text of any characters: those that a database refuses are stored as escapes."""
 
@@ -51,10 +53,6 @@ class Text(TypeDecorator[str]):
         """Returns the text as it is stored."""
         return None if value is None else storable(value)
 
-
-# The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
-# auto-increments only columns of type INTEGER.
-NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 # The release of Ringmaster that leads the pool, and the form of these tables (`releases`).
 ABOUT = Table("about", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.model_facts import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.models.architectures import (

@@ -71,7 +71,7 @@ def convert(source: str, destination: Path, *, to: str, tp: int = 1, pp: int = 1
     Raises ValueError with a remedy if the source holds no convertible model, or if the destination exists.
     """
     if to not in FORMATS:
-        raise ValueError(f"there is no format {to!r}. To fix: take {' or '.join(FORMATS)}")
+        raise ValueError(f"unknown format {to!r}. To fix: use {' or '.join(FORMATS)}")
     if tp < 1 or pp < 1 or (to == HUGGING_FACE and tp * pp > 1):
         raise ValueError("To fix: give tp and pp of at least 1, and only with megatron")
     if destination.exists():
@@ -253,9 +253,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / 'config.json'} is no JSON: {error}. To fix: save the model again") from error
+        raise ValueError(
+            f"{folder / 'config.json'} is not valid JSON: {error}. To fix: save the model again"
+        ) from error
     if not isinstance(config, dict):
-        raise ValueError(f"{folder / 'config.json'} is no object. To fix: save the model again")
+        raise ValueError(f"{folder / 'config.json'} is not a JSON object. To fix: save the model again")
     return config
 
 

@@ -70,7 +70,7 @@ def _tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     except OSError as error:
         raise ValueError(f"model: {path} cannot be read: {error.strerror}. {COPY_AGAIN}") from error
     except (AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"model: {path} is no safetensors file. {COPY_AGAIN}") from error
+        raise ValueError(f"model: {path} is not a valid safetensors file. {COPY_AGAIN}") from error
     if wanted != num_left:
         raise ValueError(f"model: {path} has {num_left + 8} bytes, not the {wanted + 8} of its tensors. {COPY_AGAIN}")
     return found

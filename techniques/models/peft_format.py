@@ -140,7 +140,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ValueError(f"adapter: {folder} has no {ADAPTER_WEIGHTS}. To fix: save the adapter as safetensors")
     if not isinstance(config, Mapping):
-        raise ValueError(f"adapter: {folder / ADAPTER_CONFIG} is no mapping. To fix: save the adapter again")
+        raise ValueError(f"adapter: {folder / ADAPTER_CONFIG} is not a JSON object. To fix: save the adapter again")
     return config
 
 

@@ -190,5 +190,5 @@ def _replace(model: nn.Module, names: Iterable[str], made: Any) -> None:
     for name in names:
         linear = model.get_submodule(name)
         if not isinstance(linear, nn.Linear):
-            raise AttributeError(f"{name} is no linear layer")
+            raise AttributeError(f"{name} is not a linear layer")
         model.set_submodule(name, made(linear))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import ModelTooLarge, StepError
+from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job, ModelSpec
 from ringmaster.techniques.loss import class_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric

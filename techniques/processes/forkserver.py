@@ -37,7 +37,7 @@ import time
 import traceback
 
 from ringmaster.errors import ChannelClosed
-from ringmaster.techniques.dotted_names import resolve
+from ringmaster.registry import resolve
 from ringmaster.techniques.processes.channel import HANG_UP, TELL_S, Channel
 from ringmaster.techniques.processes.events import RankExited, RankStarted, event_to_json
 from ringmaster.techniques.processes.fence import TICK, Fence

@@ -1,7 +1,6 @@
-"""The `Launcher` interface: starts the processes of a gang. There are two implementations.
+"""The `Launcher` interface, by which a gang starts its processes, and their environment.
 
-`forkserver_client.ForkServer` forks a rank in a fraction of a second. `process_launcher.ProcessLauncher` starts
-`python -m ringmaster.techniques.processes.rank`, as an engine does that starts processes itself.
+`forkserver_client.ForkServer` implements it: it forks a rank in a fraction of a second.
 """
 
 from __future__ import annotations

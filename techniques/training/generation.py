@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ringmaster.codec import digest
+from ringmaster.registry import resolve
 from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED
 
@@ -320,8 +320,6 @@ def rewards_by(name: str, function: Reward, known: Mapping[str, Any], *, number:
     remedy = "To fix: return a list with a number, or None, for each completion"
     if inspect.isawaitable(found):
         raise ValueError(f"loss.rewards: {name} is asynchronous. To fix: define it without async")
-    if isinstance(found, Tensor):
-        found = found.tolist()
     if not isinstance(found, (list, tuple)) and not hasattr(found, "tolist"):
         raise ValueError(f"loss.rewards: {name} returned {type(found).__name__}. {remedy}")
     values = found if isinstance(found, (list, tuple)) else found.tolist()
@@ -353,7 +351,7 @@ def _taken(name: str, function: Reward, known: Mapping[str, Any]) -> dict[str, A
     missing = [each.name for each in parameters if each.default is inspect.Parameter.empty and each.name not in known]
     if missing:
         raise ValueError(
-            f"loss.rewards: {name} takes {', '.join(missing)}, and the rows have {', '.join(sorted(known))}. To fix: "
-            "take columns of the data, prompts, completions or completion_ids"
+            f"loss.rewards: {name} expects {', '.join(missing)}; available columns: {', '.join(sorted(known))}. "
+            "To fix: use columns of the data, prompts, completions or completion_ids"
         )
     return {each.name: known[each.name] for each in parameters if each.name in known}

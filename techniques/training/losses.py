@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
+from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.loss import (
     ADVANTAGES,
@@ -256,8 +256,8 @@ def named_loss(
     function = loss_named(name, options)
     if kind not in function.kinds:
         raise ValueError(
-            f"loss {name} is for {' and '.join(function.kinds)} models, and {model} is none. To fix: give another loss "
-            "or model"
+            f"loss {name} is for {' and '.join(function.kinds)} models, and {model} is not one. "
+            "To fix: give another loss or model"
         )
     shifted = kind == CAUSAL and function.num_sequences is None
     return FunctionLoss(

@@ -8,7 +8,7 @@ from ringmaster.errors import BatchFileError, InputError, ProblemError
 from ringmaster.flows.batch.batch_input import as_batch
 from ringmaster.flows.commands.lineage import import_
 from ringmaster.flows.commands.pool import submit
-from ringmaster.flows.pool.node_options import node_name
+from ringmaster.flows.pool.own_node import node_name
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.field_types import is_name
 from ringmaster.tasks.datasets.catalogue import catalogue_of
@@ -72,7 +72,7 @@ def test_a_node_and_a_submitted_batch_have_names(name, monkeypatch):
         return
     with pytest.raises(InputError, match="cannot be called"):
         node_name(name)
-    monkeypatch.setattr("ringmaster.flows.pool.asking.pool_address", lambda: None)
+    monkeypatch.setattr("ringmaster.flows.pool.batch_requests.pool_address", lambda: None)
     with pytest.raises(InputError, match="is not a valid name"):
         submit(jobs_file=Path("b.yaml"), batch=name)
 

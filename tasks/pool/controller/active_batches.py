@@ -32,11 +32,18 @@ from ringmaster.tasks.storage.schema import FACTS
 from ringmaster.techniques import Profile
 from ringmaster.text import printable_lines
 
+logger = logging.getLogger(__name__)
+
 PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 
 OptionKey = tuple[str, str, int, str, int]
+
+T = TypeVar("T")
+MOST_FAILURES = 2  # by an exception
+MOST_DEATHS = 3  # of the controller's process: more, as it may be ended from outside just then
+HANDLING = "handling "  # begins the key of the pool's fact with the number of processes that have begun to handle a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,15 +214,6 @@ def _planned(event: Planned, batch: str) -> Planned | None:
     if len(mine) < len(problem.jobs):
         part = Plan(problem_name=plan.problem_name, segments=segments, method=plan.method)
     return Planned(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
-
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-MOST_FAILURES = 2  # by an exception
-MOST_DEATHS = 3  # of the controller's process: more, as it may be ended from outside just then
-HANDLING = "handling "  # begins the key of the pool's fact with the number of processes that have begun to handle a row
 
 
 class Quarantine:

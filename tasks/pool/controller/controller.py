@@ -12,13 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, select
 
-from ringmaster.tasks.execution.engine import Engine
+from ringmaster.tasks.execution.engine import Engine, completed
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
@@ -46,8 +45,7 @@ from ringmaster.tasks.pool.controller.failover import (
 from ringmaster.tasks.pool.controller.node_scaler import NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.leases import PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.requests import Request, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks
@@ -55,7 +53,8 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
 from ringmaster.techniques.processes.events import OutcomeStatus
-from ringmaster.techniques.processes.gang import Outcome
+
+logger = logging.getLogger(__name__)
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.
 MOST_MESSAGES = 20
@@ -63,6 +62,12 @@ KEPT_S = 90 * 86400.0
 EVERY_S = 3600.0
 POOLS_OWN = ""  # the batch of a pool's plans, each of which is for all batches together
 IS_RECORDED = "is_recorded"  # the key of the fact that MLflow has all records of a batch
+
+HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
+TICK_S = 0.25
+IDLE_TICK_S = 1.0  # while no batch is active
+NODES_EVERY_S = 1.0
+PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
 def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
@@ -99,15 +104,6 @@ def clear_messages(database: Database) -> None:
     is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
     for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)
-
-
-logger = logging.getLogger(__name__)
-
-HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
-TICK_S = 0.25
-IDLE_TICK_S = 1.0  # while no batch is active
-NODES_EVERY_S = 1.0
-PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
 class PoolController:
@@ -214,7 +210,8 @@ class PoolController:
                 clock=self._clock,
             )
         recovered_batches = self._new_batches()
-        self._end_strays({recovered.batch.id for recovered in recovered_batches})
+        # Segments of batches that are not active: there are none unless the database was edited by hand.
+        self._end_segments(SEGMENTS.c.batch.not_in(sorted(recovered.batch.id for recovered in recovered_batches)))
         unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
         self._give_back_leases({name for record in unsettled for name in record.what["devices"]})
         self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
@@ -232,7 +229,8 @@ class PoolController:
     def tick(self) -> None:
         """Checks nodes, batches and requests for changes, and acts on them."""
         self._look_at_nodes()
-        self._look_at_batches()
+        for recovered in self._new_batches():
+            self._take_on(recovered)
         standing = self._request_handler.standing()
         self._answer_requests(self._request_handler.about_batches(standing))
         self._request_handler.take_loans(standing, there=self._known_nodes.there)
@@ -271,10 +269,6 @@ class PoolController:
             logger.info("%d rows that nobody needs any more were dropped", num_dropped)
 
     # -- batches -----------------------------------------------------------------------------------------------------
-
-    def _look_at_batches(self) -> None:
-        for recovered in self._new_batches():
-            self._take_on(recovered)
 
     def _take_on(self, recovered: RecoveredState) -> None:
         id = recovered.batch.id
@@ -325,7 +319,7 @@ class PoolController:
         self._may_have_ended.discard(id)
         self._standing.pop(id, None)
         self._executor.forget(id)
-        self._ask_anew()
+        self._combine_terms()
         self._refuse(id, message)
         self._executor.call(lambda: self._give_back_leases(self._executor.leased()))  # once all others are adopted
 
@@ -348,7 +342,7 @@ class PoolController:
         batch = recovered.batch
         priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
         self._standing[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
-        self._ask_anew()
+        self._combine_terms()
         for name, job in recovered.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(name):
                 self._fail(batch.id, name, "it was submitted without a profile")
@@ -361,7 +355,7 @@ class PoolController:
             future = self._engine.adopt(record.id, on_event=partial(self._executor.said, record.id))
             self._executor.adopt(record.id, recovered.qualified(record), future)
         for record in recovered.undecided:
-            self._executor.adopt(record.id, recovered.qualified(record), _at_once(outcome_of(record)))
+            self._executor.adopt(record.id, recovered.qualified(record), completed(outcome_of(record)))
         # The former controller may have died after it recorded the new status and before it stopped the gang.
         running = {record.job for record in recovered.open}
         paused, over = (
@@ -395,24 +389,20 @@ class PoolController:
         self._submissions.end(id)
         self._executor.forget(id)
         logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
-        self._ask_anew()
+        self._combine_terms()
         clear_messages(self._database)
 
     def _on_priority(self, standing: ActiveBatch, priorities: Mapping[str, float]) -> None:
         self._standing[standing.submission.id] = replace(standing, priorities=priorities)
-        self._ask_anew()
+        self._combine_terms()
         self._executor.replan_soon(why=f"the priorities of batch {standing.submission.name} changed")
 
-    def _ask_anew(self) -> None:
+    def _combine_terms(self) -> None:
         before, self._terms = self._terms.objective, combined_terms(self._standing.values())
         if self._terms.objective != before:
             self.on_objective(self._terms.objective)
 
     # -- taking over -------------------------------------------------------------------------------------------------
-
-    def _end_strays(self, standing: set[str]) -> None:
-        """Ends segments of batches that are not active; there are none unless the database was edited by hand."""
-        self._end_segments(SEGMENTS.c.batch.not_in(sorted(standing)))
 
     def _end_segments(self, where: ColumnElement[bool]) -> None:
         query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where)
@@ -434,9 +424,3 @@ class PoolController:
         if stale:
             leases.give_back(stale)
         self._request_handler.give_back_what_nobody_needs()
-
-
-def _at_once(outcome: Outcome) -> Future[Outcome]:
-    future: Future[Outcome] = Future()
-    future.set_result(outcome)
-    return future

@@ -2,6 +2,12 @@
 
 An executor writes the journal before it acts, and the event log last. The difference between the two shows the next
 executor which outcomes it must still decide on and which events it must still log. No event is logged twice.
+
+`Leadership` elects a leader among the executor processes of a pool, so that at most one of them writes. The row in the
+database counts the changes of leader (the epoch) and the leader's heartbeats. No clocks are compared. A candidate takes
+over when it has seen no heartbeat for `SILENT_S` by its own clock. It takes over at once if it sees that the leader's
+process, on the same machine, has ended. A former leader that was only frozen or cut off for a minute finds another
+epoch in the transaction in which it wants to write, and writes nothing.
 """
 
 from __future__ import annotations
@@ -116,7 +122,7 @@ class Leadership:
 
         Once another process leads, `write` calls `on_deposed` and raises Deposed.
         """
-        return _Guarded(database, check=self._check, on_deposed=on_deposed)
+        return _GuardedDatabase(database, check=self._check, on_deposed=on_deposed)
 
     def _take(self, connection: Connection) -> int:
         """Returns the new epoch, or 0 if another process was faster."""
@@ -138,7 +144,7 @@ class Leadership:
             raise Deposed("another controller leads this pool now")
 
 
-class _Guarded(Database):
+class _GuardedDatabase(Database):
     """A database that checks the leadership before each write, in the same transaction."""
 
     def __init__(

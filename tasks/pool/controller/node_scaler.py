@@ -1,4 +1,10 @@
-"""Requests nodes of a pool's engine while jobs need them, and gives idle ones back, by the policy of `elasticity`."""
+"""Requests nodes of a pool's engine while jobs need them, and gives idle ones back, by the policy of `elasticity`.
+
+Plans for nodes that end: where the work allows it, no segment outlasts its node.
+
+Whoever executes a plan empties each node before its end, whatever is planned there, so that its gangs have time to
+write checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +38,20 @@ from ringmaster.tasks.pool.controller.elasticity import (
 )
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 
+logger = logging.getLogger(__name__)
+
 WORK_S = 1.0  # of the planner, for each number of nodes
 AGAIN_S = 300.0  # after which the answer is computed again, as jobs have ended meanwhile
 
 Background = Callable[[Callable[[], NodesWorth]], "Future[NodesWorth]"]
+
+HEED_S = 10.0
+"""Time for the controller to notice that a node is about to end, and for its gangs to hear of it."""
+SAFETY = 2.0  # checkpoints of several gangs share one storage
+STAYING = 0.5
+"""The share of the time of the node that stays longest, from which on nodes are planned as if they stayed, where the
+work outlasts all nodes. Nodes that were lent at the same time end almost together, and share the work.
+"""
 
 
 def quick_plan(problem: Problem) -> Plan:
@@ -203,9 +219,6 @@ class NodeWorth:
         self._answer = answer
 
 
-logger = logging.getLogger(__name__)
-
-
 class NodeScaler:
     """Adjusts the number of lent nodes of one pool. All methods are called on the executor's thread.
 
@@ -314,15 +327,6 @@ def demands(job_table: JobTable) -> Sequence[JobDemand]:
         device_s = num_steps * min(profile.together_s * profile.num_devices for profile in profiles)
         found.append(JobDemand(device_s=device_s, least_devices=min(sizes), most_devices=max(sizes)))
     return found
-
-
-HEED_S = 10.0
-"""Time for the controller to notice that a node is about to end, and for its gangs to hear of it."""
-SAFETY = 2.0  # checkpoints of several gangs share one storage
-STAYING = 0.5
-"""The share of the time of the node that stays longest, from which on nodes are planned as if they stayed, where the
-work outlasts all nodes. Nodes that were lent at the same time end almost together, and share the work.
-"""
 
 
 def empty_before_s(job_table: JobTable) -> float:

@@ -4,6 +4,12 @@ Orders, events and the registry of nodes are in the pool's database. Nodes are m
 provider such as Slurm. The engine makes no decisions. Orders and events
 outlive it: the engine of the next controller `adopt`s a segment, receives all of its gang's events so far, once and in
 order, and then the new ones.
+
+Detection of the nodes that join and leave a pool, from their registry rows and the silence of their workers.
+
+No clocks are compared: a worker counts its heartbeats, and the observer measures the silence between two of them by its
+own clock. Time in which the observer could not see heartbeats does not count as silence. After a while in which the
+database was unreachable, all nodes get time again.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall
+from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, Nodes, NodeStatus, Timeouts
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -24,9 +30,28 @@ from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
 from ringmaster.techniques.processes.gang import Outcome, outcome_of
 
+logger = logging.getLogger(__name__)
+
+PRECEDENCE = (
+    OutcomeStatus.OUT_OF_MEMORY,
+    OutcomeStatus.INVALID,
+    OutcomeStatus.LOST,
+    OutcomeStatus.CRASHED,
+    OutcomeStatus.PREEMPTED,
+    OutcomeStatus.DONE,
+)
+"""The first of these outcomes among a gang's shares explains the others: ranks whose peers vanish crash too."""
+FAILURES = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.LOST, OutcomeStatus.CRASHED)
+"""The outcomes after which the other shares of a gang cannot succeed."""
+PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
+LOOK_EVERY_S = 0.1
+IDLE_LOOK_EVERY_S = 1.0  # while no gang runs
+MOST_REMEMBERED = 10_000  # allocations that are gone
+CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
+
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class NodeLoss:
     """A worker that is gone for good, with all that it ran.
 
     why: the cause in words, to follow the node's name.
@@ -38,7 +63,7 @@ class Gone:
 
 
 @dataclass
-class _Seen:
+class _NodeSighting:
     record: NodeRecord
     since_s: float  # the time of its last heartbeat, by our clock
 
@@ -56,7 +81,7 @@ class NodeWatch:
     ) -> None:
         self._nodes, self._clock = nodes, clock
         self._lost_after_s, self._blind_after_s = lost_after_s, blind_after_s
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _NodeSighting] = {}
         self._looked_s = clock()
 
     @property
@@ -64,7 +89,7 @@ class NodeWatch:
         """The nodes that were present at the last check, by name."""
         return {name: seen.record for name, seen in sorted(self._seen.items())}
 
-    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[Gone]:
+    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[NodeLoss]:
         """Checks the registry; returns the workers that are gone since the last check.
 
         A node that was silent for too long is removed from the registry. If its worker lives, it notices that and
@@ -83,7 +108,7 @@ class NodeWatch:
             record, was = registered.get(name), seen.record
             if record is None or record.incarnation != was.incarnation:
                 why = "its worker has ended" if record is None else "its worker was started anew"
-                gone.append(Gone(node=name, incarnation=was.incarnation, why=why))
+                gone.append(NodeLoss(node=name, incarnation=was.incarnation, why=why))
                 del self._seen[name]
             elif was.allocation in ended:
                 gone.append(self._remove(was, why=ended[was.allocation]))
@@ -96,29 +121,13 @@ class NodeWatch:
         for name, record in registered.items():
             if record.allocation in ended:
                 continue
-            self._seen.setdefault(name, _Seen(record, now_s)).record = record
+            self._seen.setdefault(name, _NodeSighting(record, now_s)).record = record
         return gone
 
-    def _remove(self, record: NodeRecord, *, why: str) -> Gone:
+    def _remove(self, record: NodeRecord, *, why: str) -> NodeLoss:
         self._nodes.remove(record.name, incarnation=record.incarnation)
         del self._seen[record.name]
-        return Gone(node=record.name, incarnation=record.incarnation, why=why)
-
-
-PRECEDENCE = (
-    OutcomeStatus.OUT_OF_MEMORY,
-    OutcomeStatus.INVALID,
-    OutcomeStatus.LOST,
-    OutcomeStatus.CRASHED,
-    OutcomeStatus.PREEMPTED,
-    OutcomeStatus.DONE,
-)
-"""The first of these outcomes among a gang's shares explains the others: ranks whose peers vanish crash too."""
-
-FAILURES = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.LOST, OutcomeStatus.CRASHED)
-"""The outcomes after which the other shares of a gang cannot succeed."""
-
-PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
+        return NodeLoss(node=record.name, incarnation=record.incarnation, why=why)
 
 
 def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, Share]:
@@ -155,16 +164,8 @@ def merged(outcomes: Mapping[str, Outcome], *, speaker: str) -> Outcome:
     return replace(first, result=outcomes[speaker].result or first.result)
 
 
-logger = logging.getLogger(__name__)
-
-LOOK_EVERY_S = 0.1
-IDLE_LOOK_EVERY_S = 1.0  # while no gang runs
-MOST_REMEMBERED = 10_000  # allocations that are gone
-CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
-
-
 @dataclass(kw_only=True)
-class _Flight:
+class _SegmentInFlight:
     """A segment that has been ordered and has not ended.
 
     nodes: by node, the incarnation that has its share; the node of rank 0 comes first.
@@ -204,7 +205,7 @@ class PoolEngine:
         self._provider = provider or NoProvider()
         self._message_store = MessageStore(database)
         self._changed = threading.RLock()
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, _SegmentInFlight] = {}
         self._watch = NodeWatch(
             Nodes(database), clock=clock, lost_after_s=timeouts.lost_after_s, blind_after_s=timeouts.blind_after_s
         )
@@ -285,13 +286,13 @@ class PoolEngine:
             names = list(dict.fromkeys(node for node, _ in call.devices))
             gone = [name for name in names if name not in self._nodes]
             if gone:
-                return _at_once(
+                return completed(
                     Outcome(status=OutcomeStatus.LOST, message=f"node {', '.join(gone)} was gone before it began")
                 )
             shares = shares_of(call, addresses={name: self._nodes[name].address for name in names})
             given = {name: (self._nodes[name].incarnation, share) for name, share in shares.items()}
             self._message_store.give(call.number, batch=call.batch, shares=given)
-            flight = _Flight(
+            flight = _SegmentInFlight(
                 number=call.number,
                 nodes={name: incarnation for name, (incarnation, _) in given.items()},
                 on_event=call.on_event,
@@ -307,10 +308,10 @@ class PoolEngine:
         with self._changed:
             orders = self._message_store.shares(number)
             if not orders:
-                return _at_once(
+                return completed(
                     Outcome(status=OutcomeStatus.LOST, message="the executor ended before it had ordered it")
                 )
-            flight = _Flight(
+            flight = _SegmentInFlight(
                 number=number,
                 nodes={order.node: order.incarnation for order in orders},
                 on_event=on_event,
@@ -361,7 +362,7 @@ class PoolEngine:
         else:
             flight.on_event(event.content)
 
-    def _refuse(self, flight: _Flight, node: str, event: RefusedEvent) -> None:
+    def _refuse(self, flight: _SegmentInFlight, node: str, event: RefusedEvent) -> None:
         """Ends a gang of which an event cannot be read. Another try would end the same way."""
         logger.error("segment %d on %s: %s", flight.number, node, event.message)
         flight.refusal = flight.refusal or event.message
@@ -371,18 +372,18 @@ class PoolEngine:
         else:
             self._message_store.command(flight.number, KILL)
 
-    def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
+    def _take_over(self, flight: _SegmentInFlight, order: OrderRecord) -> None:
         """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""
         known = self._nodes.get(order.node)
         is_there = known is not None and known.incarnation == order.incarnation
         if not is_there or order.status not in (OrderStatus.GIVEN, OrderStatus.TAKEN):
             self._lose_share(flight, order.node)
 
-    def _lose_share(self, flight: _Flight, node: str) -> None:
+    def _lose_share(self, flight: _SegmentInFlight, node: str) -> None:
         self._message_store.end(flight.number, node)
         self._end_share(flight, node, Outcome(status=OutcomeStatus.LOST, message=f"node {node} is lost"))
 
-    def _end_share(self, flight: _Flight, node: str, outcome: Outcome) -> None:
+    def _end_share(self, flight: _SegmentInFlight, node: str, outcome: Outcome) -> None:
         """Stores the outcome of a share; the segment ends when all of its shares have ended."""
         if node in flight.outcomes:
             return
@@ -396,7 +397,7 @@ class PoolEngine:
                 outcome = Outcome(status=OutcomeStatus.INVALID, message=flight.refusal)
             flight.future.set_result(outcome)
 
-    def _end_peers(self, flight: _Flight) -> None:
+    def _end_peers(self, flight: _SegmentInFlight) -> None:
         """Ends a gang's other shares after a failure: waiting shares are withdrawn, and running ones are killed."""
         for node in flight.nodes:
             if node not in flight.outcomes and self._message_store.withdraw(flight.number, node):
@@ -433,9 +434,3 @@ def _as_node(record: NodeRecord, allocation: Allocation | None) -> EngineNode:
         is_leaving=is_taken_back or record.status == NodeStatus.LEAVING,
         faults={int(number): why for number, why in record.health.items()},
     )
-
-
-def _at_once(outcome: Outcome) -> Future[Outcome]:
-    future: Future[Outcome] = Future()
-    future.set_result(outcome)
-    return future

@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ringmaster.errors import RequestRefused
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
+from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch, Quarantine
-from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, unsubmitted
-from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import BLIND_S
-from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, Silences
-from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
+from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
+from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
-
-
-class Servant(Protocol):
-    """The methods of an executor that a request handler calls; `Executor` documents them."""
-
-    def cancel(self, jobs: Sequence[str], *, message: str) -> None:
-        """Ends jobs for good."""
-
-    def fail(self, jobs: Sequence[str], *, message: str) -> None:
-        """Fails the jobs that have not ended."""
-
-    def pause(self, jobs: Sequence[str]) -> None:
-        """Pauses jobs until they are resumed."""
-
-    def resume(self, jobs: Sequence[str]) -> None:
-        """Resumes paused jobs."""
-
-    def retry(self, jobs: Sequence[str]) -> None:
-        """Makes jobs that have failed or were cancelled due again."""
-
-    def direct(self, steering: SteeringRequest) -> None:
-        """Applies a steering request to jobs of a batch."""
-
-    def awaited(self) -> set[DeviceId]:
-        """Returns the devices needed by segments that are otherwise ready to start."""
-
-    def vacate(self, devices: Collection[DeviceId]) -> None:
-        """Keeps these devices free, and no others; segments that run on them write a checkpoint and stop."""
 
 
 class RequestHandler:
@@ -66,7 +37,7 @@ class RequestHandler:
         self,
         database: Database,
         *,
-        executor: Servant,
+        executor: Executor,
         standing: Mapping[str, ActiveBatch],
         quarantine: Quarantine,
         on_priority: Callable[[ActiveBatch, Mapping[str, float]], None],
@@ -75,8 +46,8 @@ class RequestHandler:
     ) -> None:
         self._database, self._executor, self._standing = database, executor, standing
         self._quarantine, self._on_priority = quarantine, on_priority
-        self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
-        self._node_silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
+        self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
+        self._node_silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
         self._loans: dict[int, Request] = {}

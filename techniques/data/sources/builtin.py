@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ringmaster.registry import resolve
 
 from ringmaster.codec import digest
 from ringmaster.techniques.data.arrays import Array, ColumnWriter, fingerprint
@@ -18,7 +19,6 @@ from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
 from ringmaster.techniques.data.tokens import TextDocument, write_tokens
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
-from ringmaster.techniques.dotted_names import resolve
 from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.

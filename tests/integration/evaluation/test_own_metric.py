@@ -13,6 +13,7 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.compare import gain, ranked
@@ -24,7 +25,6 @@ from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.metric import BUILTIN_METRICS, metric_names
-from ringmaster.techniques.registry import installed
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 

@@ -11,8 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Pending, Running
 
 from ringmaster.flows.batch.flow_runs import runs_fact
-from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
-from ringmaster.flows.pool.runs.crashed_runs import BEGUN_WITHIN, CrashedRuns
+from ringmaster.flows.pool.batch_runs import BEGUN_WITHIN, MOST_RUNS, CrashedRuns
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
 from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
-from ringmaster.flows.pool.worker import REQUESTS_QUEUE
+from ringmaster.flows.pool.flow_worker import REQUESTS_QUEUE
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 pytestmark = pytest.mark.full  # importing every flow in a separate process takes seconds

@@ -12,7 +12,7 @@ from prefect.input import keyset_from_paused_state
 from prefect.states import Running, Suspended
 
 from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
-from ringmaster.flows.pool.runs.late_answers import LateAnswers
+from ringmaster.flows.pool.batch_runs import LateAnswers
 from ringmaster.flows.promotion.approval import NOBODY, TO_START, Start
 from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture
 

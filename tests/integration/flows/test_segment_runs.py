@@ -13,8 +13,8 @@ from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelling, Completed
 
-from ringmaster.flows.pool.runs import segment_runs
-from ringmaster.flows.pool.runs.segment_runs import AWAY, SegmentRuns
+from ringmaster.flows.pool import segment_runs
+from ringmaster.flows.pool.segment_runs import AWAY, SegmentRuns
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
@@ -48,7 +48,7 @@ class Pool:
 
     def start(self, devices=(("alpha", 0), ("alpha", 1), ("beta", 0))):
         planned = PlannedSegment(job="a", option=0, last_step=10, devices=devices, start_s=0, end_s=1)
-        number = self.journal.start_segment("a", {"technique": "ddp"})
+        number = self.journal.start_segments([("a", {"technique": "ddp"})])[0]
         started = SegmentStarted(
             number=number, segment=planned, technique="ddp", num_devices=3, first_step=4, attempt=1
         )

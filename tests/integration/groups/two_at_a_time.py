@@ -4,10 +4,10 @@ Plans then do not depend on how busy the machine is.
 """
 
 from ringmaster.tasks.profiling import group_search
-from ringmaster.tasks.profiling.group_search import Laws
+from ringmaster.tasks.profiling.group_search import GroupScaling
 
 
-class _Quick(Laws):
+class _Quick(GroupScaling):
     def profile(self, *args, **options):
         return super().profile(*args, **options).at_pace(1e-3)
 
@@ -17,8 +17,8 @@ def _all_in_one(members, **_):
 
 
 if __name__ == "__main__":
-    laws_of = group_search.laws_of
-    group_search.laws_of = lambda *args, **options: _Quick(**vars(laws_of(*args, **options)))
+    scaling_of = group_search.scaling_of
+    group_search.scaling_of = lambda *args, **options: _Quick(**vars(scaling_of(*args, **options)))
     group_search.candidate_groups = _all_in_one
     group_search.GroupSearch._num_that_fit = lambda self, group: min(2, len(group))
 

@@ -106,7 +106,7 @@ def test_conversations_and_columns(bench, tmp_path):
     [
         ("too_few", "too_few returned 1 values for 16 completions. To fix: return a list with a number"),
         ("words", "words returned 'good' for a completion"),
-        ("lacking", "lacking takes target, and the rows have"),
+        ("lacking", "lacking expects target; available columns:"),
     ],
 )
 def test_wrong_rewards_are_refused_before_anything_starts(bench, prompts, name, said):

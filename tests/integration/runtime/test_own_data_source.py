@@ -10,11 +10,11 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.probing import probe
-from ringmaster.techniques.registry import installed
 from tests.integration.workbench import GPT2, LLAMA, SINGLE, Layout, largest_difference
 
 ROOT = Path(__file__).parents[3]

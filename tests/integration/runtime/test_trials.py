@@ -118,7 +118,7 @@ def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, know
         first = profile_jobs(jobs, **here(), known=memory, policy="thorough")
         second = profile_jobs(jobs, **here(), known=memory, policy="thorough")
     finally:
-        del registry._registered["picky"]
+        del registry.TECHNIQUES.registered["picky"]
     assert [p.config["micro_batch"] for p in first.profiles["tiny"]][:1] == [2]
     failures = {row["message"] for row in kept.values() if "kind" in row}
     assert failures == {"rank 0: MemoryError: more than two rows"}

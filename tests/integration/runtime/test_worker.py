@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Cancelling
 
 from ringmaster.flows.deployments import make_work_pool
 from ringmaster.flows.internal_flows import segment as segment_flow
-from ringmaster.flows.pool.worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker
+from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import until
 
@@ -136,7 +136,7 @@ def test_a_worker_that_ends_ends_its_flow_runs_and_says_so(client, worker, deplo
 
 
 def test_a_worker_that_is_killed_is_started_anew(client, worker, deployments, monkeypatch):
-    monkeypatch.setattr("ringmaster.flows.pool.worker.RESTART_S", 0.1)
+    monkeypatch.setattr("ringmaster.flows.pool.flow_worker.RESTART_S", 0.1)
     until(lambda: worker._process is not None)
     worker._process.kill()
     flow_run = client.create_flow_run_from_deployment(deployments["quick"])

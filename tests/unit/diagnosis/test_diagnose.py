@@ -158,9 +158,9 @@ def test_runs_of_this_machine_are_in_it(home):
     folder.mkdir(parents=True)
     journal = Journal.of_file(folder / "journal.db")
     journal.write_job("llama", status="failed", message="it ran out of memory")
-    number = journal.start_segment(
-        "llama", {"technique": "ddp", "config": {"key": SECRETS["job"]}, "devices": ["m:cpu:0"]}
-    )
+    number = journal.start_segments(
+        [("llama", {"technique": "ddp", "config": {"key": SECRETS["job"]}, "devices": ["m:cpu:0"]})]
+    )[0]
     journal.end_segment(number, {"status": "crashed", "message": "rank 0 died"})
     journal.close()
     texts, _, _ = diagnosed()

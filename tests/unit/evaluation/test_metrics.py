@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from ringmaster.techniques import Metric
-from ringmaster.techniques import metric as registry
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.metric import (
     Outputs,
@@ -46,7 +45,9 @@ def installed(monkeypatch):
 
     def install(**paths):
         found = {name: f"{__name__}:{path}" for name, path in paths.items()}
-        monkeypatch.setattr(registry, "installed", lambda group: found if group == "ringmaster.metrics" else {})
+        monkeypatch.setattr(
+            "ringmaster.registry.installed", lambda group: found if group == "ringmaster.metrics" else {}
+        )
 
     return install
 

@@ -37,7 +37,7 @@ def result_of(journal, monkeypatch, *, objective: str):
     for name, began_s, ended_s, devices in (("a", 100.0, 110.0, ["0", "1"]), ("b", 110.0, 140.0, ["0"])):
         monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
         what = {"technique": "ddp", "config": {}, "num_devices": len(devices), "devices": devices, "first_step": 0}
-        number = journal.start_segment(name, what)
+        number = journal.start_segments([(name, what)])[0]
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
         journal.end_segment(number, {"status": "done", "message": ""})
         journal.write_job(name, status=JobStatus.DONE, step=1)
@@ -82,7 +82,7 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
     for began_s, ended_s, members in ((0.0, 3600.0, {"b": 0}), (3600.0, 5400.0, {})):
         monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
         what = {"technique": "shared_base", "config": {}, "num_devices": 2, "devices": ["0", "1"], "first_step": 0}
-        number = journal.start_segment("a", what | {"fellows": members})
+        number = journal.start_segments([("a", what | {"fellows": members})])[0]
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=JobStatus.DONE)

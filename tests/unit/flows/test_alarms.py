@@ -83,7 +83,7 @@ def test_every_alarm_names_what_it_is_about():
 
 
 def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
-    from ringmaster.flows.pool.alarms import PoolAlarms
+    from ringmaster.flows.pool.controller import PoolAlarms
     from ringmaster.tasks.pool.nodes import Nodes
     from ringmaster.tasks.storage.database import Database, file_url
 

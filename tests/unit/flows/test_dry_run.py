@@ -10,8 +10,8 @@ from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.execution.forecast import Surroundings, errors_in
-from ringmaster.tasks.profiling.speed_beliefs import Load
+from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.profiles import PREDICTED, GroupMember
@@ -87,8 +87,8 @@ def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
     node_context = SimpleNamespace(
         batch=Batch(name="nightly", jobs=(), folder=Path(), text=""),
         cluster=CLUSTER,
-        load=lambda: Load(ratio=2.0),
-        surroundings=lambda load: Surroundings(load=load, earlier=errors_in([ran])),
+        load=lambda: MachineLoad(ratio=2.0),
+        surroundings=lambda load: ForecastConditions(load=load, earlier=errors_in([ran])),
     )
     jobs = [job("a"), job("b")]
     profiled = Profiled(

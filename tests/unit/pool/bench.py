@@ -11,8 +11,7 @@ from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.pool.event_log import BatchEvents, Position
-from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase

@@ -37,7 +37,7 @@ class Story:
         self.log, self.message_store, self.numbers = EventLog(database), MessageStore(database), {}
 
     def begin(self, job="a"):
-        return self.journal.start_segment(job, {})
+        return self.journal.start_segments([(job, {})])[0]
 
     def start(self, number, job="a"):
         started = SegmentStarted(
@@ -111,7 +111,7 @@ def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(databas
 
 def test_batches_and_old_segments_do_not_hold_up_each_other(database):
     story = Story(database)
-    other = Journal(database, batch="other").start_segment("a", {})
+    other = Journal(database, batch="other").start_segments([("a", {})])[0]
     story.say(other, Ready(step=0))
     old = story.begin()
     story.say(old, Ready(step=0))  # maintenance has deleted its start with the other old rows

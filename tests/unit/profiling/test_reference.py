@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.speed_beliefs import Load, QuietTimes, at_load, present_load, without_load
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, QuietTimes, at_load, present_load, without_load
 from ringmaster.techniques import Profile
 from ringmaster.techniques.estimates.reference_kernel import standard_error, time_reference
 from ringmaster.techniques.processes.events import Measured, ReferenceTimed, event_to_json
@@ -32,7 +32,7 @@ def test_the_quiet_time_is_the_least_that_was_seen_of_a_kind(tmp_path):
     assert QuietTimes(tmp_path).load([timed(1.0, fastest_s=0.5)]).ratio == 2.0
     assert times.load([timed(1.0, fastest_s=1.0)]).ratio == 2.0
     assert times.load([timed(9.0, fastest_s=9.0, kind="cpu x2")]).ratio == 1.0
-    assert times.load([]) == Load()
+    assert times.load([]) == MachineLoad()
 
 
 def test_times_that_cannot_be_read_are_forgotten(tmp_path):
@@ -60,16 +60,16 @@ def test_the_quiet_time_of_a_machine_that_changed_is_forgotten(tmp_path):
 @given(LOADS)
 def test_measurements_are_corrected(ratio):
     measured = Measured(profile={**SECONDS, "peak_bytes": 7, "spread": 0.1}, mean_step_s=0.1)
-    found = without_load(measured, Load(ratio=ratio))
+    found = without_load(measured, MachineLoad(ratio=ratio))
     assert math.isclose(found["step_s"], 0.1 / ratio)
     assert math.isclose(found["save_s"], 1.0 / ratio)
     assert (found["stall_s"], found["peak_bytes"], found["spread"]) == (None, 7, 0.1)
 
 
 def test_steps_that_are_shorter_than_a_time_slice_are_mostly_undisturbed():
-    found = without_load(Measured(profile={**SECONDS, "step_s": 0.001}, mean_step_s=0.01), Load(ratio=2.0))
+    found = without_load(Measured(profile={**SECONDS, "step_s": 0.001}, mean_step_s=0.01), MachineLoad(ratio=2.0))
     assert found["step_s"] == 0.001
-    command = without_load(Measured(profile=SECONDS), Load(ratio=1.0))
+    command = without_load(Measured(profile=SECONDS), MachineLoad(ratio=1.0))
     assert command["step_s"] == 0.1
 
 
@@ -81,7 +81,7 @@ def test_a_profile_at_a_load_takes_so_many_times_as_long(first, second):
     assert math.isclose(loaded.runtime_s(num_steps=5), first * group.runtime_s(num_steps=5))
     again = loaded.under_load(second)
     assert math.isclose(again.runtime_s(num_steps=5), second * group.runtime_s(num_steps=5))
-    assert at_load({"a": [group]}, Load(ratio=first)) == {"a": (loaded,)}
+    assert at_load({"a": [group]}, MachineLoad(ratio=first)) == {"a": (loaded,)}
 
 
 class Answers:
@@ -117,8 +117,8 @@ def test_the_present_load_is_that_of_all_cpu_slots(tmp_path):
     server = Answers(timed(2.0), timed(8.0))
     found = present_load([device("cpu", 0), device("cpu", 1)], server=server, cache_dir=tmp_path)
     assert (found.ratio, server.cores, server.closed) == (pytest.approx(4.0), [[0], [1]], 2)
-    assert present_load([device("cpu", 0)], server=Answers(None), cache_dir=tmp_path) == Load()
-    assert present_load([device("gpu", 0)], server=Answers(), cache_dir=tmp_path) == Load()
+    assert present_load([device("cpu", 0)], server=Answers(None), cache_dir=tmp_path) == MachineLoad()
+    assert present_load([device("gpu", 0)], server=Answers(), cache_dir=tmp_path) == MachineLoad()
 
 
 def test_the_kernel_is_timed():

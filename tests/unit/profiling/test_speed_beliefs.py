@@ -6,10 +6,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from ringmaster.tasks.profiling.speed_beliefs import Errors, SpeedBeliefs
+from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs, SpeedErrors
 
-OF_A = Errors(machine=0.2, technique=0.1, job=0.25, option=0.1, measurement=0.05)
-OF_B = Errors(machine=0.05, technique=0.02, job=0.1, option=0.03, measurement=0.02)
+OF_A = SpeedErrors(machine=0.2, technique=0.1, job=0.25, option=0.1, measurement=0.05)
+OF_B = SpeedErrors(machine=0.05, technique=0.02, job=0.1, option=0.03, measurement=0.02)
 TECHNIQUES = ("ddp", "fsdp", "single")
 
 

@@ -118,7 +118,7 @@ logging.getLogger("mlflow.store").warning("slow")
 
 def test_an_unknown_format_is_refused(monkeypatch):
     monkeypatch.setenv(LOG_FORMAT, "xml")
-    with pytest.raises(InputError, match=r"'xml' is no format of logs\. To fix: text, or json"):
+    with pytest.raises(InputError, match=r"unknown log format 'xml'\. To fix: text, or json"):
         log_format()
     monkeypatch.setenv(LOG_FORMAT, "")
     assert log_format() is LogFormat.TEXT

@@ -71,7 +71,7 @@ def test_other_machines_reach_any_other_address(host):
 def test_a_limit_of_flow_runs_that_is_no_number_is_refused_before_anything_starts(options, monkeypatch, given):
     monkeypatch.setenv(MOST_FLOW_RUNS, given)
     (fault,) = faults(options)
-    assert "is not a number of flow runs. To fix: as in 8" in fault
+    assert "is not a valid number of flow runs. To fix: a number such as 8" in fault
     assert len(fault) < 200
 
 

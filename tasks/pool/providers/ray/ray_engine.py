@@ -23,8 +23,20 @@ from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE,
 from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
 from ringmaster.techniques.processes.channel import Channel
 
+logger = logging.getLogger(__name__)
+
 COMMAND = (sys.executable, "-P", "-m", "ringmaster.tasks.pool.providers.ray.broker")
 ANSWER_S = 90.0  # Ray tries for a minute to reach its head
+
+LOG = "ray.log"
+LIVING = (AllocationStatus.PENDING, AllocationStatus.RUNNING, AllocationStatus.LEAVING)
+CONNECT_S = 5.0
+PREFLIGHT_ANSWER_S = 30.0  # Ray itself tries for minutes to reach a head that is not there
+REMEDY = (
+    "To fix: give the address of the cluster's head, as in --address 10.0.0.5:6379; add this machine to the cluster by "
+    "`ray start --address=HEAD:6379 --num-cpus=0 --num-gpus=0`; and set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH where "
+    "the cluster asks for a token"
+)
 
 
 class BrokerConnection:
@@ -105,12 +117,6 @@ def broker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """
     is_loopback = RayOptions.of_environment(environment).address.startswith("127.0.0.1:")
     return {**environment, **({LOOPBACK_ALONE: "0"} if is_loopback else {})}
-
-
-logger = logging.getLogger(__name__)
-
-LOG = "ray.log"
-LIVING = (AllocationStatus.PENDING, AllocationStatus.RUNNING, AllocationStatus.LEAVING)
 
 
 class Broker(Protocol):
@@ -202,16 +208,6 @@ def ray(context: EngineContext) -> PoolEngine:
     engine = pool_engine(context, name="ray", provider=provider)
     provider.begin()
     return engine
-
-
-CONNECT_S = 5.0
-PREFLIGHT_ANSWER_S = 30.0  # Ray itself tries for minutes to reach a head that is not there
-
-REMEDY = (
-    "To fix: give the address of the cluster's head, as in --address 10.0.0.5:6379; add this machine to the cluster by "
-    "`ray start --address=HEAD:6379 --num-cpus=0 --num-gpus=0`; and set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH where "
-    "the cluster asks for a token"
-)
 
 
 def faults(environment: Mapping[str, str], *, log: Path) -> Sequence[str]:

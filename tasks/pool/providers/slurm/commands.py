@@ -24,6 +24,46 @@ _UNLIMITED = frozenset({"UNLIMITED", "INFINITE"})
 # Without days: minutes, minutes:seconds, hours:minutes:seconds. With days: days-hours[:minutes[:seconds]].
 _LONG = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 
+WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "REBOOT_REQUESTED", "POWER_DOWN"})
+_UNREACHABLE_STATES = frozenset({"DOWN", "NOT_RESPONDING", "POWERED_DOWN", "REBOOT_ISSUED", "UNKNOWN"})
+_MARK = "prefect-flow-run:"
+_INFRASTRUCTURE = "slurm:"
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+TIMEOUT_S = 60.0  # the commands give up by themselves after some time, which sites choose
+# What the commands print when slurmctld, or the key service of the cluster, does not answer.
+_AWAY = re.compile(
+    r"unable to contact slurm controller|connection refused|timed out|unable to connect|connect failure"
+    r"|zero bytes were transmitted|communication connection|protocol authentication error|in standby mode"
+    r"|socket communicate failure|slurm_load_\w+ error: .*(contact|connect)|munge",
+    re.IGNORECASE,
+)
+# What scancel prints of a job that has ended, or is about to.
+_OVER = re.compile(
+    r"invalid job id|already completing or completed|job/step already|already finished|no such process|not running",
+    re.IGNORECASE,
+)
+Run = Callable[[Sequence[str], str | None, Mapping[str, str] | None], subprocess.CompletedProcess[str]]
+"""Runs a command with a standard input and an environment (None for those of this process) to its end."""
+_INSTALL = (
+    "To fix: use a machine from which jobs can be submitted, such as a login node "
+    "(on Debian and Ubuntu: apt install slurm-client), with the slurm.conf of the cluster"
+)
+
 
 def slurm_time(text: str) -> str:
     """Returns a time limit as sbatch reads it, from a text such as 8h, 30m or 2d; returns other texts unchanged."""
@@ -44,27 +84,6 @@ def seconds_of(text: str) -> float:
     units = (3600, 60, 1) if has_hours else (60, 1)
     days_s = int(found["days"] or 0) * 86400
     return float(days_s + sum(part * unit for part, unit in zip(parts, units, strict=False)))
-
-
-WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
-ENDED = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    }
-)
-_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "REBOOT_REQUESTED", "POWER_DOWN"})
-_UNREACHABLE_STATES = frozenset({"DOWN", "NOT_RESPONDING", "POWERED_DOWN", "REBOOT_ISSUED", "UNKNOWN"})
-_MARK = "prefect-flow-run:"
-_INFRASTRUCTURE = "slurm:"
 
 
 class Incomplete(ValueError):
@@ -285,26 +304,6 @@ def _exit(value: Any) -> str:
     return f"signal {number:.0f}" if number else f"exit status {status or 0:.0f}"
 
 
-COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
-TIMEOUT_S = 60.0  # the commands give up by themselves after some time, which sites choose
-# What the commands print when slurmctld, or the key service of the cluster, does not answer.
-_AWAY = re.compile(
-    r"unable to contact slurm controller|connection refused|timed out|unable to connect|connect failure"
-    r"|zero bytes were transmitted|communication connection|protocol authentication error|in standby mode"
-    r"|socket communicate failure|slurm_load_\w+ error: .*(contact|connect)|munge",
-    re.IGNORECASE,
-)
-# What scancel prints of a job that has ended, or is about to.
-_OVER = re.compile(
-    r"invalid job id|already completing or completed|job/step already|already finished|no such process|not running",
-    re.IGNORECASE,
-)
-
-
-Run = Callable[[Sequence[str], str | None, Mapping[str, str] | None], subprocess.CompletedProcess[str]]
-"""Runs a command with a standard input and an environment (None for those of this process) to its end."""
-
-
 def _run(command: Sequence[str], input: str | None, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=input or "", env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
 
@@ -393,12 +392,6 @@ class Slurm:
         if _AWAY.search(said):
             raise EngineUnavailable(_away(said))
         raise SlurmError(f"Slurm refuses {name}: {said}")
-
-
-_INSTALL = (
-    "To fix: use a machine from which jobs can be submitted, such as a login node "
-    "(on Debian and Ubuntu: apt install slurm-client), with the slurm.conf of the cluster"
-)
 
 
 def lacking_commands() -> Sequence[str]:

@@ -32,6 +32,12 @@ logger = logging.getLogger(__name__)
 END_GRACE_S = 120.0  # for a job to end in order, before it is cancelled
 MOST_REMEMBERED = 10_000
 
+_GRES = re.compile(r"(?:gres[:/])?(?P<name>[a-z]\w*)(?::(?P<type>[a-z_]\w*))?(?::(?P<number>\d+))?(?:\(.*\))?", re.I)
+_ASKS_FOR_GPUS = re.compile(r"(^|\s)(--gpus|-G|(--gres|--tres-per-\w+)[= ]\S*gpu)")
+_SEPARATOR = re.compile(r",(?![^(]*\))")  # no comma in parentheses, as in gpu:8(S:0,1)
+LEAST_TIME_S = EMPTY_BEFORE_S + 60.0  # before anything was measured, a node would otherwise leave as it comes
+UNAVAILABLE = "Requested node configuration is not available"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
@@ -185,14 +191,6 @@ def slurm(context: EngineContext) -> PoolEngine:
     if faults := lacking_commands():
         raise ValueError("\n".join(faults))
     return build_engine(context, lambda _: SlurmMachines(Slurm()), name="slurm")
-
-
-_GRES = re.compile(r"(?:gres[:/])?(?P<name>[a-z]\w*)(?::(?P<type>[a-z_]\w*))?(?::(?P<number>\d+))?(?:\(.*\))?", re.I)
-_ASKS_FOR_GPUS = re.compile(r"(^|\s)(--gpus|-G|(--gres|--tres-per-\w+)[= ]\S*gpu)")
-_SEPARATOR = re.compile(r",(?![^(]*\))")  # no comma in parentheses, as in gpu:8(S:0,1)
-
-LEAST_TIME_S = EMPTY_BEFORE_S + 60.0  # before anything was measured, a node would otherwise leave as it comes
-UNAVAILABLE = "Requested node configuration is not available"
 
 
 @dataclass(frozen=True, kw_only=True)

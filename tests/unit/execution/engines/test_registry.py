@@ -6,12 +6,12 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.cli import app
+from ringmaster.registry import installed
 from ringmaster.tasks.execution.engine import BUILTIN, LOCAL, WORKERS, Engine, EngineContext, build_engine, engine_names
 from ringmaster.tasks.execution.local_engine import LocalEngine
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.registry import installed
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import cluster
 

@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.forecast import (
     LEAST_SPREAD,
     NU,
     EarlierRun,
-    Surroundings,
+    ForecastConditions,
     corrected,
     errors_in,
     plan_left,
@@ -33,7 +33,7 @@ from ringmaster.tasks.execution.forecast import (
 from ringmaster.tasks.execution.plan_manager import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
-from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, Load, SpeedBeliefs, errors_of
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, MachineLoad, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
@@ -204,7 +204,7 @@ def test_what_was_measured_is_predicted_with_less_error():
 @given(st.floats(0.01, 0.5), st.lists(st.builds(EarlierRun, error=st.floats(-0.5, 0.5), spread=st.floats(0.1, 1.0))))
 def test_each_interval_contains_its_end(spread, earlier):
     draws = {"a": 50 * np.exp(spread * np.linspace(-2, 2, 200)), "b": 100 * np.exp(spread * np.linspace(2, -2, 200))}
-    found = predict(draws, surroundings=Surroundings(earlier=earlier), made_s=7.0)
+    found = predict(draws, surroundings=ForecastConditions(earlier=earlier), made_s=7.0)
     for end in (found.end, *found.jobs.values()):
         assert 7.0 < end.low_s < end.end_s < end.high_s
     assert found.makespan_s >= max(end.end_s for end in found.jobs.values()) - 1e-6
@@ -213,7 +213,7 @@ def test_each_interval_contains_its_end(spread, earlier):
 def test_a_quiet_machine_and_sure_speeds_leave_the_least_spread():
     sure = {"a": np.full(200, 10.0)}
     assert math.isclose(predict(sure).spread, LEAST_SPREAD, rel_tol=1e-6)
-    busy = predict(sure, surroundings=Surroundings(load=Load(ratio=3.0, spread=0.1)))
+    busy = predict(sure, surroundings=ForecastConditions(load=MachineLoad(ratio=3.0, spread=0.1)))
     assert busy.spread > math.hypot(LEAST_SPREAD, 0.1)
 
 
@@ -229,7 +229,7 @@ def test_what_no_profile_contains_is_independent_of_the_speeds(num_jobs):
 def test_errors_of_earlier_runs_fade_as_speeds_are_measured():
     earlier = [EarlierRun(error=0.4, spread=0.3)] * 5
     draws = {"a": 100 * np.exp(0.3 * np.linspace(-2, 2, 200))}
-    about = Surroundings(earlier=earlier)
+    about = ForecastConditions(earlier=earlier)
     first = predict(draws, surroundings=about)
     assert first.makespan_s > 1.2 * first.uncorrected_s
     later = predict({"a": np.full(200, 100.0)}, surroundings=about, first_spread=spread_of(draws))

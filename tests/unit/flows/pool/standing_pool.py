@@ -90,7 +90,7 @@ class PlayedExecutor:
             job=job.name, option=0, devices=(("here", 0),), start_s=0.0, end_s=1.0, last_step=job.total_steps
         )
         what = {"technique": "single", "config": {}, "num_devices": 1, "devices": ["here:cpu:0"]}
-        number = journal.start_segment(job.name, {**what, "first_step": 0, "last_step": job.total_steps})
+        number = journal.start_segments([(job.name, {**what, "first_step": 0, "last_step": job.total_steps})])[0]
         events = [
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
         ]

@@ -9,7 +9,7 @@ pytest.importorskip("prefect")
 
 from prefect.client.schemas.objects import FlowRun
 
-from ringmaster.flows.pool.runs.node_runs import PrefectNodeRuns
+from ringmaster.flows.pool.segment_runs import PrefectNodeRuns
 
 PAGE = 200  # what Prefect's server returns at most, whatever is asked for
 

@@ -6,7 +6,7 @@ pytest.importorskip("prefect")
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from ringmaster.flows.pool.runs.open_client import OpenClient
+from ringmaster.flows.pool.segment_runs import OpenClient
 
 
 @pytest.fixture

@@ -27,9 +27,16 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.handed_over import cancel_unsubmitted, hand_over, pending, unsubmitted
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
+from ringmaster.tasks.pool.submissions import (
+    BatchStatus,
+    Submission,
+    Submissions,
+    cancel_unsubmitted,
+    hand_over,
+    pending,
+    unsubmitted,
+)
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
-from ringmaster.flows.pool import asking
-from ringmaster.flows.pool.asking import NO_POOL, ask_about, meant
+from ringmaster.flows.pool import batch_requests
+from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
@@ -167,7 +167,7 @@ def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
 def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatch):
     """Submitting needs neither a controller nor Prefect, whose address is unreachable here."""
     with monkeypatch.context() as hasty:
-        hasty.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
+        hasty.setattr(batch_requests, "ANSWER_PATIENCE_S", 0.0)
         code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json", "--unchecked")
     assert code == 0
     assert "is handed over" in output and "once a controller leads" in output

@@ -73,12 +73,12 @@ def test_as_json(files):
     ("arguments", "says"),
     [
         ((), "nothing is asked"),
-        (("--add-devices", "0"), "'0' is no number of devices"),
-        (("--add-node", "x"), "'x' is no number of devices"),
+        (("--add-devices", "0"), "'0' is not a valid number of devices"),
+        (("--add-node", "x"), "'x' is not a valid number of devices"),
         (("--add-devices", "2:a100"), "no node has devices of type 'a100'"),
         (("--without", "nix", "--add-node", "1:b"), "there is no job 'nix'"),
-        (("--deadline", "noon"), "--deadline: 'noon' is no time. To fix"),
-        (("--deadline", "0"), "is no time"),
+        (("--deadline", "noon"), "--deadline 'noon' is not a valid time. To fix"),
+        (("--deadline", "0"), "is not a valid time"),
         (("--explain", "--plan", "missing.json"), "missing.json: No such file"),
     ],
 )

@@ -13,13 +13,14 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from ringmaster.errors import InputError
-from ringmaster.flows.pool import controller
-from ringmaster.flows.pool.asking import meant
-from ringmaster.flows.pool.runs import batch_runs
-from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS, BatchRuns
-from ringmaster.tasks.pool.handed_over import (
+from ringmaster.flows.pool import batch_runs, controller
+from ringmaster.flows.pool.batch_requests import meant
+from ringmaster.flows.pool.batch_runs import MOST_RUNS, BatchRuns
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.pool.submissions import (
     PROGRESS,
     BatchMeasurement,
+    Submissions,
     followed,
     hand_over,
     is_cancelled,
@@ -27,8 +28,6 @@ from ringmaster.tasks.pool.handed_over import (
     measurements,
     pending,
 )
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.pool.bench import Clock as PoolClock
 from tests.unit.pool.bench import PoolBench, submission
@@ -388,6 +387,6 @@ def test_a_watcher_that_fails_is_logged_once_and_begins_again(monkeypatch, caplo
                 until.set()
             raise KeyError("file")
 
-    controller.keep_looking(Faulty(), over)
+    controller.keep_looking(Faulty().keep_looking, over)
     assert len(num_begun) == 5
     assert caplog.text.count("has failed, and begins again") == 1

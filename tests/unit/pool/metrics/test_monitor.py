@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from ringmaster.tasks.pool.leases import LOAN, PoolLeases
-from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.nodes import LOAN, NodeStatus, PoolLeases
 from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PlanReason, PoolMonitor
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions

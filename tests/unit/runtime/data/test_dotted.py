@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from ringmaster.techniques.dotted_names import resolve
+from ringmaster.registry import resolve
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
 @pytest.mark.parametrize(
     "name",
     [
-        "ringmaster.techniques.dotted_names",
+        "ringmaster.registry",
         "ringmaster.techniques.data",
         "ringmaster.techniques.models",
     ],

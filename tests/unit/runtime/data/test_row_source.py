@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ringmaster.registry import installed
 
 from ringmaster.techniques import data_source
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, prepared_rows
@@ -16,7 +17,6 @@ from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import DataSource, data_source_named, data_source_names, data_source_of
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.registry import installed
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "custom" / "my_data_source.py"
 ROWS = [{"prompt": f"what is {i} and {i % 7}?", "answer": f"{i + i % 7}, says it", "id": i} for i in range(60)]
@@ -58,7 +58,7 @@ def kinds(monkeypatch):
     """Kinds of data that are installed."""
     mine = {each.name: f"{__name__}:{each.__qualname__}" for each in (Counts, Constants)}
     mine |= {"digits": f"{__name__}:Constants", "other": f"{__name__}:Counts"}
-    monkeypatch.setattr(data_source, "installed", {data_source.DATA_SOURCE_GROUP: mine}.__getitem__)
+    monkeypatch.setattr("ringmaster.registry.installed", {data_source.DATA_SOURCES.group: mine}.__getitem__)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def answers(monkeypatch):
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "my_data_source", module)
-    monkeypatch.setattr(data_source, "installed", lambda group: {"answers": "my_data_source:Answers"})
+    monkeypatch.setattr("ringmaster.registry.installed", lambda group: {"answers": "my_data_source:Answers"})
 
 
 def write(file, rows):
@@ -172,7 +172,7 @@ def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
         ({"path": None, "factory": "a:b"}, "factory given with kind counts"),
         ({"kind": "constants"}, "path given with kind constants. To fix: give none of them"),
         ({"kind": "count"}, "unknown kind of data 'count': did you mean 'counts'"),
-        ({"kind": "other"}, "entry point 'other' has the data source 'counts'"),
+        ({"kind": "other"}, "entry point 'other' has the kind of data 'counts'"),
         ({"kwargs": {"colunm": "m"}}, "kind counts has no option 'colunm'. To fix: its options are: wrong, n_column"),
         (
             {"kwargs": {"n_column": "k"}},

@@ -46,7 +46,10 @@ async def _later(completions):
         (lambda completions: ["good"] * 3, "returned 'good' for a completion"),
         (lambda completions: [math.nan] * 3, "returned nan for a completion"),
         (lambda completions: [[1.0]] * 3, r"returned \[1.0\] for a completion"),
-        (lambda completions, target: [1.0] * 3, "takes target, and the rows have completion_ids, completions, prompts"),
+        (
+            lambda completions, target: [1.0] * 3,
+            "expects target; available columns: completion_ids, completions, prompts",
+        ),
         (_later, "is asynchronous"),
     ],
 )

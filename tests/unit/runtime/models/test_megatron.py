@@ -198,7 +198,7 @@ def test_a_few_tensors_at_a_time_are_held(tmp_path, monkeypatch, to):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"to": "onnx"}, "there is no format 'onnx'"),
+        ({"to": "onnx"}, "unknown format 'onnx'"),
         ({"to": "hf", "tp": 2}, "only with megatron"),
         ({"to": "megatron", "pp": 3}, "4 layers cannot be divided into 3 equal stages"),
         ({"to": "megatron", "tp": 4}, "2 key-value heads cannot be divided over 4 ranks"),
@@ -232,8 +232,8 @@ def test_other_models_and_places_are_refused_with_the_remedy(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("config.json", b"[" * 100_000, "config.json is no JSON"),
-        ("config.json", b"[]", "config.json is no object"),
+        ("config.json", b"[" * 100_000, "config.json is not valid JSON"),
+        ("config.json", b"[]", "config.json is not a JSON object"),
         ("config.json", b'{"model_type": "llama"}', "config has no num_attention_heads"),
         ("config.json", b'{"model_type": "llama", "num_attention_heads": "4"}', "config has no num_attention_heads"),
         ("model.safetensors", b"\xff" * 100, "model.safetensors cannot be read"),

@@ -301,7 +301,7 @@ def test_wrong_options_are_refused(name, options, said):
 
 
 def test_a_loss_for_other_models_is_refused():
-    with pytest.raises(ValueError, match="loss dpo is for causal models, and BertModel is none"):
+    with pytest.raises(ValueError, match="loss dpo is for causal models, and BertModel is not one"):
         made(BERT, PAIRS, "dpo")
 
 
@@ -328,7 +328,7 @@ class Focal(LossFunction):
 
 def test_a_loss_of_another_package(monkeypatch):
     paths = {"focal": f"{__name__}:Focal", "other": f"{__name__}:Focal"}
-    monkeypatch.setattr(registry, "installed", lambda group: paths if group == "ringmaster.losses" else {})
+    monkeypatch.setattr("ringmaster.registry.installed", lambda group: paths if group == "ringmaster.losses" else {})
     batch = labelled(VIT, IMAGES)
     model, loss = made(VIT, IMAGES, "focal", gamma=0)
     plain, own = made(VIT, IMAGES, "cross-entropy")

@@ -125,7 +125,7 @@ def without_places(folder):
         (shortened, "bytes of its tensors"),
         (without_a_shard, "cannot be read: No such file"),
         (of_a_tensor_elsewhere, "which lacks it"),
-        (of_text, "is no safetensors file"),
+        (of_text, "is not a valid safetensors file"),
         (without_places, "does not say which file has which tensor"),
     ],
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.flows.pool.slurm.verdicts import UNSUBMITTED_S, JobRun, Verdict, decide, jobs_by_run
+from ringmaster.flows.pool.slurm.worker import UNSUBMITTED_S, JobRun, Verdict, decide, jobs_by_run
 from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, comment_of
 
 RUN = JobRun(id="abc", infrastructure="slurm:7")

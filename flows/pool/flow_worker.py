@@ -1,4 +1,4 @@
-"""Prefect's own worker, which starts the flow runs of this machine: `python -m ringmaster.flows.pool.worker`.
+"""Prefect's own worker, which starts the flow runs of this machine: `python -m ringmaster.flows.pool.flow_worker`.
 
 It is a child process of a node's process, so that nothing that happens to Prefect reaches the node's gangs. Segments
 are not its work: the node agent takes them from the pool's database.

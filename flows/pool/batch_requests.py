@@ -12,9 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.tasks.pool.handed_over import unsubmitted
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 

@@ -10,29 +10,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from uuid import UUID
 
 import httpx
 from prefect import Task
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
+    DeploymentFilterName,
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Pending, Running
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.flow_runs import prefect_is_away
-from ringmaster.flows.pool.runs.open_client import OpenClient
+from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
@@ -48,6 +49,9 @@ from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)
 
+FLOW = NODE_DEPLOYMENT = "serve-node"
+RUNS_AT_ONCE = 200  # what Prefect's server returns at most
+LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 DEPLOYMENT = "segment/z-internal-segment"
 QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
 LOOK_EVERY_S = 1.0
@@ -55,6 +59,96 @@ ACTIONS_EVERY_S = 5.0  # interval of the checks for runs that a person has cance
 CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
 # ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
 AWAY = (httpx.HTTPError, PrefectException, ValueError)
+
+
+class OpenClient:
+    """Keeps one client between its uses. All uses are in one thread."""
+
+    def __init__(self) -> None:
+        self._client: SyncPrefectClient | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[SyncPrefectClient]:
+        """Yields the client. After an error the client is closed, and the next use makes a new one."""
+        if self._client is None:
+            self._client = get_client(sync_client=True).__enter__()
+        try:
+            yield self._client
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the client, if it is open."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            client.__exit__(None, None, None)
+
+
+class PrefectNodeRuns:
+    """Reads, starts and cancels the runs of the deployment `serve-node`, in one thread; implements `NodeRuns`."""
+
+    def __init__(self) -> None:
+        self._client = OpenClient()
+
+    def live(self) -> Sequence[NodeRun]:
+        """Returns the runs that have not ended, oldest first."""
+        state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
+        with self._prefect() as client:
+            found: list[FlowRun] = []
+            while True:
+                page = client.read_flow_runs(
+                    flow_run_filter=state,
+                    deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[NODE_DEPLOYMENT])),
+                    limit=RUNS_AT_ONCE,
+                    offset=len(found),
+                )
+                found += page
+                if len(page) < RUNS_AT_ONCE:
+                    break
+        runs = {run.id: run for run in found}  # one that was created between two pages may be in both
+        return [_as_node_run(run) for run in sorted(runs.values(), key=_begin)]
+
+    def start(self) -> str:
+        """Starts one more run, and returns its id; the work pool's worker starts a machine for it."""
+        with self._prefect() as client:
+            deployment = client.read_deployment_by_name(f"{FLOW}/{NODE_DEPLOYMENT}")
+            return str(client.create_flow_run_from_deployment(deployment.id, state=Scheduled()).id)
+
+    def cancel(self, id: str) -> None:
+        """Cancels a run: the work pool's worker ends its machine in order."""
+        with self._prefect() as client:
+            client.set_flow_run_state(UUID(id), Cancelling(message="the pool needs fewer nodes"))
+
+    def why_ended(self, id: str) -> str:
+        """Returns the state of a run that has ended, with its message; empty for a run that is not there any more."""
+        with self._prefect() as client:
+            try:
+                state = client.read_flow_run(UUID(id)).state
+            except ObjectNotFound:
+                return ""
+        return "" if state is None or not state.is_final() else f"{state.name}: {state.message or 'without a message'}"
+
+    @contextmanager
+    def _prefect(self) -> Iterator[SyncPrefectClient]:
+        try:
+            with self._client.use() as client:
+                yield client
+        except (httpx.HTTPError, PrefectException) as error:
+            raise ConnectionError(f"Prefect does not answer: {type(error).__name__}: {error}") from error
+
+
+def _begin(run: FlowRun) -> float:
+    return run.created.timestamp() if run.created is not None else 0.0
+
+
+def _as_node_run(run: FlowRun) -> NodeRun:
+    return NodeRun(
+        id=str(run.id),
+        infrastructure=run.infrastructure_pid or "",
+        is_begun=run.start_time is not None,
+        is_ending=run.state is not None and run.state.type == StateType.CANCELLING,
+    )
 
 
 class SegmentRuns:

@@ -3,6 +3,11 @@
 A run that Prefect has lost is created anew. A run whose process fell silent is scheduled again. The final state of the
 run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets no run, or its run
 is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
+
+`CrashedRuns` restarts flow runs whose process died: the runs that submit batches to a pool, follow and record them. The
+pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same run is
+scheduled again, finds the jobs that it had submitted, and repeats nothing. `LateAnswers` answers runs that ask a person
+who does not answer.
 """
 
 from __future__ import annotations
@@ -23,21 +28,35 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+    FlowRunFilterStateType,
+)
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.pool.handed_over import CANCELLED, MEASURING, BatchMeasurement, measurements, name_of
-from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, Silences
-from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
+from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
+from ringmaster.flows.pool.segment_runs import OpenClient
+from ringmaster.flows.promotion.approval import silence_to_start
+from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, SilenceMonitor
+from ringmaster.tasks.pool.submissions import CANCELLED, MEASURING, BatchMeasurement, Submissions, measurements, name_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
+
+ASKING_DEPLOYMENT = "train-batch"
+ANSWER_LOOK_EVERY_S = 30.0
 
 DEPLOYMENT = "train-batch/train-batch"
 LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
@@ -47,6 +66,48 @@ MOST_FAILURES = 2  # of the handling of one request
 CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
 PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
 MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
+DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
+CRASH_LOOK_EVERY_S = 10.0
+RECENT = timedelta(hours=1)
+BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
+
+
+class LateAnswers:
+    """Answers suspended runs whose time for an answer is over. clock: returns the time of day."""
+
+    def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._clock = clock
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """Checks the suspended runs periodically until `until` is set; skips checks while Prefect is away."""
+        prefect = OpenClient()
+        while not until.wait(ANSWER_LOOK_EVERY_S):
+            with suppress(httpx.HTTPError, PrefectException, ValueError), prefect.use() as client:
+                self.answer(client)
+        prefect.close()
+
+    def answer(self, client: SyncPrefectClient) -> list[str]:
+        """Answers runs that have waited too long, as their own parameters specify; returns their names."""
+        waiting = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended"])),
+            ),
+            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[ASKING_DEPLOYMENT])),
+        )
+        late = [run for run in waiting if self._is_late(run)]
+        for run in late:
+            trains = run.parameters.get("without_answer") == "train"
+            logger.warning("nobody has answered %s: it %s", run.name, "trains" if trains else "is not trained")
+            client.resume_flow_run(run.id, run_input=silence_to_start(_within_s(run), trains))
+        return [run.name for run in late]
+
+    def _is_late(self, run: FlowRun) -> bool:
+        return run.state is not None and self._clock() - run.state.timestamp > timedelta(seconds=_within_s(run))
+
+
+def _within_s(run: FlowRun) -> float:
+    """Returns the run's parameter, or its default: a run has only those parameters that it was given."""
+    return float(run.parameters.get("answer_within_s", ANSWER_WITHIN_S))
 
 
 class BatchRuns:
@@ -61,7 +122,7 @@ class BatchRuns:
         self._requests, self._submissions, self._clock = Requests(database), Submissions(database), clock
         self._database, self._facts = database, Journal(database, batch="")
         self._failures: Counter[int] = Counter()  # by request
-        self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
+        self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
         self._followed_s = -FOLLOW_EVERY_S
         self._is_told = False  # that Prefect keeps them waiting
 
@@ -229,3 +290,68 @@ def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[
         for run in client.read_flow_runs(flow_run_filter=page, limit=RUNS_AT_ONCE):
             found[wanted[run.id]] = run
     return found
+
+
+class CrashedRuns:
+    """Finds crashed runs, and schedules them again.
+
+    database: the pool's database, which has the batches that each run has submitted.
+    clock: returns the time of day.
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._database, self._clock = database, clock
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """Checks for crashed runs periodically until `until` is set; skips checks while Prefect is away."""
+        # ValueError: what answers is not Prefect.
+        passing = (httpx.HTTPError, PrefectException, SQLAlchemyError, ValueError)
+        prefect = OpenClient()
+        while not until.wait(CRASH_LOOK_EVERY_S):
+            with suppress(*passing), prefect.use() as client:
+                self.revive(client)
+        prefect.close()
+
+    def revive(self, client: SyncPrefectClient) -> list[str]:
+        """Schedules crashed runs again; returns their names.
+
+        These are crashed runs whose batch is active, or that crashed within the last hour fewer than MOST_RUNS times,
+        and runs that a worker has claimed and not begun within BEGUN_WITHIN.
+        """
+        wanted = [*self._crashed(client), *self._not_begun(client)]
+        for run in wanted:
+            logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
+            client.set_flow_run_state(run.id, run_again(run, message="its process had died"), force=True)
+        return [run.name for run in wanted]
+
+    def _crashed(self, client: SyncPrefectClient) -> list[FlowRun]:
+        crashed = _in_state(client, StateType.CRASHED)
+        if not crashed:
+            return []
+        active = {*Submissions(self._database).active()}
+        return [
+            run
+            for run in crashed
+            if not active.isdisjoint(self._submitted_by(run)) or (run.run_count < MOST_RUNS and self._is_new(run))
+        ]
+
+    def _submitted_by(self, run: FlowRun) -> set[str]:
+        """Returns the ids of the batches that a run, or a flow that it called, has submitted."""
+        known = Journal(self._database, batch="").get(runs_fact(str(run.id)), {})
+        return {id for id, _ in known.values()}
+
+    def _not_begun(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """Returns runs whose process died before it reported a state, while its worker could not reach Prefect."""
+        claimed = _in_state(client, StateType.PENDING)
+        return [run for run in claimed if run.state is not None and self._clock() - run.state.timestamp > BEGUN_WITHIN]
+
+    def _is_new(self, run: FlowRun) -> bool:
+        return run.end_time is not None and self._clock() - run.end_time < RECENT
+
+
+def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
+    found = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
+        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
+    )
+    return [run for run in found if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again
