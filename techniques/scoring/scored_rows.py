@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ringmaster.registry import resolve
 
 from ringmaster.codec import from_json
+from ringmaster.registry import resolve
 from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.scoring.scoring_order import TrainingData, tokenizer_of
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ringmaster.registry import resolve
 
 from ringmaster.codec import digest
+from ringmaster.registry import resolve
 from ringmaster.techniques.data.arrays import Array, ColumnWriter, fingerprint
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out

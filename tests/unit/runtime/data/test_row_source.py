@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ringmaster.registry import installed
 
+from ringmaster.registry import installed
 from ringmaster.techniques import data_source
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, prepared_rows
 from ringmaster.techniques.data.manifest import RowManifest
