@@ -80,7 +80,7 @@ def _measure(problem: Problem, seed: int, found: Measured) -> None:
     found.interval_s.append(time.perf_counter() - began_s)
     after = changed(problem, change, on=first.on)
     began_s = time.perf_counter()
-    what_if.bound_by_prices_s(after, change)
+    what_if.bound_by_prices_s(after)
     found.by_prices_s.append(time.perf_counter() - began_s)
     began_s = time.perf_counter()
     section(plan, problem)

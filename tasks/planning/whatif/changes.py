@@ -1,15 +1,12 @@
-"""Questions about a problem (more devices, fewer jobs, a deadline), changed problems, and the prices that remain."""
+"""Questions about a problem (more devices, fewer jobs, a deadline), and the changed problems."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.job_costs import in_order
-from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Node, Problem
 from ringmaster.tasks.planning.problems.reductions import only
 
@@ -89,28 +86,6 @@ def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
         if found & set(job.after):
             found.add(job.id)
     return tuple(job.id for job in problem.jobs if job.id in found and job.id not in names)
-
-
-def without_prices(certificate: Certificate, names: Collection[str]) -> Certificate:
-    """Returns the prices without those of some jobs: any prices prove a bound, and so do these."""
-
-    def kept(prices: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {key: price for key, price in prices.items() if key not in names}
-
-    windows = certificate.windows
-    return replace(
-        certificate,
-        job_prices=kept(certificate.job_prices),
-        work_prices=kept(certificate.work_prices),
-        cover_prices=kept(certificate.cover_prices),
-        windows=windows and _windows_without(windows, names),
-    )
-
-
-def _windows_without(windows: WindowPrices, names: Collection[str]) -> WindowPrices:
-    own = {job: row for job, row in windows.job_prices.items() if job not in names}
-    order = {pair: row for pair, row in windows.order_prices.items() if not set(pair) & set(names)}
-    return replace(windows, job_prices=own, order_prices=order)
 
 
 def _new_nodes(problem: Problem, change: MoreNodes) -> list[Node]:

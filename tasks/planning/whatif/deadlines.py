@@ -120,7 +120,7 @@ def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float, *, mo
     def is_excluded(count: int) -> bool:
         change = times(unit, count)
         problem = changed(what_if.problem, change)
-        if what_if.bound_by_prices_s(problem, change) > due_s * (1 + SAME):
+        if what_if.bound_by_prices_s(problem) > due_s * (1 + SAME):
             return True
         return preemptive_bound(problem).seconds > due_s * (1 + SAME)
 

@@ -129,4 +129,4 @@ def _earned(rate: Rate, *, until_s: float) -> float:
 def _one_more_s(what_if: WhatIf, node: Node) -> float:
     change = MoreDevices(num_devices=1, device_type=node.device_type)
     problem = changed(what_if.problem, change, on=node.id)
-    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(problem, change))
+    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(problem))

@@ -27,7 +27,7 @@ from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.problems.terms import without_deadlines
 from ringmaster.tasks.planning.solve import WORTH_S
-from ringmaster.tasks.planning.whatif.changes import Change, FewerJobs, MoreDevices, changed, type_of, without_prices
+from ringmaster.tasks.planning.whatif.changes import Change, MoreDevices, changed, type_of
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
 
 QUICK_WORK_S = 0.03  # of annealing between groups
@@ -153,13 +153,13 @@ class WhatIf:
         """The end of the plan."""
         return self.plan.makespan_s
 
-    def bound_by_prices_s(self, problem: Problem, change: Change) -> float:
-        """Returns what the plan's own prices prove about the changed problem."""
-        left_out = change.jobs if isinstance(change, FewerJobs) else ()
-        bound_s = certified_bound(without_prices(self.certificate, left_out), problem)
+    def bound_by_prices_s(self, problem: Problem) -> float:
+        """Returns what the plan's own prices prove about a changed problem: any prices prove a bound."""
+        left = {job.id for job in problem.jobs}
+        bound_s = certified_bound(self.certificate.only(left), problem)
         if self._proof is not self.certificate:
             with suppress(ValueError):  # prices of whole jobs cannot be checked on many devices
-                bound_s = max(bound_s, certified_bound(without_prices(self._proof, left_out), problem))
+                bound_s = max(bound_s, certified_bound(self._proof.only(left), problem))
         return bound_s
 
     def grown_node(self, change: MoreDevices) -> str:
@@ -170,7 +170,7 @@ class WhatIf:
             likeness = replace(node, id="")
             if node.device_type == kind and likeness not in seen:
                 seen.add(likeness)
-                found_s = self.bound_by_prices_s(changed(self.problem, change, on=node.id), change)
+                found_s = self.bound_by_prices_s(changed(self.problem, change, on=node.id))
                 if found_s < bound_s * (1 - 1e-9):
                     best, bound_s = node.id, found_s
         return best
@@ -183,7 +183,7 @@ class WhatIf:
         """
         on = self.grown_node(change) if isinstance(change, MoreDevices) else ""
         problem = changed(self.problem, change, on=on)
-        by_prices_s = self.bound_by_prices_s(problem, change)
+        by_prices_s = self.bound_by_prices_s(problem)
         bound = preemptive_bound(problem) if anew else Bound(by_prices_s, None, "prices of another plan")
         bound_s = max(by_prices_s, bound.seconds)
         plan = quick_plan(problem, bound=bound, start=self.plan, before=self.problem)
